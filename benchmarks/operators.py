@@ -12,8 +12,10 @@ _VIEWS = {
     "_reshape_alias", "empty", "empty_like", "promote_types",
 }  # fmt: skip
 """Operators that launch nothing."""
-_WAITING = {"_local_scalar_dense", "equal", "masked_select", "nonzero", "_unique2", "unique_dim"}
-"""Operators whose results, or their shapes, depend on values."""
+_WAITS = dict.fromkeys(
+    ("_local_scalar_dense", "equal", "masked_select", "nms", "nonzero", "_unique2", "unique_dim"), 1
+) | {"nms_keep": 2}  # fmt: skip
+"""Waits of operators whose results, or their shapes, depend on values; ours looks for candidates first."""
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _READING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.__array__}
 """Functions that read all values of a tensor; on a CPU they dispatch no operator."""
@@ -51,7 +53,7 @@ class _Dispatched(TorchDispatchMode):
         masks = name in _INDEXING and any(
             index is not None and index.dtype == torch.bool for index in args[1]
         )
-        self._counted.waits += name in _WAITING or masks
+        self._counted.waits += _WAITS.get(name, 0) + masks
         return function(*args, **(kwargs or {}))
 
 

@@ -30,13 +30,14 @@ def to_corners(boxes: Tensor) -> Tensor:
 
 
 def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """IoU of every box with every anchor: [B, M, 4] x [N, 4] -> [B, M, N]."""
+    """IoU of every box with every anchor: [B, M, 4] x [N, 4] or [B, N, 4] -> [B, M, N]."""
     # By coordinate: planes [B, M, N] are read and written in order.
-    x1, y1, x2, y2 = (part[:, :, None] for part in boxes.unbind(dim=-1))
-    width = torch.minimum(x2, anchors[:, 2]).sub_(torch.maximum(x1, anchors[:, 0])).clamp_(min=0)
-    height = torch.minimum(y2, anchors[:, 3]).sub_(torch.maximum(y1, anchors[:, 1])).clamp_(min=0)
+    x1, y1, x2, y2 = (part[..., None] for part in boxes.unbind(dim=-1))
+    left, top, right, bottom = (part[..., None, :] for part in anchors.unbind(dim=-1))
+    width = torch.minimum(x2, right).sub_(torch.maximum(x1, left)).clamp_(min=0)
+    height = torch.minimum(y2, bottom).sub_(torch.maximum(y1, top)).clamp_(min=0)
     intersection = width.mul_(height)
-    union = (area(boxes)[:, :, None] + area(anchors)).sub_(intersection)
+    union = (area(boxes)[..., None] + area(anchors)[..., None, :]).sub_(intersection)
     return intersection.div_(union)
 
 

@@ -8,11 +8,12 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import batched_nms
+from torchvision.ops import nms
 
 INPUT = "images"
 OUTPUTS = ("boxes", "scores", "labels", "num")
 RAW_OUTPUTS = ("boxes", "scores")
+_BOXES_AT_ONCE = 2**16  # boxes in a call of the suppression on a GPU, where each pair takes a bit
 
 
 class Graph(nn.Module):
@@ -38,13 +39,16 @@ def nms_keep(
 
     It drops the weaker of two boxes with a larger IoU than `overlap`, and scores up to `threshold`.
     """
+    # Boxes of other images and classes are shifted apart; in fp64, where a shift does not round them.
+    group = labels + classes * torch.arange(len(labels), device=labels.device)[:, None]
+    shifted = boxes.double() + (group * (boxes.amax().double() + 1))[:, :, None]
     kept = torch.zeros_like(scores)
-    for row in range(boxes.shape[0]):
-        candidates = torch.nonzero(scores[row] > threshold).flatten()
-        survivors = batched_nms(
-            boxes[row, candidates], scores[row, candidates], labels[row, candidates], overlap
-        )
-        kept[row, candidates[survivors]] = 1.0
+    # Each call waits for a GPU; on a CPU its time grows with the square of the boxes.
+    images = max(1, _BOXES_AT_ONCE // scores.shape[1]) if scores.is_cuda else 1
+    for part, score, mark in zip(*(each.split(images) for each in (shifted, scores, kept)), strict=True):
+        candidates = torch.nonzero(score.flatten() > threshold).flatten()
+        survivors = nms(part.flatten(0, 1)[candidates], score.flatten()[candidates].double(), overlap)
+        mark.view(-1)[candidates[survivors]] = 1.0
     return kept
 
 

@@ -1,5 +1,6 @@
 """Detectors on a residual network with a feature pyramid, in torchvision's state-dict layout."""
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
@@ -12,9 +13,13 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 from torchvision.ops.misc import FrozenBatchNorm2d
 
+from trainer.data.batch import PADDING
 from trainer.model.architecture import Architecture, recolored
 from trainer.model.batchnorm_folding import TORCHVISION, apply_in_convolutions, fold
+from trainer.model.boxes import pairwise_iou
 from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, served
+from trainer.model.focal import BACKGROUND, IGNORED
+from trainer.model.fused_functions import fused_exactly
 from trainer.model.postprocess import Detections, postprocess
 from trainer.model.pyramid_options import PyramidOptions
 
@@ -34,6 +39,8 @@ _DEPTHS: dict[str, tuple[Any, list[int], int, int]] = {
     "resnext101_64x4d": (Bottleneck, [3, 4, 23, 3], 64, 4),
 }
 _PUBLISHED_WIDTH = 64
+_OVERLAPS_AT_ONCE = 32 * 1024 * 1024
+"""Pairs of target and anchor whose overlaps are in memory at the same time."""
 
 
 class PyramidDetector(Architecture):
@@ -41,6 +48,7 @@ class PyramidDetector(Architecture):
 
     config: PyramidOptions
     backbone: BackboneWithFPN
+    anchor_generator: AnchorGenerator
     mean: Tensor
     std: Tensor
 
@@ -48,6 +56,7 @@ class PyramidDetector(Architecture):
         super().__init__(config, num_classes)
         self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1) * 255, persistent=False)
+        self._anchors: dict[tuple[int, torch.device], list[Tensor]] = {}
 
     def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
         """fp32 network input from uint8 images, in the memory format of the weights."""
@@ -59,6 +68,44 @@ class PyramidDetector(Architecture):
     def features(self, images: Tensor) -> list[Tensor]:
         """Levels [B, fpn_channels, h, w] for normalised images [B, 3, S, S], the finest first."""
         return list(self.backbone(images).values())
+
+    def anchors(self, shapes: list[tuple[int, int]], image_size: int) -> list[Tensor]:
+        """Anchors [n, 4] of each level; always fp32: in bf16 they would move by up to 6 pixels at 800 px."""
+        key = (image_size, self.mean.device)
+        if key not in self._anchors:
+            self.anchor_generator.set_cell_anchors(torch.float32, self.mean.device)
+            strides = [
+                [torch.tensor(image_size // side, device=self.mean.device) for side in shape]
+                for shape in shapes
+            ]
+            with torch.inference_mode(False):
+                self._anchors[key] = self.anchor_generator.grid_anchors([list(s) for s in shapes], strides)
+        return self._anchors[key]
+
+    def located(self, images: Tensor, anchors: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+        """Features of uint8 images, and the anchors [N, 4] of all levels, which are made unless given."""
+        features = self.features(self.normalize(images))
+        if anchors is None:
+            anchors = torch.cat(self.anchors([shape_of(level) for level in features], images.shape[-1]))
+        return features, anchors
+
+    @abstractmethod
+    def found(self, images: Tensor, anchors: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Boxes [B, T, 4], scores and labels [B, T] that go into the suppression; see `located`."""
+
+    @abstractmethod
+    def raw(self, images: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """All boxes [B, N, 4] or [B, N, C, 4] in pixels, and scores [B, N, C]."""
+
+    @torch.inference_mode()
+    def predict(self, images: Tensor) -> Detections:
+        return postprocess(*self.found(images), self.num_classes, images.shape[-1], self.config)
+
+    def deployment_graph(self, image_size: int) -> Graph:
+        return PyramidGraph(self, image_size)
+
+    def raw_graph(self, image_size: int) -> Graph:
+        return RawGraph(self, image_size)
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -76,12 +123,6 @@ class PyramidDetector(Architecture):
 class DenseDetector(PyramidDetector):
     """A detector that predicts classes and a box for A anchors at each place of each level."""
 
-    anchor_generator: AnchorGenerator
-
-    def __init__(self, config: PyramidOptions, num_classes: int) -> None:
-        super().__init__(config, num_classes)
-        self._anchors: dict[tuple[int, torch.device], list[Tensor]] = {}
-
     @abstractmethod
     def outputs(self, features: list[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Class outputs [B, A, C, h * w] of each level, and box outputs [B, N, 4] of all levels."""
@@ -93,19 +134,6 @@ class DenseDetector(PyramidDetector):
     def scores(self, outputs: Tensor) -> Tensor:
         """Scores of class outputs, of any shape, in fp32."""
         return torch.sigmoid(outputs.float())
-
-    def anchors(self, shapes: list[tuple[int, int]], image_size: int) -> list[Tensor]:
-        """Anchors [n, 4] of each level; always fp32: in bf16 they would move by up to 6 pixels at 800 px."""
-        key = (image_size, self.mean.device)
-        if key not in self._anchors:
-            self.anchor_generator.set_cell_anchors(torch.float32, self.mean.device)
-            strides = [
-                [torch.tensor(image_size // side, device=self.mean.device) for side in shape]
-                for shape in shapes
-            ]
-            with torch.inference_mode(False):
-                self._anchors[key] = self.anchor_generator.grid_anchors([list(s) for s in shapes], strides)
-        return self._anchors[key]
 
     def candidates(
         self, outputs: list[Tensor], offsets: Tensor, anchors: Tensor, image_size: int
@@ -124,42 +152,35 @@ class DenseDetector(PyramidDetector):
         chosen = offsets.gather(1, anchor[:, :, None].expand(-1, -1, 4)).float()
         return self.decode(chosen, anchors[anchor]).clamp(0, image_size), self.scores(best), labels
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> Detections:
-        size = images.shape[-1]
-        features = self.features(self.normalize(images))
-        anchors = torch.cat(self.anchors([shape_of(level) for level in features], size))
-        candidates = self.candidates(*self.outputs(features), anchors, size)
-        return postprocess(*candidates, self.num_classes, size, self.config)
+    def found(self, images: Tensor, anchors: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        features, anchors = self.located(images, anchors)
+        return self.candidates(*self.outputs(features), anchors, images.shape[-1])
 
-    def deployment_graph(self, image_size: int) -> Graph:
-        return DenseGraph(self, image_size)
-
-    def raw_graph(self, image_size: int) -> Graph:
-        return RawGraph(self, image_size)
+    def raw(self, images: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, offsets = self.outputs(self.features(self.normalize(images)))
+        # [B, A, C, h * w] -> [B, h * w * A, C], the order of the anchors.
+        levels = [level.permute(0, 3, 1, 2).flatten(1, 2) for level in outputs]
+        boxes = self.decode(offsets, anchors).clamp(0, images.shape[-1])
+        return boxes, self.scores(torch.cat(levels, dim=1))
 
 
-class DenseGraph(Graph):
+class PyramidGraph(Graph):
     """uint8 [B, 3, S, S] in, detections out; anchors and thresholds are constants of the graph."""
 
     anchors: Tensor  # fp32 [N, 4] of all levels, x1 y1 x2 y2
 
-    def __init__(self, detector: DenseDetector, image_size: int) -> None:
+    def __init__(self, detector: PyramidDetector, image_size: int) -> None:
         super().__init__()
         self.detector, self.config, self.image_size = detector.eval(), detector.config, image_size
         blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8, device=detector.mean.device)
         # Not in inference mode, whose tensors no exporter can trace.
         with torch.no_grad():
-            shapes = [shape_of(level) for level in detector.features(detector.normalize(blank))]
-        anchors = detector.anchors(shapes, image_size)
-        self.register_buffer("anchors", torch.cat(anchors))
-        limit, classes = self.config.topk_candidates, detector.num_classes
-        candidates = sum(min(limit, len(level) * classes) for level in anchors)
+            self.register_buffer("anchors", detector.located(blank)[1])
+            candidates = detector.found(blank, self.anchors)[1].shape[1]
         self.rows = min(self.config.detections_per_image, candidates)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.detector.outputs(self.detector.features(self.detector.normalize(images)))
-        boxes, scores, labels = self.detector.candidates(*outputs, self.anchors, self.image_size)
+        boxes, scores, labels = self.detector.found(images, self.anchors)
         kept = nms_keep(
             boxes, scores, labels, self.detector.num_classes,
             self.config.nms_threshold, self.config.score_threshold,
@@ -167,8 +188,8 @@ class DenseGraph(Graph):
         return served(boxes, scores * kept, labels, self.rows)
 
 
-class RawGraph(DenseGraph):
-    """uint8 [B, 3, S, S] in; boxes [B, N, 4] in pixels and scores [B, N, C] of all anchors out.
+class RawGraph(PyramidGraph):
+    """uint8 [B, 3, S, S] in; boxes and scores before the suppression out.
 
     The inputs of TensorRT's EfficientNMS_TRT (box_coding 0, score_activation 0, background_class -1).
     """
@@ -176,11 +197,7 @@ class RawGraph(DenseGraph):
     names = RAW_OUTPUTS
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, offsets = self.detector.outputs(self.detector.features(self.detector.normalize(images)))
-        # [B, A, C, h * w] -> [B, h * w * A, C], the order of the anchors.
-        levels = [level.permute(0, 3, 1, 2).flatten(1, 2) for level in outputs]
-        boxes = self.detector.decode(offsets, self.anchors).clamp(0, self.image_size)
-        return boxes, self.detector.scores(torch.cat(levels, dim=1))
+        return self.detector.raw(images, self.anchors)
 
 
 class _WidthResNet(ResNet):
@@ -247,3 +264,33 @@ def freeze(body: ResNet, trainable_layers: int) -> None:
 def shape_of(level: Tensor) -> tuple[int, int]:
     """Height and width of a feature map [B, C, h, w]."""
     return level.shape[-2], level.shape[-1]
+
+
+def match(
+    boxes: Tensor, labels: Tensor, anchors: Tensor, foreground: float = 0.5, background: float = 0.4,
+    *, keep_best: bool = True,
+) -> Tensor:  # fmt: skip
+    """Assign to every anchor a target, BACKGROUND or IGNORED, as torchvision's `Matcher` does.
+
+    An anchor takes the target it overlaps most if that IoU is at least `foreground`; below `background` it
+    takes none. With `keep_best` the anchors that overlap a target most keep their own best target however
+    small the overlap, so that every target has an anchor. Of targets [B, M, 4] with labels [B, M] and anchors
+    [N, 4] or [B, N, 4]: int64 [B, N], indices into the M targets, or BACKGROUND or IGNORED.
+    """
+    count = max(1, _OVERLAPS_AT_ONCE // (boxes.shape[1] * anchors.shape[-2]))
+    each = anchors.split(count) if anchors.ndim == 3 else itertools.repeat(anchors)
+    parts = zip(boxes.split(count), labels.split(count), each, strict=False)
+    found = [_best_overlaps(some, names != PADDING, places) for some, names, places in parts]
+    iou, target, best = (torch.cat(part) for part in zip(*found, strict=True))
+    matched = torch.where(iou < foreground, IGNORED, target)
+    matched = torch.where(iou < background, BACKGROUND, matched)
+    return torch.where(best, target, matched) if keep_best else matched
+
+
+@fused_exactly
+def _best_overlaps(boxes: Tensor, valid: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each anchor its largest IoU, that target, and whether the anchor is the best of any target."""
+    iou = pairwise_iou(boxes, anchors).masked_fill_(~valid[:, :, None], -1.0)
+    best_iou, best_target = iou.max(dim=1)
+    best = ((iou == iou.amax(dim=2, keepdim=True)) & valid[:, :, None]).any(dim=1)
+    return best_iou, best_target, best

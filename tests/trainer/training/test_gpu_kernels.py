@@ -12,8 +12,8 @@ import torch
 
 from trainer.data.batch import PADDING
 from trainer.model import fused_functions
-from trainer.model.architectures.retinanet.retinanet import match
 from trainer.model.focal import BACKGROUND, IGNORED
+from trainer.model.pyramid_detector import match
 
 # A minute and a half of a processor, and on a busy machine many times that.
 pytestmark = [pytest.mark.slow, pytest.mark.extra, pytest.mark.timeout(3600)]
@@ -41,7 +41,7 @@ def graphs(tmp_path_factory):
 
 def test_a_gpus_kernels_of_loss_and_network_can_be_made(graphs):
     both = [("trunk", False), ("trunk", True), ("box_loss", False), ("box_loss", True)]
-    assert set(graphs) == {*both, ("_match", False), ("focal_and_gradient_", False)}
+    assert set(graphs) == {*both, ("_best_overlaps", False), ("focal_and_gradient_", False)}
     assert all(each["assembled"] > 0 for each in graphs.values())
 
 
@@ -52,7 +52,7 @@ def test_the_focal_loss_is_one_kernel_on_a_gpu(graphs):
 
 def test_matching_rounds_as_eager_kernels_do(graphs):
     """Each operation by itself, to the nearest, the smallest numbers included (no "ftz"), never fused."""
-    matching = graphs["_match", False]
+    matching = graphs["_best_overlaps", False]
     assert matching["kernels"] == matching["assembled"]
     assert matching["arithmetic"] == ["add.rn.f32", "div.rn.f32", "mul.rn.f32", "sub.rn.f32"]
     # Elsewhere it may fuse, and does: the line above says something.

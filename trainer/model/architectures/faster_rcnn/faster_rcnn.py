@@ -1,38 +1,39 @@
-"""Faster R-CNN v2, with torchvision's two stages on our squares and padded batches."""
+"""Faster R-CNN v2: torchvision's layers; its two stages for padded batches, in shapes that never change."""
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import (
-    FasterRCNN,
-    FastRCNNConvFCHead,
-    FastRCNNPredictor,
-    RPNHead,
-)
-from torchvision.models.detection.image_list import ImageList
-from torchvision.ops import MultiScaleRoIAlign, roi_align
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, RPNHead
+from torchvision.ops import roi_align
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from trainer.data.batch import PADDING
 from trainer.model import upstream_fitting
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
-from trainer.model.deployment import RAW_OUTPUTS, Graph, nms_keep, served
+from trainer.model.boxes import decode, encode
+from trainer.model.deployment import nms_keep
+from trainer.model.focal import BACKGROUND, IGNORED
 from trainer.model.global_batch import Part, uniform
-from trainer.model.postprocess import Detections
-from trainer.model.pyramid_detector import PyramidDetector, build_backbone, group_norm
+from trainer.model.pyramid_detector import PyramidDetector, build_backbone, group_norm, match, shape_of
 
 PREDICTOR = "roi_heads.box_predictor."  # prefix of the names of the layers that depend on the classes
 _POOLED = 7  # side of a proposal's features
+_SAMPLES = 2  # points along each side of a pooled cell
 _CANONICAL = 224.0  # side of a box whose features are taken from P4 (Lin et al. 2017, arXiv:1612.03144).
 _EPSILON = 1e-6
 _MIN_PROPOSAL_SIDE = 1e-3
 _MIN_DETECTION_SIDE = 1e-2  # sides below which torchvision drops a box of either stage, in pixels
 _EMPTY = 0.0  # score of an empty box; real proposals have more
+_PROPOSAL_OVERLAP = 0.7  # a proposal that overlaps a better one of its level by more is dropped
+_ANCHORS = 256  # anchors of an image that the first stage is trained on, at most half of them objects
+_PRECISION = (10.0, 10.0, 5.0, 5.0)  # factors of the second stage's offsets
+_BETA = 1 / 9  # where the box losses of torchvision 0.29 turn from squares to distances
 
 
 class FasterRcnn(PyramidDetector):
@@ -45,6 +46,7 @@ class FasterRcnn(PyramidDetector):
     config: FasterRcnnOptions
     needs_part = True
     loss_names = ("classification", "boxes", "objectness", "proposals")
+    precision: Tensor
 
     def __init__(self, config: FasterRcnnOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
@@ -53,22 +55,18 @@ class FasterRcnn(PyramidDetector):
             config, first=2, extra=lambda _, width: LastLevelMaxPool(), norm_layer=norm
         )
         width, shape = config.fpn_channels, tuple(config.aspect_ratios)
-        anchors = AnchorGenerator(tuple((int(size),) for size in config.anchor_sizes), (shape,) * 5)
-        stock = FasterRCNN(
-            self.backbone, rpn_anchor_generator=anchors, rpn_head=_ProposalHead(width, len(shape), 2),
-            rpn_pre_nms_top_n_train=2 * config.proposals, rpn_post_nms_top_n_train=2 * config.proposals,
-            rpn_pre_nms_top_n_test=config.proposals, rpn_post_nms_top_n_test=config.proposals,
-            box_roi_pool=_Pooling(["0", "1", "2", "3"], _POOLED, sampling_ratio=2),
-            box_head=FastRCNNConvFCHead(
-                (width, _POOLED, _POOLED), [width] * config.head_depth, [config.head_width], norm_layer=norm
+        self.anchor_generator = AnchorGenerator(
+            tuple((int(size),) for size in config.anchor_sizes), (shape,) * 5
+        )
+        self.rpn = nn.ModuleDict({"head": RPNHead(width, len(shape), conv_depth=2)})
+        layers = [width] * config.head_depth
+        self.roi_heads = nn.ModuleDict({
+            "box_head": FastRCNNConvFCHead(
+                (width, _POOLED, _POOLED), layers, [config.head_width], norm_layer=norm
             ),
-            box_predictor=_Predictor(config.head_width, num_classes + 1),
-            box_batch_size_per_image=config.trained_proposals, box_score_thresh=config.score_threshold,
-            box_nms_thresh=config.nms_threshold, box_detections_per_img=config.detections_per_image,
-        )  # fmt: skip
-        self.rpn, self.roi_heads = stock.rpn, stock.roi_heads
-        self.rpn.fg_bg_sampler = BalancedDraw(self.rpn.fg_bg_sampler, stage=0)
-        self.roi_heads.fg_bg_sampler = BalancedDraw(self.roi_heads.fg_bg_sampler, stage=1)
+            "box_predictor": FastRCNNPredictor(config.head_width, num_classes + 1),
+        })  # fmt: skip
+        self.register_buffer("precision", torch.tensor(_PRECISION), persistent=False)
 
     def forward(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
@@ -76,44 +74,104 @@ class FasterRcnn(PyramidDetector):
     ) -> dict[str, Tensor]:  # fmt: skip
         """Class and box losses of both stages; `part` has the keys of the images."""
         assert part is not None
-        self.rpn.fg_bg_sampler.keys = self.roi_heads.fg_bg_sampler.keys = part.keys
-        inputs = self.normalize(images, color)
-        # torchvision's lists without padding, whose label 0 is the background.
-        targets = [
-            {"boxes": rows[real], "labels": names[real] + 1}
-            for rows, names, real in zip(boxes, labels, labels != PADDING, strict=True)
-        ]
-        features, listed = self.backbone(inputs), _listed(inputs)
-        proposals, first = self.rpn(listed, features, targets)
-        _, second = self.roi_heads(features, proposals, listed.image_sizes, targets)
-        return {
-            "classification": second["loss_classifier"],
-            "boxes": second["loss_box_reg"],
-            "objectness": first["loss_objectness"],
-            "proposals": first["loss_rpn_box_reg"],
-        }
+        features, size = self.features(self.normalize(images, color)), images.shape[-1]
+        levels, offsets = self.first_stage(features)
+        with torch.autocast(images.device.type, enabled=False), torch.no_grad():
+            anchors = torch.cat(self.anchors([shape_of(level) for level in features], size))
+            matched = match(boxes, labels, anchors, 0.7, 0.3)
+            tried = draw(
+                part.keys, matched, anchors.expand(len(boxes), -1, -1), boxes, _ANCHORS, _ANCHORS // 2
+            )
+            proposals, real = self.proposals(levels, offsets, anchors, 2 * self.config.proposals, size)
+            # The targets are behind the proposals, whose numbers must not depend on them.
+            proposals, real = torch.cat([proposals, boxes], 1), torch.cat([real, labels != PADDING], 1)
+            matched = match(boxes, labels, proposals, 0.5, 0.5, keep_best=False)
+            most = self.config.trained_proposals
+            chosen = draw(
+                part.keys + 1, torch.where(real, matched, IGNORED), proposals, boxes, most, most // 4
+            )
+            names = torch.where(chosen.positive, labels.gather(1, chosen.target) + 1, 0)
+        logits, moves = self.second_stage(features, chosen.boxes, size)
+        moves = moves.take_along_dim(names[:, :, None, None], dim=2).squeeze(2)
+        with torch.autocast(images.device.type, enabled=False):
+            found = torch.cat(levels, dim=1).gather(1, tried.places)
+            object_or_not = F.binary_cross_entropy_with_logits(
+                found, tried.positive.float(), reduction="none"
+            )
+            named = F.cross_entropy(logits.flatten(0, 1), names.flatten(), reduction="none").view_as(names)
+            return {
+                "classification": (named * chosen.share).sum(),
+                "boxes": _box_loss(moves, chosen, self.precision),
+                "objectness": (object_or_not * tried.share).sum(),
+                "proposals": _box_loss(offsets.take_along_dim(tried.places[:, :, None], dim=1), tried),
+            }
 
-    @torch.inference_mode()
-    def predict(self, images: Tensor) -> Detections:
-        inputs = self.normalize(images)
-        features, listed = self.backbone(inputs), _listed(inputs)
-        proposals, _ = self.rpn(listed, features)
-        found, _ = self.roi_heads(features, proposals, listed.image_sizes)
-        rows = self.config.detections_per_image
+    def first_stage(self, features: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Logits [B, n] of each level's anchors, and offsets [B, N, 4] of all, in fp32.
 
-        def padded(name: str, fill: float) -> Tensor:
-            parts = [image[name] for image in found]
-            sides = [(0, 0) * (part.ndim - 1) + (0, rows - len(part)) for part in parts]
-            return torch.stack([F.pad(part, pad, value=fill) for part, pad in zip(parts, sides, strict=True)])
+        Eight bits cannot place a box.
+        """
+        # [B, A, h, w] -> [B, h * w * A] and [B, A * 4, h, w] -> [B, h * w * A, 4], the anchors' order.
+        logits, offsets = (
+            [level.float().permute(0, 2, 3, 1).flatten(1) for level in levels]
+            for levels in self.rpn["head"](features)
+        )
+        return logits, torch.cat(offsets, dim=1).unflatten(1, (-1, 4))
 
-        num = torch.tensor([len(image["scores"]) for image in found], device=images.device)
-        return Detections(padded("boxes", 0.0), padded("scores", 0.0), padded("labels", 0) - 1, num)
+    def proposals(
+        self, levels: list[Tensor], offsets: Tensor, anchors: Tensor, limit: int, size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Boxes [B, P, 4] of the first stage in fp32, and which of them are any: bool [B, P].
 
-    def deployment_graph(self, image_size: int) -> Graph:
-        return FasterRcnnGraph(self, image_size)
+        An image always has P proposals, at most `limit`; if it has fewer, the others are empty boxes.
+        """
+        parts, start = [], 0
+        for number, level in enumerate(levels):
+            best, index = torch.topk(level, min(limit, level.shape[1]), dim=1)
+            parts.append((best, index + start, torch.full_like(index, number)))
+            start += level.shape[1]
+        best, index, numbers = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+        boxes = decode(offsets.gather(1, index[:, :, None].expand(-1, -1, 4)), anchors[index]).clamp(0, size)
+        score = torch.sigmoid(best) * _large(boxes, _MIN_PROPOSAL_SIDE)
+        kept = nms_keep(boxes, score, numbers, len(levels), _PROPOSAL_OVERLAP, _EMPTY)
+        score, order = torch.topk(score * kept, min(limit, score.shape[1]), dim=1)
+        real = score > _EMPTY
+        return boxes.gather(1, order[:, :, None].expand(-1, -1, 4)) * real[:, :, None], real
 
-    def raw_graph(self, image_size: int) -> Graph:
-        return RawFasterRcnnGraph(self, image_size)
+    def second_stage(self, features: list[Tensor], boxes: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Logits [B, P, 1 + C], the background's first, and offsets [B, P, 1 + C, 4] of boxes [B, P, 4]."""
+        shape, flat = boxes.shape[:2], boxes.flatten(0, 1)
+        image = torch.arange(shape[0], device=boxes.device, dtype=boxes.dtype)
+        image = image[:, None].expand(shape).reshape(-1, 1)
+        side = torch.sqrt((flat[:, 2] - flat[:, 0]) * (flat[:, 3] - flat[:, 1]))
+        bounds = [_CANONICAL * 2 ** (number - _EPSILON) for number in (-1, 0, 1)]
+        level = torch.stack([side >= bound for bound in bounds]).sum(dim=0)[:, None]
+        pooled = [
+            # Shapes are fixed: of the boxes of other levels far outside, where features are 0.
+            roi_align(
+                feature.float(), torch.cat([image, torch.where(level == number, flat, -4.0 * size)], dim=1),
+                _POOLED, feature.shape[-1] / size, _SAMPLES,
+            )
+            for number, feature in enumerate(features[:4])
+        ]  # fmt: skip
+        heads = self.roi_heads
+        logits, moves = heads["box_predictor"](heads["box_head"](sum(pooled[1:], pooled[0])))
+        return logits.float().unflatten(0, shape), moves.float().view(*shape, -1, 4)
+
+    def raw(self, images: Tensor, anchors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Boxes [B, P, C, 4] in pixels and scores [B, P, C] of every class in every proposal."""
+        (features, anchors), size = self.located(images, anchors), images.shape[-1]
+        proposals, real = self.proposals(*self.first_stage(features), anchors, self.config.proposals, size)
+        logits, moves = self.second_stage(features, proposals, size)
+        boxes = decode(moves[:, :, 1:] / self.precision, proposals[:, :, None]).clamp(0, size)
+        scores = torch.softmax(logits, dim=-1)[:, :, 1:] * _large(boxes, _MIN_DETECTION_SIDE)
+        return boxes, scores * real[:, :, None]
+
+    def found(self, images: Tensor, anchors: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        boxes, scores = self.raw(images, anchors)
+        best, pair = torch.topk(scores.flatten(1), min(self.config.topk_candidates, scores[0].numel()), dim=1)
+        chosen = boxes.flatten(1, 2).gather(1, pair[:, :, None].expand(-1, -1, 4))
+        return chosen, best, pair % self.num_classes
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load weights of torchvision's Faster R-CNN v2 or of a ResNet; see `upstream_fitting`."""
@@ -141,165 +199,45 @@ class FasterRcnn(PyramidDetector):
         return f"Faster R-CNN v2 on {self.config.backbone}"
 
 
-class BalancedDraw(BalancedPositiveNegativeSampler):
-    """torchvision's draw of positives and negatives, by random numbers of each image."""
+class Draw(NamedTuple):
+    """K of an image's anchors or proposals, the drawn objects first."""
 
-    keys: Tensor  # int64 [B], of the images of the next call, see `global_batch.Part`
-
-    def __init__(self, stock: BalancedPositiveNegativeSampler, stage: int) -> None:
-        """Draw as many as `stock`; the draws of two stages are independent of each other."""
-        super().__init__(stock.batch_size_per_image, stock.positive_fraction)
-        self._stage = stage
-
-    def __call__(self, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Masks of drawn positives and negatives, uint8 [N] of each image.
-
-        `matched` [N] of an image is at least 1 for positives, 0 for negatives, and less for the rest.
-        """
-        positives, negatives = [], []
-        for number, places in enumerate(matched):
-            order = uniform(self.keys[number : number + 1] + self._stage, len(places))[0]
-            most = int(self.batch_size_per_image * self.positive_fraction)
-            positives.append(_first(order, places >= 1, most))
-            left = self.batch_size_per_image - int(positives[-1].sum())
-            negatives.append(_first(order, places == 0, left))
-        return positives, negatives
+    places: Tensor  # int64 [B, K], among the N
+    share: Tensor  # [B, K]: one divided by the number drawn from all images, or 0 where none was left to draw
+    positive: Tensor  # bool [B, K]: whether it learns an object
+    target: Tensor  # int64 [B, K], the row of that object; any row if there is none
+    boxes: Tensor  # [B, K, 4], itself
+    truth: Tensor  # [B, K, 4], its object, or itself if there is none
 
 
-def _first(order: Tensor, eligible: Tensor, most: int) -> Tensor:
-    """Mask of the eligible places that come first in an order, uint8 [N]."""
-    places = eligible.nonzero()[:, 0]
-    mask = torch.zeros_like(eligible, dtype=torch.uint8)
-    mask[places[order[places].argsort(stable=True)[:most]]] = 1
-    return mask
+def draw(keys: Tensor, matched: Tensor, places: Tensor, boxes: Tensor, size: int, most: int) -> Draw:
+    """Draw `size` of N places of each image, at most `most` of which have an object.
 
-
-class _ProposalHead(RPNHead):
-    """torchvision's, with outputs in fp32: eight bits cannot place a box."""
-
-    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        logits, offsets = super().forward(features)
-        return [level.float() for level in logits], [level.float() for level in offsets]
-
-
-class _Predictor(FastRCNNPredictor):
-    """torchvision's, with outputs in fp32."""
-
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        logits, offsets = super().forward(features)
-        return logits.float(), offsets.float()
-
-
-class _Pooling(MultiScaleRoIAlign):
-    """torchvision's, in fp32, which is the type of the boxes."""
-
-    def forward(
-        self, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]
-    ) -> Tensor:
-        return super().forward({name: level.float() for name, level in features.items()}, boxes, sizes)
-
-
-def _listed(images: Tensor) -> ImageList:
-    return ImageList(images, [(images.shape[-2], images.shape[-1])] * len(images))
-
-
-class FasterRcnnGraph(Graph):
-    """uint8 [B, 3, S, S] in, detections out; anchors and thresholds are constants of the graph.
-
-    An image always has P proposals; if it has fewer, the others are empty boxes without a score.
+    As many as torchvision's `BalancedPositiveNegativeSampler` draws, by the random numbers of `keys` [B].
+    `matched` [B, N] is what `match` gives for the places [B, N, 4] and for targets `boxes` [B, M, 4].
     """
-
-    anchors: Tensor  # fp32 [N, 4] of all levels, x1 y1 x2 y2
-    levels: Tensor  # int64 [N], the level of each anchor
-
-    def __init__(self, detector: FasterRcnn, image_size: int) -> None:
-        super().__init__()
-        self.detector = detector.eval()
-        self.config, self.image_size = detector.config, image_size
-        with torch.no_grad():
-            blank = torch.zeros(1, 3, image_size, image_size, device=detector.mean.device)
-            features = detector.features(detector.normalize(blank))
-            (anchors,) = detector.rpn.anchor_generator(_listed(blank), features)
-        each = len(self.config.aspect_ratios)
-        self.counts = [level.shape[-2] * level.shape[-1] * each for level in features]
-        self.register_buffer("anchors", anchors)
-        numbers = torch.arange(len(self.counts), device=anchors.device)
-        self.register_buffer("levels", numbers.repeat_interleave(torch.tensor(self.counts).to(numbers)))
-        limit = self.config.proposals
-        self.places = min(limit, sum(min(limit, count) for count in self.counts))
-        self.candidates = min(self.config.topk_candidates, self.places * detector.num_classes)
-        self.rows = min(self.config.detections_per_image, self.candidates)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        features = self.detector.features(self.detector.normalize(images))
-        proposals, real = self.proposals(features)
-        boxes, scores = self.classified(features, proposals)
-        best, pair = torch.topk((scores * real[:, :, None]).flatten(1), self.candidates, dim=1)
-        classes = self.detector.num_classes
-        chosen = boxes.flatten(1, 2).gather(1, pair[:, :, None].expand(-1, -1, 4))
-        config = self.config
-        kept = nms_keep(chosen, best, pair % classes, classes, config.nms_threshold, config.score_threshold)
-        return served(chosen, best * kept, pair % classes, self.rows)
-
-    def proposals(self, features: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Boxes [B, P, 4] of the first stage in fp32, and which of them are any: [B, P], 1 or 0."""
-        rpn = self.detector.rpn
-        logits, offsets = rpn.head(features)
-        # [B, A, h, w] -> [B, h * w * A] and [B, A * 4, h, w] -> [B, h * w * A, 4], the anchors' order.
-        scores = [level.permute(0, 2, 3, 1).flatten(1) for level in logits]
-        moves = torch.cat(
-            [level.permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, 4)) for level in offsets], 1
-        )
-        parts, start = [], 0
-        for level, count in zip(scores, self.counts, strict=True):
-            best, index = torch.topk(level, min(self.config.proposals, count), dim=1)
-            parts.append((best, index + start))
-            start += count
-        best, index = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
-        moves = moves.gather(1, index[:, :, None].expand(-1, -1, 4))
-        boxes = rpn.box_coder.decode_single(moves.flatten(0, 1), self.anchors[index].flatten(0, 1))
-        boxes = boxes.unflatten(0, index.shape).clamp(0, self.image_size)
-        score = torch.sigmoid(best) * _large(boxes, _MIN_PROPOSAL_SIDE)
-        kept = nms_keep(boxes, score, self.levels[index], len(self.counts), rpn.nms_thresh, _EMPTY)
-        score, order = torch.topk(score * kept, self.places, dim=1)
-        real = (score > _EMPTY).to(boxes.dtype)
-        return boxes.gather(1, order[:, :, None].expand(-1, -1, 4)) * real[:, :, None], real
-
-    def classified(self, features: list[Tensor], proposals: Tensor) -> tuple[Tensor, Tensor]:
-        """Boxes [B, P, C, 4] and scores [B, P, C] of every class in every proposal."""
-        heads, batch = self.detector.roi_heads, proposals.shape[0]
-        flat = proposals.flatten(0, 1)
-        # From the level for the size of each proposal. Each level is pooled for all proposals, which keeps
-        # shapes fixed and costs little compared with the second stage's convolutions.
-        pool = heads.box_roi_pool
-        image = torch.arange(batch, device=proposals.device, dtype=proposals.dtype)
-        rows = torch.cat([image[:, None, None].expand(-1, self.places, 1), proposals], dim=2).flatten(0, 1)
-        side = torch.sqrt((rows[:, 3] - rows[:, 1]) * (rows[:, 4] - rows[:, 2]))
-        bounds = [_CANONICAL * 2 ** (number - _EPSILON) for number in (-1, 0, 1)]
-        level = torch.stack([side >= bound for bound in bounds]).sum(dim=0)
-        pooled: Tensor | None = None
-        for number, feature in enumerate(features[: len(pool.featmap_names)]):
-            scale = feature.shape[-1] / self.image_size
-            part = roi_align(feature.float(), rows, pool.output_size, scale, pool.sampling_ratio)
-            chosen = part * (level == number).to(part.dtype)[:, None, None, None]
-            pooled = chosen if pooled is None else pooled + chosen
-        logits, moves = heads.box_predictor(heads.box_head(pooled))
-        boxes = heads.box_coder.decode_single(moves, flat).unflatten(1, (-1, 4))[:, 1:]
-        boxes = boxes.clamp(0, self.image_size)
-        scores = torch.softmax(logits, dim=1)[:, 1:] * _large(boxes, _MIN_DETECTION_SIDE)
-        return boxes.unflatten(0, (batch, self.places)), scores.unflatten(0, (batch, self.places))
+    order, parts = uniform(keys, matched.shape[1]), []
+    for eligible, limit, later in ((matched >= 0, most, 0), (matched == BACKGROUND, size, 1)):
+        rank = torch.where(eligible, order + later, math.inf)
+        parts.append(rank.topk(min(limit, rank.shape[1]), dim=1, largest=False))
+    rank, index = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    rank, order = rank.topk(min(size, rank.shape[1]), dim=1, largest=False)
+    drawn = rank.isfinite()
+    # Places without a share repeat the others, so that they hardly change the statistics of BatchNorm.
+    again = torch.arange(rank.shape[1], device=rank.device) % drawn.sum(1, keepdim=True).clamp(min=1)
+    index = index.gather(1, order.gather(1, again))
+    target, own = matched.gather(1, index), places.take_along_dim(index[:, :, None], dim=1)
+    positive = (target >= 0) & drawn
+    target = target.clamp(min=0)
+    truth = torch.where(positive[:, :, None], boxes.take_along_dim(target[:, :, None], dim=1), own)
+    return Draw(index, drawn / drawn.sum().clamp(min=1), positive, target, own, truth)
 
 
-class RawFasterRcnnGraph(FasterRcnnGraph):
-    """uint8 [B, 3, S, S] in; boxes [B, P, C, 4] in pixels and scores [B, P, C] of all proposals out."""
-
-    names = RAW_OUTPUTS
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        features = self.detector.features(self.detector.normalize(images))
-        proposals, real = self.proposals(features)
-        boxes, scores = self.classified(features, proposals)
-        return boxes, scores * real[:, :, None]
+def _box_loss(offsets: Tensor, drawn: Draw, precision: Tensor | float = 1.0) -> Tensor:
+    """Mean loss of offsets [B, K, 4] over all that was drawn; places without an object add 0."""
+    goal = torch.where(drawn.positive[:, :, None], encode(drawn.truth, drawn.boxes) * precision, 0.0)
+    each = F.smooth_l1_loss(offsets, goal, beta=_BETA, reduction="none").sum(dim=2)
+    return (torch.where(drawn.positive, each, 0.0) * drawn.share).sum()
 
 
 def _large(boxes: Tensor, smallest: float) -> Tensor:

@@ -36,7 +36,7 @@ class FasterRcnnOptions(PyramidOptions):
     head_width: Positive = 1024
     """Features of a proposal after the convolutions."""
     topk_candidates: Positive = 2000
-    """Pairs of proposal and class that reach the suppression in an exported model."""
+    """Pairs of proposal and class that reach the suppression."""
 
 
 def faster_rcnn_r50() -> Config:

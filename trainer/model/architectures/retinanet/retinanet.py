@@ -20,17 +20,11 @@ from trainer.model import boxes as box_ops
 from trainer.model import upstream_fitting
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.focal import BACKGROUND, IGNORED, conv_focal_loss, focal_loss, supports
-from trainer.model.fused_functions import fused, fused_exactly, guarded
-from trainer.model.pyramid_detector import DenseDetector, build_backbone, group_norm, shape_of
+from trainer.model.focal import conv_focal_loss, focal_loss, supports
+from trainer.model.fused_functions import fused, guarded
+from trainer.model.pyramid_detector import DenseDetector, build_backbone, group_norm, match, shape_of
 
 LEVELS = 5
-FOREGROUND_IOU = 0.5
-BACKGROUND_IOU = 0.4
-_OVERLAPS_AT_ONCE = 32 * 1024 * 1024
-"""Pairs of target and anchor whose overlaps are in memory at the same time."""
-
-
 _EPS_FREE_WEIGHTS = "torchvision:RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
 
@@ -179,31 +173,6 @@ def assign(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Matches:
         positive=positive,
         weights=(1 / (count * boxes.shape[0])).expand_as(positive),
     )
-
-
-def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
-    """Assign to every anchor a target, BACKGROUND or IGNORED.
-
-    An anchor takes the target it overlaps most if that IoU is at least FOREGROUND_IOU. The anchors that
-    overlap a target most keep their own best target however small the overlap, so that every target has
-    an anchor. Of targets [B, M, 4] with labels [B, M] and anchors [N, 4]: int64 [B, N], indices into the
-    M targets, or BACKGROUND or IGNORED.
-    """
-    count = max(1, _OVERLAPS_AT_ONCE // (boxes.shape[1] * anchors.shape[0]))
-    parts = zip(boxes.split(count), labels.split(count), strict=True)
-    return torch.cat([_match(some, names != PADDING, anchors) for some, names in parts])
-
-
-@fused_exactly
-def _match(boxes: Tensor, valid: Tensor, anchors: Tensor) -> Tensor:
-    iou = box_ops.pairwise_iou(boxes, anchors).masked_fill_(~valid[:, :, None], -1.0)
-    best_iou, best_target = iou.max(dim=1)
-    matched = torch.where(best_iou < BACKGROUND_IOU, BACKGROUND, best_target)
-    between = (best_iou >= BACKGROUND_IOU) & (best_iou < FOREGROUND_IOU)
-    matched = torch.where(between, IGNORED, matched)
-    best_anchor_iou = iou.amax(dim=2, keepdim=True)
-    keeps_best = ((iou == best_anchor_iou) & valid[:, :, None]).any(dim=1)
-    return torch.where(keeps_best, best_target, matched)
 
 
 def pad_targets(boxes: Tensor, labels: Tensor, *, least: int = 8) -> tuple[Tensor, Tensor]:

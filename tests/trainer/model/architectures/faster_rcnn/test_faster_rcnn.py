@@ -13,9 +13,10 @@ from trainer.base.errors import CheckpointError
 from trainer.export.formats import select
 from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
-from trainer.model.architectures.faster_rcnn.faster_rcnn import BalancedDraw
+from trainer.model.architectures.faster_rcnn.faster_rcnn import draw
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
+from trainer.model.focal import BACKGROUND, IGNORED
 from trainer.model.global_batch import Part, random_keys
 from trainer.model.postprocess import Detections
 from trainer.model.upstream_fitting import COCO_PLACES
@@ -72,36 +73,58 @@ def test_losses_and_gradients_are_torchvisions(pair, monkeypatch):
     ours, stock = in_training(pair)
     images, boxes, labels, lists = random_batch([3, 0], SIZE, CLASSES)
     same_input(monkeypatch, ours, stock, images)
-    losses = ours(images, boxes, labels, part=part(labels))
-    for stage in ("rpn", "roi_heads"):  # Both are trained on what ours draws.
-        monkeypatch.setattr(getattr(stock, stage), "fg_bg_sampler", getattr(ours, stage).fg_bg_sampler)
+    whole = part(labels)
+    losses = ours(images, boxes, labels, part=whole)
+    # Both are trained on what ours draws.
+    monkeypatch.setattr(stock.rpn, "fg_bg_sampler", sampler(whole.keys, 256, 128))
+    monkeypatch.setattr(stock.roi_heads, "fg_bg_sampler", sampler(whole.keys + 1, 32, 8))
     expected = stock(
         [image / 255 for image in images], [{**one, "labels": one["labels"] + 1} for one in lists]
     )
     assert_same_losses(ours, stock, losses, expected, LOSSES)
 
 
+def sampler(keys, size, most):
+    """Our draw with the interface of torchvision's sampler: labels of each image, and masks of the drawn."""
+
+    def sample(labels):
+        masks = []
+        for key, names in zip(keys.split(1), labels, strict=True):
+            matched = torch.where(names >= 1, 0, torch.where(names == 0, BACKGROUND, IGNORED))[None]
+            drawn = draw(key, matched, torch.rand(1, len(names), 4), torch.rand(1, 1, 4), size, most)
+            for chosen in (drawn.positive, ~drawn.positive & (drawn.share > 0)):
+                masks.append(torch.zeros(len(names), dtype=torch.uint8))
+                masks[-1][drawn.places[chosen]] = 1
+        return masks[::2], masks[1::2]
+
+    return sample
+
+
 def test_a_draw_is_as_large_as_torchvisions_and_follows_from_each_image():
-    stock = BalancedPositiveNegativeSampler(8, 0.5)
-    matched = [
+    labels = [
         torch.cat([torch.full((count,), value) for value, count in ((1, many), (0, few), (-1, 5))])
         for many, few in ((40, 90), (2, 90), (40, 1), (0, 0), (3, 3))
     ]
-    ours = BalancedDraw(stock, stage=0)
-    ours.keys = random_keys(0, 7, list(range(len(matched))), torch.device("cpu"))
-    drawn, expected = ours(matched), stock(matched)
+    keys = random_keys(0, 7, list(range(len(labels))), torch.device("cpu"))
+    drawn, expected = sampler(keys, 8, 4)(labels), BalancedPositiveNegativeSampler(8, 0.5)(labels)
     for side, other, wanted in zip(drawn, expected, (1, 0), strict=True):
-        for mask, theirs, places in zip(side, other, matched, strict=True):
-            assert mask.dtype == theirs.dtype and mask.sum() == theirs.sum()
-            assert (places[mask.bool()] == wanted).all()
+        for mask, theirs, names in zip(side, other, labels, strict=True):
+            assert mask.sum() == theirs.sum() and (names[mask.bool()] == wanted).all()
     # Of an image the same whatever else is in the batch; of another step or stage another.
-    whole, keys = drawn[0][0], ours.keys
-    ours.keys = keys[:1]
-    assert torch.equal(ours(matched[:1])[0][0], whole)
-    other = BalancedDraw(stock, stage=1)
-    other.keys = keys
-    ours.keys = random_keys(0, 8, [0], torch.device("cpu"))
-    assert not any(torch.equal(draw(matched[:1])[0][0], whole) for draw in (ours, other))
+    assert torch.equal(sampler(keys[:1], 8, 4)(labels[:1])[0][0], drawn[0][0])
+    for others in (keys[:1] + 1, random_keys(0, 8, [0], torch.device("cpu"))):
+        assert not torch.equal(sampler(others, 8, 4)(labels[:1])[0][0], drawn[0][0])
+
+
+def test_what_is_missing_in_a_draw_has_no_share_and_repeats_the_rest():
+    matched = torch.tensor([[BACKGROUND, 2, IGNORED, IGNORED], [0, BACKGROUND, BACKGROUND, BACKGROUND]])
+    places, boxes = torch.rand(2, 4, 4), torch.rand(2, 3, 4)
+    drawn = draw(random_keys(0, 7, [0, 1], matched.device), matched, places, boxes, 4, 2)
+    assert drawn.places[0].tolist() == [1, 0, 1, 0] and set(drawn.places[1].tolist()) == {0, 1, 2, 3}
+    assert torch.equal(drawn.share, torch.tensor([[1, 1, 0, 0], [1] * 4]) / 6)
+    assert drawn.positive.tolist() == [[True] + [False] * 3] * 2
+    assert torch.equal(drawn.truth[:, 0], torch.stack([boxes[0, 2], boxes[1, 0]]))
+    assert torch.equal(drawn.truth[:, 1:], drawn.boxes[:, 1:])
 
 
 @pytest.mark.slow
@@ -126,9 +149,10 @@ def test_an_image_with_fewer_proposals_than_places_finds_as_much_in_the_graph():
     comparison = Comparison(EXACT)
     with torch.no_grad():
         graph = detector.deployment_graph(96)
-        _, real = graph.proposals(list(detector.backbone(detector.normalize(images)).values()))
+        stages = detector.first_stage(detector.features(detector.normalize(images)))
+        _, real = detector.proposals(*stages, graph.anchors, 300, 96)
         comparison.add(detector.predict(images), Detections(*graph(images)))
-    assert 0 < real.sum(dim=1).min() < graph.places and comparison.result().matched > 0.99
+    assert 0 < real.sum(dim=1).min() < real.shape[1] and comparison.result().matched > 0.99
 
 
 @pytest.mark.slow
@@ -150,7 +174,7 @@ def test_classes_of_coco_have_the_places_that_torchvision_gives_them():
     predictor = "roi_heads.box_predictor."
     score, boxes = (upstream.state[predictor + name] for name in ("cls_score.bias", "bbox_pred.weight"))
     assert upstream.num_classes == len(score) == 91 and len(boxes) == 364
-    person = ours.roi_heads.box_predictor.bbox_pred.weight[4:8]
+    person = ours.state_dict()[predictor + "bbox_pred.weight"][4:8]
     assert torch.equal(boxes[4:8], person) and score[12] == -20 and not boxes[48:52].any()
     again = build(NARROW, len(COCO_PLACES))
     again.load_upstream(upstream.state, "x")
