@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainer.model import focal
 from trainer.model.architecture import build
+from trainer.model.architectures.detr.detr_criterion import costs
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
 LIMIT = 1.1e9
@@ -129,3 +130,14 @@ def test_a_step_takes_at_most_what_is_said_for_each_image(memory_of):
     kept = (many.after_forward - two.after_forward) / 14
     few = (memory_of(91, 4).after_forward - memory_of(91, 2).after_forward) / 2
     assert 0.5e9 < kept < 0.9e9 and kept < few * 1.01
+
+
+@pytest.mark.parametrize(("sets", "limit"), [(8, 0.3e9), (13 * 4, 0.8e9)])
+def test_costs_of_many_targets_fit_into_memory(sets, limit):
+    """16 images with 300 targets each: D-FINE with six layers, and RF-DETR with 13 groups of three layers."""
+    with FakeTensorMode(), Live([]) as live:
+        logits, boxes = torch.empty(16, sets, 300, 80), torch.empty(16, sets, 300, 4)
+        targets, labels = torch.empty(16, 304, 4), torch.empty(16, 304, dtype=torch.int64)
+        given = live.now
+        values = costs(logits.requires_grad_(), boxes.requires_grad_(), targets, labels)
+    assert live.peak - given < limit and not values.requires_grad

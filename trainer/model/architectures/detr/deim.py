@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Deimv2ForObjectDetection
-from transformers.models.deimv2.modeling_deimv2 import Deimv2MLP, Deimv2RMSNorm
+from transformers.models.deimv2.modeling_deimv2 import Deimv2EncoderLayer, Deimv2MLP, Deimv2RMSNorm
 from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTLayerScale
 
 from trainer.model.architecture import UpstreamWeights
@@ -25,6 +25,7 @@ class Deimv2(DFine):
     config: Any  # Deimv2Options
     upstream: Any = Deimv2ForObjectDetection
     label = "DEIMv2"
+    checking = (Deimv2EncoderLayer,)
     moves_positions = False
 
     def __init__(self, config: Deimv2Options, num_classes: int) -> None:

@@ -98,6 +98,7 @@ class Detr(Architecture):
     label: ClassVar[str]  # name for people, without the size
     unfolds_boxes: ClassVar[bool] = False  # see `denoising`
     _cast: list[nn.Module] | None = None  # layers whose weights autocast would cast, see `weight_casts`
+    checking: ClassVar[tuple[type[nn.Module], ...]] = (DFineEncoderLayer, RTDetrV2EncoderLayer)  # see `train`
     pixel_scale: bool = False
     """Whether pixels are relative to ImageNet's mean and deviation."""
     pixel_mean: Tensor
@@ -165,7 +166,7 @@ class Detr(Architecture):
         # In training these layers check for values that are not finite, which makes the host wait; the step
         # checks as well. Nothing else depends on their mode: they have no dropout.
         for module in self.model.modules():
-            if isinstance(module, (DFineEncoderLayer, RTDetrV2EncoderLayer)):
+            if isinstance(module, self.checking):
                 module.training = False
         return self
 

@@ -35,6 +35,7 @@ _ALPHA = 0.75  # weight of negatives in the varifocal loss; its exponent is 2
 _CLASS_COST, _DISTANCE_COST, _OVERLAP_COST = 2.0, 5.0, 2.0
 _COST_ALPHA = 0.25  # balance of the focal cost; its exponent is 2
 _TEMPERATURE = 5.0  # temperature of the last layer's distributions, which teach the others
+_PAIRS_AT_ONCE = 2**22  # pairs of query and target whose costs are computed at the same time
 _UP = 0.5  # bounds of the distances, relative to the scale of the distributions
 
 
@@ -292,11 +293,17 @@ def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Ten
 
     Predictions are `logits` [B, S, Q, C] and `boxes` [B, S, Q, 4]; `targets` [B, M, 4] have `labels` [B, M].
     """
+    sets = max(1, _PAIRS_AT_ONCE // (logits.shape[2] * labels.numel()))
+    parts = zip(logits.split(sets, dim=1), boxes.split(sets, dim=1), strict=True)
+    return torch.cat([_costs(*part, targets, labels) for part in parts], dim=1)
+
+
+def _costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
     index = labels.clamp(min=0)[:, None, None].expand(*logits.shape[:3], -1)
     chance = logits.sigmoid().gather(3, index)
     negative = (1 - _COST_ALPHA) * chance**2 * -(1 - chance + 1e-8).log()
     positive = _COST_ALPHA * (1 - chance) ** 2 * -(chance + 1e-8).log()
-    distance = (boxes[:, :, :, None] - targets[:, None, None]).abs().sum(-1)
+    distance = torch.cdist(boxes.flatten(1, 2), targets, p=1).view_as(chance)
     _, overlap = overlaps(boxes[:, :, :, None], targets[:, None, None])
     total = _CLASS_COST * (positive - negative) + _DISTANCE_COST * distance - _OVERLAP_COST * overlap
     # Values that are not finite match last; the loss reports them.
@@ -310,7 +317,7 @@ def assign(values: Tensor, counts: Sequence[int]) -> Any:
     `values` are the costs [B, S, Q, M] on the host, with padding behind the `counts` of targets.
     """
     rows = np.full(values.shape[:3], PADDING)
-    for image, costs_of_image, count in zip(rows, values.double().numpy(), counts, strict=True):
+    for image, costs_of_image, count in zip(rows, values.numpy(), counts, strict=True):
         for queries, one in zip(image, costs_of_image, strict=True):
             query, target = linear_sum_assignment(one[:, :count])
             queries[query] = target

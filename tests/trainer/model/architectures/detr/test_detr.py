@@ -223,18 +223,57 @@ class Shapes(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+def padded(sample):
+    """As many rows of targets as an image with twelve has."""
+    extra = 12 - max(sample.counts)
+    labels = F.pad(sample.labels, (0, extra), value=-1)
+    return sample._replace(boxes=F.pad(sample.boxes, (0, 0, 0, extra)), labels=labels)
+
+
+def train_on(detector, sample):
+    """The losses of a batch, after a backward pass."""
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+    sum(losses.values()).backward()
+    return [loss.item() for loss in losses.values()]
+
+
+COUNTS = [1, 1, 1], [3, 0, 5], [1, 12, 2]
+
+
+@pytest.mark.parametrize("architecture", ["dfine", "rtdetr", "rfdetr"])
 def test_no_shape_depends_on_the_targets(architecture, network, batch):
     """As CUDA graphs need it; the rows of the targets are a multiple of 16."""
     detector, seen = network(architecture).train(), []
-    for counts in ([1, 1, 1], [3, 0, 5], [1, 12, 2]):
-        sample = batch(counts)
-        extra = 12 - max(counts)
-        boxes = F.pad(sample.boxes, (0, 0, 0, extra))
-        labels = F.pad(sample.labels, (0, extra), value=-1)
-        with torch.autocast("cpu", torch.bfloat16), Shapes() as shapes:
-            losses = detector(sample.images, boxes, labels, part=sample.part())
-            sum(losses.values()).backward()
+    for counts in COUNTS:
+        sample = padded(batch(counts))
+        with Shapes() as shapes:
+            train_on(detector, sample)
         seen.append(shapes.seen)
     # The first step also makes constants.
     assert len(seen[1]) > 500 and seen[1] == seen[2]
+
+
+@pytest.mark.slow
+@pytest.mark.extra
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.parametrize("architecture", ["dfine", "rfdetr"])
+def test_network_and_losses_compile_once_for_all_targets(architecture, network, batch):
+    """The losses as whole graphs. What stays outside makes noise, and assigns queries on the host."""
+    detector, graphs, compiled = network(architecture).train(), [], []
+    expected = [train_on(detector, padded(batch(counts))) for counts in COUNTS]
+
+    def run_eagerly(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    options = {"dynamic": False, "backend": run_eagerly}
+    detector.outputs = torch.compile(detector.outputs, **options)
+    criterion = detector._criterion
+    for name in ("_terms", "_distillation"):
+        setattr(criterion, name, torch.compile(getattr(criterion, name), fullgraph=True, **options))
+    for counts, losses in zip(COUNTS, expected, strict=True):
+        assert train_on(detector, padded(batch(counts))) == losses
+        compiled.append(len(graphs))
+    assert compiled[0] > 1 and len(set(compiled)) == 1
