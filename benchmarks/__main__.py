@@ -28,7 +28,8 @@ LIMIT = 1800  # Seconds after which a benchmark is killed.
 SETS: dict[str, dict[str, str]] = {
     "cpu": {
         "loss": "--rounds 3",
-        "step": "--cases 91:256@5,601:256@3,601:512@1,80:320:dfine_s@5",
+        "step": "--cases 91:256@5,601:256@3,601:512@1",
+        "detr_step": "--cases 80:320:dfine_s@5",
         "postprocess": "--rounds 3",
         "scaling": "--rounds 3",
         "checkpoint": "",
@@ -42,8 +43,8 @@ SETS: dict[str, dict[str, str]] = {
     },
     "gpu": {
         "loss": "--size 800 --images 8 --rounds 20",
-        "step": "--cases 91:800,264:800:mlperf,601:800,80:640:dfine_s@10,80:640:dfine_l@10 --images 16 "
-        "--rounds 20 --network graphs",
+        "step": "--cases 91:800,264:800:mlperf,601:800 --images 16 --rounds 20 --network graphs",
+        "detr_step": "--cases 80:640:dfine_s,80:640:dfine_l --images 16 --rounds 10 --network graphs",
         "postprocess": "--images 16 --rounds 20",
         "scaling": "--processes 0 --size 800 --images 16 --steps 5",
         "loader": "--cases 1024x768:800 --workers 16 --images 256 --cold-images 0",

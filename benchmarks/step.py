@@ -1,15 +1,15 @@
-"""A whole training step against the library's: preprocessing, network, loss, gradients, optimiser.
+"""A whole training step against torchvision's: preprocessing, network, loss, gradients, optimiser.
 
     python -m benchmarks.step                # a CPU: 91 and 601 classes, 256 px; 601, 512 px
     python -m benchmarks.step --cases 91:800,264:800:mlperf,601:800 --images 16 --network graphs   # a GPU
 
 A case is CLASSES:SIZE[:RECIPE][@ROUNDS]. `stock` is torchvision's model in the step of its reference script
-in fp32, or transformers' D-FINE or RT-DETRv2 in a plain loop; `stock_bf16` adds autocast and channels_last;
-`stock_amp` (GPU) is the script's `--amp`. Those that do not fit into memory are left out. `ours` is the
-loop's whole step; `ours_augmented` also changes colours, and `augmented_share` is the part of the rate that
-it keeps. `saved` is what a forward pass keeps for the backward pass; `peak` (GPU) the memory of a step
-besides weights and optimiser. `operators` are those that a step dispatches, views aside; `waits` counts host
-waits. `ratio` is to `stock_amp` on a GPU and to `stock` on a CPU.
+in fp32; `stock_bf16` adds autocast and channels_last; `stock_amp` (GPU) is the script's `--amp`. Those that
+do not fit into memory are left out. `ours` is the loop's whole step; `ours_augmented` also changes colours,
+and `augmented_share` is the part of the rate that it keeps. `saved` is what a forward pass keeps for the
+backward pass; `peak` (GPU) the memory of a step besides weights and optimiser. `operators` are those that a
+step dispatches, views aside; `waits` counts host waits. `ratio` is to `stock_amp` on a GPU and to `stock` on
+a CPU.
 """
 
 import argparse
@@ -26,11 +26,9 @@ from benchmarks.common import arguments, interleaved, random_batch, report, run,
 from benchmarks.operators import Operators
 from benchmarks.training import PHOTOGRAPHS, batch_of, color_maps, step_of, without_weights
 from trainer.base.errors import ConfigError
-from trainer.config.schema import Config, ModelConfig
+from trainer.config.schema import Config
 from trainer.launching.distributed import World
 from trainer.model import recipes
-from trainer.model.architecture import build
-from trainer.model.architectures.detr.detr_options import DetrOptions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.training.state import TrainState
 
@@ -38,7 +36,6 @@ GOALS = {
     "cpu": {
         "ratio_91_256px": 2.0, "ratio_601_256px": 2.3, "ratio_601_512px": 3.5,
         "ratio_to_bf16_91_256px": 1.05, "ratio_to_bf16_601_256px": 1.3,
-        "ratio_80_320px_dfine_s": 1.3,
     },
     "cuda": {
         "images_per_second_91_800px": 400, "images_per_second_601_800px": 205,
@@ -61,9 +58,6 @@ STOCK: dict[str, torch.dtype | None] = {
 RATIOS = {"stock": "ratio", "stock_bf16": "ratio_to_bf16", "stock_amp": "ratio_to_amp"}
 
 
-_CLIP = 0.1  # Largest norm of the gradient in D-FINE's and RT-DETR's own training.
-
-
 class Candidate(NamedTuple):
     """What is measured."""
 
@@ -71,28 +65,32 @@ class Candidate(NamedTuple):
     forward: Callable[[], Any]  # Its loss alone.
 
 
-def stock(batch: Any, config: ModelConfig, classes: int, dtype: torch.dtype | None) -> Candidate:
-    """The library's network in a plain step, with autocast to `dtype`.
+class Reference(NamedTuple):
+    """A library's network, as its users train it."""
 
-    Raises:
-        ConfigError: the library has no such network.
-    """
-    if isinstance(config, DetrOptions):
-        model, loss = _transformers(batch, config, classes)
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(_trained(model), lr=1e-6)
-    elif isinstance(config, RetinaNetOptions):
-        model, loss = _torchvision(batch, config, classes)
-        optimizer = torch.optim.SGD(_trained(model), lr=1e-6, momentum=0.9, weight_decay=1e-4)
-    else:
-        raise ConfigError(
-            f"there is no step of a library to compare {config.architecture} with",
-            fix="measure a recipe of retinanet, dfine or rtdetr",
-        )
+    model: nn.Module
+    loss: Callable[[], Tensor]
+    optimizer: torch.optim.Optimizer
+    clip_norm: float = torch.inf
+
+
+Library = Callable[[Any, Any, int], Reference]  # of a batch, the options of a network and its classes
+
+
+def torchvision(batch: Any, config: RetinaNetOptions, classes: int) -> Reference:
+    """The model of torchvision and its loss, as in its references/detection/engine.py."""
+    pixels, _, _, lists = batch
+    model = stock_model(classes, pixels.shape[-1], pixels.device, config)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=1e-4)
+    return Reference(model, lambda: sum(model([image / 255 for image in pixels], lists).values()), optimizer)
+
+
+def stock(reference: Reference, device: str, dtype: torch.dtype | None) -> Candidate:
+    """The library's network in a plain step, with autocast to `dtype`."""
+    model, loss, optimizer, clip_norm = reference
     if dtype == torch.bfloat16:
         model = model.to(memory_format=torch.channels_last)
-    device = batch[0].device.type
     scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16)
-    clips = isinstance(config, DetrOptions)
 
     def forward() -> Tensor:
         with torch.autocast(device, dtype, enabled=dtype is not None):
@@ -100,46 +98,16 @@ def stock(batch: Any, config: ModelConfig, classes: int, dtype: torch.dtype | No
 
     def step() -> None:
         total = forward()
-        total.item()  # Both scripts look in every step whether it is finite.
+        total.item()  # Scripts of both libraries look in every step whether it is finite.
         scaler.scale(total).backward()
-        if clips:
+        if clip_norm < torch.inf:
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
     return Candidate(step, forward)
-
-
-def _torchvision(
-    batch: Any, config: RetinaNetOptions, classes: int
-) -> tuple[nn.Module, Callable[[], Tensor]]:
-    """The model of torchvision and its loss, as in its references/detection/engine.py."""
-    pixels, _, _, lists = batch
-    model = stock_model(classes, pixels.shape[-1], pixels.device, config)
-    return model, lambda: sum(model([image / 255 for image in pixels], lists).values())
-
-
-def _transformers(batch: Any, config: DetrOptions, classes: int) -> tuple[nn.Module, Callable[[], Tensor]]:
-    """The model of transformers and its loss; what ours has frozen is frozen."""
-    pixels, boxes, labels, _ = batch
-    ours = build(config, classes)
-    model = ours.upstream(ours.library_config)
-    frozen = {name for name, weight in ours.named_parameters() if not weight.requires_grad}
-    for name, weight in model.named_parameters():
-        weight.requires_grad_(name not in frozen)
-    model = model.to(pixels.device).train()
-    size = pixels.shape[-1]
-    centred = (
-        torch.cat([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], dim=-1) / size
-    )
-    targets = [{"class_labels": names, "boxes": rows} for names, rows in zip(labels, centred, strict=True)]
-    return model, lambda: model(pixel_values=pixels / 255, labels=targets).loss
-
-
-def _trained(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class Case(NamedTuple):
@@ -210,15 +178,20 @@ def on_a_gpu(candidate: Candidate, images: int, *, graphs: bool) -> dict[str, fl
     return {"peak_gb_per_image": peak / 1e9 / images, "waits": waits}
 
 
-def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """Figures of one case, by name without the case."""
+def measure(case: Case, options: argparse.Namespace, library: Library, kind: type) -> dict[str, Any]:
+    """Figures of one case, by name without the case; ConfigError if its options are of another kind."""
     device = options.device
     config = without_weights(recipes.load(case.recipe) if case.recipe else Config())
+    if not isinstance(config.model, kind):
+        raise ConfigError(
+            f"there is no step of a library to compare {config.model.architecture} with",
+            fix="measure recipes of retinanet with benchmarks.step, of dfine or rtdetr with detr_step",
+        )
     if device.type == "cuda":
         torch.compiler.reset()  # the graphs of the case before keep their memory otherwise
     batch = random_batch(options.images, case.size, case.classes, device)
     theirs = {
-        name: stock(batch, config.model, case.classes, dtype)
+        name: stock(library(batch, config.model, case.classes), device.type, dtype)
         for name, dtype in STOCK.items()
         if name != "stock_amp" or device.type == "cuda"
     }
@@ -247,16 +220,30 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every case and print the ratios."""
-    options = arguments(
-        __doc__, trains=True, images=2, cases="91:256,601:256,601:512", network=("off", "model", "graphs")
-    )
+    compare("step", __doc__, "91:256,601:256,601:512", torchvision, RetinaNetOptions, GOALS)
+
+
+def compare(
+    name: str, description: str | None, cases: str, library: Library, kind: type,
+    goals: dict[str, dict[str, float]],
+) -> None:  # fmt: skip
+    """Measure every case, with options of a `kind`, against a library; print the ratios."""
+    options = arguments(description, trains=True, images=2, cases=cases, network=("off", "model", "graphs"))
     chosen = [parse(text) for text in options.cases.split(",")]
     figures: dict[str, Any] = {}
     for case in chosen:
-        figures |= {f"{key}_{case.label}": value for key, value in measure(case, options).items()}
+        figures |= {
+            f"{key}_{case.label}": value for key, value in measure(case, options, library, kind).items()
+        }
         print(f"{case.label}: {headline([case], figures):.2f}", flush=True)
-    goals = GOALS[options.device.type]
-    report("step", headline(chosen, figures), figures, options, at_least=goals, at_most=MEMORY)
+    report(
+        name,
+        headline(chosen, figures),
+        figures,
+        options,
+        at_least=goals.get(options.device.type),
+        at_most=MEMORY,
+    )
 
 
 def headline(cases: Sequence[Case], figures: dict[str, Any]) -> float:
