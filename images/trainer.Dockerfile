@@ -16,6 +16,7 @@ FROM ${BASE} AS wheel
 USER root
 COPY pyproject.toml README.md LICENSE /src/
 COPY deploy /src/deploy
+COPY kubedet /src/kubedet
 COPY trainer /src/trainer
 COPY components /src/components
 COPY operations /src/operations

@@ -59,7 +59,8 @@ def test_only_named_files_are_copied(image):
     copied = [rest.split() for word, rest in instructions(image) if word == "COPY"]
     sources = {source for words in copied for source in words[:-1] if not source.startswith("--")}
     allowed = {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "images/plan.py"}
-    allowed |= {f"images/locks/{image}.txt", "deploy", "trainer", "components", "operations", "pipelines"}
+    allowed |= {f"images/locks/{image}.txt", "deploy", "kubedet", "trainer"}
+    allowed |= {"components", "operations", "pipelines"}
     assert sources <= allowed
 
 
@@ -83,7 +84,8 @@ def test_the_build_sees_only_what_is_allowed():
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert rules[0] == "*"
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
-    assert allowed == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy", "trainer",
+    assert allowed == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy", "kubedet",
+                       "trainer",
                        "components", "operations", "pipelines", "images/plan.py", "images/check.py",
                        "images/compiler.sh", "images/locks"}  # fmt: skip
     assert all((ROOT / path).exists() for path in allowed)
