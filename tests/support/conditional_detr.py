@@ -16,7 +16,7 @@ from trainer.model.deployment import RAW_OUTPUTS, Graph
 from trainer.model.postprocess import Detections
 
 _WEIGHTS = {"loss_ce": 2.0, "loss_bbox": 5.0, "loss_giou": 2.0}
-_HEADS = ("class_labels_classifier.",)
+_HEADS = ("whole.class_labels_classifier.",)
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -62,11 +62,6 @@ class Conditional(Architecture):
         of_layers = (f"{name}_{layer}" for layer in range(config.layers - 1) for name in _WEIGHTS)
         self.loss_names = (*_WEIGHTS, *of_layers)
 
-    @property
-    def thresholds(self):
-        config = self.config
-        return {"score": config.score_threshold, "detections_per_image": config.detections_per_image}
-
     def outputs(self, images, color=None, labels=None):
         pixels = recolored(images.float() / 255, color, 1) * 4 - 2
         return self.whole(pixels, pixel_mask=self.shown(images), labels=labels)
@@ -90,7 +85,8 @@ class Conditional(Architecture):
         return RawConditionalGraph(self, image_size)
 
     def load_upstream(self, state, source):
-        return upstream_fitting.load(self.whole, state, source, _HEADS)
+        named = {f"whole.{name}": value for name, value in state.items()}
+        return upstream_fitting.load(self, named, source, _HEADS)
 
     def upstream_weights(self, names):
         files = {"config.json": self.whole.config.to_json_string().encode()}

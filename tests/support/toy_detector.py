@@ -35,13 +35,6 @@ class Toy(Architecture):
         self.body = nn.Conv2d(3, config.width, 16, 16)
         self.head = nn.Conv2d(config.width, num_classes + 4, 1)
 
-    @property
-    def thresholds(self):
-        return {
-            "score": self.config.score_threshold,
-            "detections_per_image": self.config.detections_per_image,
-        }
-
     def cells(self, images):
         cells = self.head(F.relu(self.body(images.float() / 255))).float().flatten(2).transpose(1, 2)
         logits, corner, side = cells.split([self.num_classes, 2, 2], dim=2)

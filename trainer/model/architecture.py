@@ -123,9 +123,10 @@ class Architecture(nn.Module, ABC):
         """Name for people: `RetinaNet v2 on resnet50`."""
 
     @property
-    @abstractmethod
     def thresholds(self) -> dict[str, float]:
         """Limits of detections: `score`, `detections_per_image`, and `nms` if the detector has one."""
+        config = self.config
+        return {"score": config.score_threshold, "detections_per_image": config.detections_per_image}
 
     def compile_network(self, mode: str) -> bool:
         """Compile all that can be compiled for training in a mode of torch.compile, if anything can.

@@ -109,11 +109,7 @@ class PyramidDetector(Architecture):
 
     @property
     def thresholds(self) -> dict[str, float]:
-        return {
-            "score": self.config.score_threshold,
-            "nms": self.config.nms_threshold,
-            "detections_per_image": self.config.detections_per_image,
-        }
+        return {**super().thresholds, "nms": self.config.nms_threshold}
 
     def folded(self) -> Self:
         fold(self.backbone.body, TORCHVISION)

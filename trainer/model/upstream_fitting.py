@@ -4,12 +4,13 @@ torchvision's detectors have outputs for a background and unused ids, ours do no
 anchors * classes * n channels: all classes of the first anchor first.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights
 
 from trainer.base.errors import CheckpointError
+from trainer.model.architecture import Architecture
 
 BODY = "backbone.body."  # prefix of the names of a backbone's tensors in torchvision's detectors
 COUNTER = "num_batches_tracked"
@@ -51,54 +52,42 @@ def as_detector(
     return state
 
 
-def load(detector: nn.Module, state: dict[str, Tensor], source: str, class_layers: Collection[str]) -> str:
+def load(
+    detector: Architecture, state: dict[str, Tensor], source: str, class_layers: Collection[str],
+    body: str = BODY, *, refuse_unknown: bool = False,
+) -> str:  # fmt: skip
     """Load tensors of a detector or of its backbone alone, in place; returns a line for the log.
 
-    Ignores tensors with unknown names, and those of `class_layers` (prefixes of names) if the shape differs.
+    Those of `class_layers` (prefixes of names) are ignored if the shape differs, those with unknown names too
+    unless they are to be refused. `body` is the prefix of the backbone's names.
     """
     expected = detector.state_dict()
-    has_head = any(not name.startswith("backbone.") for name in state)
     # Weights of a backbone have neither pyramid nor heads.
-    missing = [
-        name
-        for name in expected
-        if name not in state and (has_head or name.startswith(BODY)) and not name.endswith(COUNTER)
+    is_whole = any(not name.startswith((body, "backbone.")) for name in state)
+    lines, replaced = [], set()
+    for name, value in sorted(expected.items()):
+        if name in state and state[name].shape != value.shape:
+            if name.startswith(tuple(class_layers)):
+                replaced.add(name)
+                continue
+            given, own = ("x".join(map(str, one.shape)) or "scalar" for one in (state[name], value))
+            lines.append(f"{name}: {given} in the file, {own} in the model")
+    counted = [name for name in (*sorted(expected), *sorted(state)) if not name.endswith(COUNTER)]
+    lines += [
+        f"{name}: missing" for name in counted if name not in state and (is_whole or name.startswith(body))
     ]
-    differing = {
-        name: (state[name].shape, value.shape)
-        for name, value in expected.items()
-        if name in state and state[name].shape != value.shape
-    }
-    replaced = {name for name in differing if name.startswith(tuple(class_layers))}
-    wrong = {name: shapes for name, shapes in differing.items() if name not in replaced}
-    if wrong or missing:
+    lines += [f"{name}: not in the model" for name in counted if refuse_unknown and name not in expected]
+    if lines:
+        more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         raise CheckpointError(
-            f"weights {source} do not fit the model:\n  {differences(wrong, missing)}",
-            fix="set model.backbone, norm and widths (retinanet: version) as in the weights, or take others",
+            f"weights {source} do not fit {detector.title}:\n  " + "\n  ".join(lines[:_SHOWN] + more),
+            fix="set model.architecture, its sizes and widths as in the weights, or take others",
         )
     fitting = {name: value for name, value in state.items() if name in expected and name not in replaced}
     detector.load_state_dict(fitting, strict=False)
-    new = "; the classification layer is new" if replaced or not has_head else ""
-    return f"loaded {len(state) - len(replaced)} tensors from {source}{new}"
-
-
-def differences(
-    wrong: Mapping[str, tuple[Sequence[int], Sequence[int]]], missing: Iterable[str],
-    foreign: Iterable[str] = (),
-) -> str:  # fmt: skip
-    """The first few tensors that do not fit, a line each.
-
-    `wrong` has the shapes in the file and in the model; `missing` is only in the model, `foreign` only in
-    the file.
-    """
-    lines = []
-    for name, shapes in sorted(wrong.items()):
-        given, expected = ("x".join(map(str, sides)) or "scalar" for sides in shapes)
-        lines.append(f"{name}: {given} in the file, {expected} in the model")
-    lines += [f"{name}: missing" for name in sorted(missing)]
-    lines += [f"{name}: not in the model" for name in sorted(foreign)]
-    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    return "\n  ".join(lines[:_SHOWN] + more)
+    new = "; the classification layer is new" if replaced else ""
+    new = new if is_whole else "; all but the backbone is new"
+    return f"loaded {len(fitting)} tensors from {source}{new}"
 
 
 def select(layer: Tensor, classes: Sequence[int], total: int, anchors: int = 1) -> Tensor:

@@ -150,6 +150,6 @@ def test_weights_that_do_not_fit_are_told_before_any_training(source, weights_se
     weights_server.files["w.safetensors"] = safetensors.torch.save(source)
     uri = f"{weights_server.url}/w.safetensors"
     check_pretrained(dataclasses.replace(CONFIG, weights=uri), str(tmp_path))
-    with pytest.raises(CheckpointError, match="do not fit the model"):
+    with pytest.raises(CheckpointError, match="do not fit RetinaNet"):
         check_pretrained(dataclasses.replace(CONFIG, weights=uri, fpn_channels=32), str(tmp_path))
     check_pretrained(CONFIG, str(tmp_path))

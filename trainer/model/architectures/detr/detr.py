@@ -29,7 +29,6 @@ from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import (
 )
 from transformers.utils import logging as library_logging
 
-from trainer.base.errors import CheckpointError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import PADDING
@@ -62,7 +61,7 @@ from trainer.model.boxes import to_centre, to_corners
 from trainer.model.deployment import RAW_OUTPUTS, Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
-from trainer.model.upstream_fitting import COUNTER, differences
+from trainer.model.upstream_fitting import load
 from trainer.model.weight_casts import cast_together
 
 # Its reports and progress bars repeat our messages.
@@ -218,10 +217,12 @@ class Detr(Architecture):
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Detections:
+        return best_pairs(*self.last(images), images.shape[-1], self.config)
+
+    def last(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, Q, C] and boxes [B, Q, 4] of the last layer, in fp32 or more."""
         outputs = self.outputs(self.normalize(images), None)
-        return best_pairs(
-            outputs.logits[:, -1].float(), outputs.boxes[:, -1].float(), images.shape[-1], self.config
-        )
+        return at_least_fp32(outputs.logits[:, -1]), at_least_fp32(outputs.boxes[:, -1])
 
     def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
         """Network input from uint8 images, in the precision of the weights and in NHWC order."""
@@ -342,31 +343,9 @@ class Detr(Architecture):
 
         Heads of other classes are skipped; any other tensor must fit.
         """
-        given = library_names(state, self.layout)
-        expected = {name: value for name, value in self.state_dict().items() if not name.endswith(COUNTER)}
-        counters = {name: value for name, value in given.items() if name.endswith(COUNTER)}
-        given = {name: value for name, value in given.items() if name not in counters}
         prefix = next(f"{name}." for name, part in self.named_modules() if part is self.backbone)
-        backbone = all(name.startswith(prefix) for name in given)
-        missing = {name for name in expected.keys() - given if not backbone or name.startswith(prefix)}
-        wrong = {
-            name: (value.shape, expected[name].shape)
-            for name, value in given.items()
-            if name in expected and value.shape != expected[name].shape
-        }
-        replaced = {name for name in wrong if name.startswith(self.heads)}
-        wrong = {name: shapes for name, shapes in wrong.items() if name not in replaced}
-        if wrong or missing or given.keys() - expected:
-            raise CheckpointError(
-                f"weights {source} are not those of {self.title}:\n  "
-                f"{differences(wrong, missing, given.keys() - expected)}",
-                fix="set model.architecture, model.size and model.width as in the weights, or take others",
-            )
-        taken = {name: value for name, value in given.items() if name not in replaced}
-        self.load_state_dict({**taken, **counters}, strict=False)
-        new = "; the classification layers are new" if replaced else ""
-        new = "; all but the backbone is new" if backbone else new
-        return f"loaded {len(taken)} tensors from {source}{new}"
+        named = library_names(state, self.layout)
+        return load(self, named, source, self.heads, prefix, refuse_unknown=True)
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights and configuration as transformers' `save_pretrained` writes them."""
@@ -388,11 +367,6 @@ class Detr(Architecture):
     def title(self) -> str:
         width = f", {self.config.width:g} times as wide" if self.config.width != 1 else ""
         return f"{self.label} {self.config.size}{width}"
-
-    @property
-    def thresholds(self) -> dict[str, float]:
-        config = self.config
-        return {"score": config.score_threshold, "detections_per_image": config.detections_per_image}
 
 
 class DFine(Detr):
@@ -499,9 +473,7 @@ class DetrGraph(Graph):
             self.rows = detector.predict(blank).scores.shape[1]
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.detector.outputs(self.detector.normalize(images), None)
-        best = best_pairs(outputs.logits[:, -1], outputs.boxes[:, -1], self.image_size, self.detector.config)
-        return best.boxes, best.scores, best.labels, best.num
+        return tuple(best_pairs(*self.detector.last(images), self.image_size, self.detector.config))
 
 
 class RawDetrGraph(DetrGraph):
@@ -510,9 +482,8 @@ class RawDetrGraph(DetrGraph):
     names = RAW_OUTPUTS
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self.detector.outputs(self.detector.normalize(images), None)
-        boxes = to_corners(outputs.boxes[:, -1]).clamp(0, 1) * self.image_size
-        return boxes, outputs.logits[:, -1].sigmoid()
+        logits, boxes = self.detector.last(images)
+        return to_corners(boxes).clamp(0, 1) * self.image_size, logits.sigmoid()
 
 
 def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: SetOptions) -> Detections:

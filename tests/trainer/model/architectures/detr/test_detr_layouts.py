@@ -92,7 +92,7 @@ def test_the_authors_file_gives_the_authors_logits_and_boxes(which, tmp_path):
 def test_a_file_of_other_weights_is_refused_by_name(tmp_path):
     detector = build(OPTIONS["dfine n"], 80)
     torch.save({"ema": {"module": authors_file("rtdetr r18")}}, tmp_path / "theirs.pth")
-    with pytest.raises(CheckpointError, match=r"theirs\.pth are not those of D-FINE n:\n"):
+    with pytest.raises(CheckpointError, match=r"theirs\.pth do not fit D-FINE n:\n"):
         load_pretrained(detector, str(tmp_path / "theirs.pth"))
 
 

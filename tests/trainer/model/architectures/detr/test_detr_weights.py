@@ -75,7 +75,7 @@ def test_other_classes_leave_the_heads_as_they_are(network, file_of):
     before = {name: value.clone() for name, value in detector.state_dict().items()}
     wider = build(detector.config, 7)
     said = detector.load_upstream(file_of(whole(wider)), "file")
-    assert "the classification layers are new" in said
+    assert "the classification layer is new" in said
     for name, value in detector.state_dict().items():
         own = any(part in name for part in ("class_embed", "score_head"))
         source = before if own else wider.state_dict()
@@ -125,7 +125,7 @@ def test_weights_of_another_size_or_architecture_are_refused(loaded, named, netw
     state = file_of(whole(network(loaded[0], **loaded[1])))
     detector = network("dfine")
     before = {name: value.clone() for name, value in detector.state_dict().items()}
-    with pytest.raises(CheckpointError, match=f"weights s3://b/w are not those of {named}") as caught:
+    with pytest.raises(CheckpointError, match=f"weights s3://b/w do not fit {named}") as caught:
         detector.load_upstream(state, "s3://b/w")
     assert "model.size" in caught.value.fix and len(str(caught.value).splitlines()) <= 9
     assert all(torch.equal(value, before[name]) for name, value in detector.state_dict().items())
