@@ -81,7 +81,8 @@ def load(
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         raise CheckpointError(
             f"weights {source} do not fit {detector.title}:\n  " + "\n  ".join(lines[:_SHOWN] + more),
-            fix="set model.architecture, its sizes and widths as in the weights, or take others",
+            fix="set model.architecture, model.size or model.backbone, norm and widths as in the weights, "
+            "or take others",
         )
     fitting = {name: value for name, value in state.items() if name in expected and name not in replaced}
     detector.load_state_dict(fitting, strict=False)

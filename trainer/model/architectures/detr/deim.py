@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import Deimv2ForObjectDetection
 from transformers.models.deimv2.modeling_deimv2 import Deimv2EncoderLayer, Deimv2MLP, Deimv2RMSNorm
@@ -62,8 +61,7 @@ class Deimv2(DFine):
         return Criterion(bins, self.library_config.reg_scale, weights=_WEIGHTS, classification=mal)
 
     def features(self, pixels: Tensor) -> list[Tensor]:
-        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
-        encoded = self.model.encoder(inputs_embeds=(compiled or self._levels)(pixels)).feature_maps
+        encoded = self.model.encoder(inputs_embeds=self.backbone_levels(pixels)).feature_maps
         return [project(level) for project, level in zip(self.model.decoder_input_proj, encoded, strict=True)]
 
     def _levels(self, pixels: Tensor) -> list[Tensor]:

@@ -5,7 +5,7 @@ This module selects the queries, adds denoising queries and decodes the detectio
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -76,16 +76,16 @@ _ANCHOR = 0.05
 _MARGIN = 0.01  # places whose first box is nearer to a border than this become no query
 _MEAN, _DEVIATION = [[[0.485]], [[0.456]], [[0.406]]], [[[0.229]], [[0.224]], [[0.225]]]
 """Of ImageNet's pixels, RGB in 0..1."""
-_CHANCE = 0.01  # first score of every class (Lin et al. 2017), for any number of classes.
+FIRST_LOGIT = -math.log(1 / 0.01 - 1)
+"""Of every class: a score of 0.01 (Lin et al. 2017), for any number of classes."""
 _AS_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
 """Layers that transformers draws like the authors."""
-_BOXES = re.compile(r"(enc_bbox_head|pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\d+\.reg_conf)")
+_BOXES = re.compile(r"enc_bbox_head|decoder\.(pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\d+\.reg_conf)")
 """Heads whose last layer starts at zero, so that boxes and scores do not change at first."""
-_CLASSES = re.compile(r"(enc_score_head|class_embed\.\d+)")
-_XAVIER = re.compile(r"(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+|enc_output\.0)")
+_CLASSES = re.compile(r"enc_score_head|decoder\.class_embed\.\d+")
+_XAVIER = r"decoder\.(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+)|enc_output\.0"
 """Layers that are drawn as in Glorot and Bengio 2010."""
-_XAVIER_OF_RTDETR = re.compile(r"decoder_input_proj\.\d+\.0")
-"""Further ones, which D-FINE's authors leave to PyTorch."""
+_XAVIER_OF_RTDETR = _XAVIER + r"|decoder_input_proj\.\d+\.0"  # D-FINE's authors leave these to PyTorch
 
 
 class Detr(Architecture):
@@ -235,9 +235,7 @@ class Detr(Architecture):
 
     def features(self, pixels: Tensor) -> list[Tensor]:
         """Levels of the encoder for images [B, 3, S, S] in 0..1, each [B, C, h, w]."""
-        # A survey is rare: not worth another graph.
-        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
-        found = (compiled or self._levels)(pixels)
+        found = self.backbone_levels(pixels)
         levels = [project(level) for project, level in zip(self.model.encoder_input_proj, found, strict=True)]
         encoded = self.model.encoder(inputs_embeds=levels).last_hidden_state
         return [project(level) for project, level in zip(self.model.decoder_input_proj, encoded, strict=True)]
@@ -306,6 +304,12 @@ class Detr(Architecture):
                 logits = torch.where(valid, torch.log(boxes / (1 - boxes)), torch.finfo(exact).max)
                 self._anchors_of[key] = logits[None], valid[None].to(memory.dtype)
         return self._anchors_of[key]
+
+    def backbone_levels(self, pixels: Tensor) -> list[Tensor]:
+        """Levels of the backbone, compiled in training."""
+        # A survey is rare: not worth another graph.
+        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
+        return (compiled or self._levels)(pixels)
 
     def _levels(self, pixels: Tensor) -> list[Tensor]:
         return list(self.model.backbone.model(pixels).feature_maps)
@@ -529,29 +533,29 @@ def _draw_first_weights(model: PreTrainedModel, backbone: nn.Module) -> None:
     is_rtdetr = model.config.model_type.startswith("rt_detr")
     kept = set(backbone.modules())
     modules = {name: module for name, module in model.named_modules() if module not in kept}
+    draw(modules, _XAVIER_OF_RTDETR if is_rtdetr else _XAVIER)
+    for name, module in modules.items():
+        if isinstance(module, nn.Linear) and _CLASSES.fullmatch(name):
+            nn.init.constant_(module.bias, FIRST_LOGIT)
+        layers = getattr(module, "layers", None)
+        if _BOXES.fullmatch(name) and isinstance(layers, nn.ModuleList):
+            for values in layers[-1].parameters():
+                nn.init.zeros_(values)
+
+
+def draw(modules: Mapping[str, nn.Module], xavier: str) -> None:
+    """Draw layers by PyTorch's defaults, those whose names match `xavier` as in Glorot and Bengio 2010."""
     for name, module in modules.items():
         if name.endswith(_AS_TRANSFORMERS):
             continue
-        if isinstance(module, (nn.Linear, nn.Conv2d, nn.Embedding, _BatchNorm)):
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, _BatchNorm)):
             module.reset_parameters()
-        if isinstance(module, nn.Linear):
-            inner = name.removeprefix("decoder.")
-            if inner.endswith(("q_proj", "k_proj", "v_proj")):
-                # As in PyTorch's attention, where the three are one matrix.
-                nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2))
-            elif _XAVIER.fullmatch(inner):
-                nn.init.xavier_uniform_(module.weight)
-            if inner.endswith(("q_proj", "k_proj", "v_proj", "o_proj")):
-                nn.init.zeros_(module.bias)
-            if _CLASSES.fullmatch(inner):
-                nn.init.constant_(module.bias, -math.log(1 / _CHANCE - 1))
-        elif isinstance(module, nn.Conv2d) and is_rtdetr and _XAVIER_OF_RTDETR.fullmatch(name):
-            nn.init.xavier_uniform_(module.weight)
-    for name, module in modules.items():
-        layers = getattr(module, "layers", None)
-        if _BOXES.fullmatch(name.removeprefix("decoder.")) and isinstance(layers, nn.ModuleList):
-            for values in layers[-1].parameters():
-                nn.init.zeros_(values)
+        attention = name.endswith(("q_proj", "k_proj", "v_proj"))
+        if attention or (isinstance(module, (nn.Linear, nn.Conv2d)) and re.fullmatch(xavier, name)):
+            # The three of an attention are one matrix in PyTorch's.
+            nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2) if attention else 1)
+        if attention or name.endswith("o_proj"):
+            nn.init.zeros_(module.bias)
 
 
 class _Affine(HGNetV2LearnableAffineBlock):

@@ -4,7 +4,6 @@ In training each group of queries is selected, attends to itself and is matched 
 decoder's weights are shared. This module computes the selection of all groups at once.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from transformers import LwDetrForObjectDetection, RfDetrForObjectDetection
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import ParameterGroups
 from trainer.model.architectures.detr.denoising import Denoising
-from trainer.model.architectures.detr.detr import Detr
+from trainer.model.architectures.detr.detr import FIRST_LOGIT, Detr, draw
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs
 from trainer.model.architectures.detr.detr_losses import ia_bce
 from trainer.model.architectures.detr.detr_options import Arguments
@@ -30,7 +29,6 @@ from trainer.model.architectures.detr.group_options import (
 from trainer.model.upstream_fitting import chosen, select
 
 _WEIGHTS = {"ia_bce": 1.0, "bbox": 5.0, "giou": 2.0}
-_CHANCE = 0.01  # first score of every class
 _PLAIN = ("gamma", "embeddings", "bias", "norm")
 """Parts of names of the vision transformer's weights that do not decay."""
 
@@ -60,8 +58,7 @@ class GroupDetr(Detr):
         """The decoder's outputs for normalised images [B, 3, S, S]; in training of all groups."""
         del noise  # these detectors have none
         model, groups = self.model, self.config.groups if self.training else 1
-        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
-        found = model.backbone.projector((compiled or self._levels)(pixels))
+        found = model.backbone.projector(self.backbone_levels(pixels))
         levels = found if isinstance(found, list) else [found]
         memory = torch.cat([level.flatten(2).transpose(1, 2) for level in levels], dim=1)
         shapes = [(level.shape[-2], level.shape[-1]) for level in levels]
@@ -193,22 +190,11 @@ def _draw_first_weights(detector: GroupDetr) -> None:
     github.com/roboflow/rf-detr (35ac6ab), with PyTorch's defaults for the rest.
     """
     backbone, model = detector.model.backbone.backbone, detector.model
-    drawn = set(backbone.modules())
-    for name, module in detector.named_modules():
-        if module in drawn or name.endswith(
-            ("sampling_offsets", "attention_weights", "value_proj", "output_proj")
-        ):
-            continue
-        if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding)):
-            module.reset_parameters()
-        if isinstance(module, nn.Linear) and name.startswith(("model.decoder.", "model.enc_output.")):
-            attention = name.endswith(("q_proj", "k_proj", "v_proj"))
-            # As in PyTorch's attention, where the three are one matrix.
-            nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2) if attention else 1)
-            if attention or name.endswith("o_proj"):
-                nn.init.zeros_(module.bias)
+    kept = set(backbone.modules())
+    modules = {name: module for name, module in detector.named_modules() if module not in kept}
+    draw(modules, r"model\.(decoder|enc_output)\..*")
     nn.init.zeros_(model.reference_point_embed.weight)
-    nn.init.constant_(detector.class_embed.bias, -math.log(1 / _CHANCE - 1))
+    nn.init.constant_(detector.class_embed.bias, FIRST_LOGIT)
     for values in detector.bbox_embed.layers[-1].parameters():
         nn.init.zeros_(values)
     for one in model.enc_out_class_embed:
