@@ -192,12 +192,12 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
                 if step.state != "skipped" or step.note:
                     self._print(describe_step(step))
         running, silence = self._run.running, time.monotonic() - self._last_print
-        if running and silence > _PLAIN_SECONDS:
-            if running.bar and running.bar is not self._bar and not running.bar["end"]:
+        if silence > _PLAIN_SECONDS:
+            if running and running.bar and running.bar is not self._bar and not running.bar["end"]:
                 self._bar = running.bar
                 self._print("  " + describe(running.bar))
-            else:
-                self._print(f"  still running, {clock(running.elapsed)}")
+            elif silence > _PLAIN_SECONDS + 1:  # After the lines that a step itself prints every ten seconds.
+                self._print(f"  still running, {clock(running.elapsed)}" if running else "starting ...")
 
     def _print(self, text: str) -> None:
         print(text, flush=True)

@@ -80,6 +80,9 @@ def test_a_step_that_ends_because_the_run_was_stopped_has_not_failed(run, capsys
 
 def test_a_silent_step_shows_its_progress_as_lines(run, events, capsys, monkeypatch):
     display = PlainDisplay(run)
+    display._last_print -= 12
+    display.tick()
+    assert capsys.readouterr().out == "starting ...\n", "the runner itself"
     run.read_line(BEGINS.format("train"))
     display.tick()
     tell(events, TRAINING)
@@ -89,7 +92,7 @@ def test_a_silent_step_shows_its_progress_as_lines(run, events, capsys, monkeypa
     display._last_print -= 11
     display.tick()
     assert "train 109/150 steps 73%, 14.3 steps/s, 0:03 left, loss 0.767" in capsys.readouterr().out
-    display._last_print -= 11
+    display._last_print -= 12
     display.tick()
     assert capsys.readouterr().out == "  still running, 0:00\n", "no news for ten seconds"
 
