@@ -251,10 +251,9 @@ def test_other_commands_name_what_exists(page):
         elif words[:2] == ["-m", "trainer"] and "--help" not in words:
             trainer_parser().parse_args(words[2:])
         elif words[:1] == ["-m"] and words[1].startswith("benchmarks"):
-            known = "".join(
-                (ROOT / "benchmarks" / name).read_text()
-                for name in ("common.py", f"{words[1][11:] or '__main__'}.py")
-            )
+            own = (ROOT / "benchmarks" / f"{words[1][11:] or '__main__'}.py").read_text()
+            shared = re.findall(r"^from benchmarks\.(\w+) import", own, re.MULTILINE)
+            known = own + "".join((ROOT / "benchmarks" / f"{name}.py").read_text() for name in shared)
             options = [word for word in words if word.startswith("--")]
             assert all(f'"{word}"' in known or f"{word[2:]}=" in known for word in options), words
         else:
