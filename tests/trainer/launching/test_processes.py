@@ -11,6 +11,7 @@ from patience import until
 from two_processes import assert_two_equal_one
 
 from trainer.config.parsing import to_json
+from trainer.trackers.training_log import read_rows
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -31,6 +32,16 @@ def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path
         train__global_batch=5, train__batch_size=2,
     )  # fmt: skip
     assert_two_equal_one(config, shards, tmp_path, steps=10, weights=0.05, near=1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_the_last_step_of_a_time_limit(node, training):
+    arguments, output = training
+    started = node(arguments(train__epochs=5000, train__minutes=0.1), "--nproc", "2")
+    assert started.wait() == 0, started.output
+    rows = read_rows(output)
+    last = rows[-1]["step"]
+    assert 2 <= last < 1000 and rows[-1]["kind"] == "val"
 
 
 def reach(step, output, node):
