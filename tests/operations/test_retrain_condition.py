@@ -14,7 +14,7 @@ from components.starting_weights import check_warm_start, from_champion
 from operations import lineage, retrain_condition
 from trainer.base.errors import ConfigError
 from trainer.config import parsing
-from trainer.data import download
+from trainer.data import download, training_record
 from trainer.export import bundle, published_models
 from trainer.model import recipes
 
@@ -66,7 +66,7 @@ def test_nothing_new_ends_the_run_before_any_image_is_fetched(champion, tmp_path
 @pytest.mark.slow
 def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     larger = SOURCE.replace("24", "25")
-    changed = retrain_condition.training_record.diff(
+    changed = training_record.diff(
         download.plan(larger, champion, recipes.load(*ASKED).data),
         next(str(path) for path in Path(champion, "seen").glob("*.parquet")),
     ).images

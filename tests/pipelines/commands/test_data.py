@@ -131,6 +131,7 @@ def test_a_sheet_shows_images_with_boxes(data, prepared, tmp_path, which):
 def test_a_sheet_shows_what_a_training_sees(data, prepared, tmp_path):
     """The last epoch is plain; in the first four images share a square, whose size changes by the step."""
     common = ["--recipe", "debug", "--set", "loader.mosaic=1", "--set", "loader.plain_epochs=1", "-n", 8]
+    common += ["--set", "train.epochs=12"]
     code, first, _ = data("preview", prepared[1], *common, "-o", tmp_path / "first.png")
     assert code == 0 and first.startswith("8 images of train as epoch 0 sees them with ")
     _, last, _ = data("preview", prepared[1], *common, "--epoch", 11, "-o", tmp_path / "last.png")
