@@ -78,7 +78,7 @@ def test_a_full_disk_is_said_with_its_place(capfd):
     with pytest.raises(SystemExit) as caught:
         steps.run("shard", FAILS, OSError(errno.ENOSPC, "No space left on device", "/data/x.tar"))
     assert caught.value.code == 2
-    assert "the disk is full _dataset /data/x.tar" in capfd.readouterr().err
+    assert "the disk is full at /data/x.tar" in capfd.readouterr().err
 
 
 def test_a_bug_keeps_its_traceback():
