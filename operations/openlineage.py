@@ -27,7 +27,7 @@ SECRET = "kubedet-openlineage"  # noqa: S105 (its name)
 SECRET_KEYS = {key: f"OPENLINEAGE_{key.upper()}" for key in ("url", "api_key", "endpoint", "namespace")}
 """Environment variables by the keys of the Secret; `url` is required."""
 
-_PATIENCE = 10.0  # Seconds that the end of a step waits for the server.
+_TIMEOUT_SECONDS = 10.0  # Seconds that the end of a step waits for the server.
 
 Data = tuple[str, str, str]  # Namespace, name, and fingerprint or step of a checkpoint (may be empty).
 Work = tuple[str, list[Data], list[Data]]  # Data root, inputs and outputs; no outputs if it was not done.
@@ -104,7 +104,7 @@ def report(end: End) -> None:
     # Name resolution has no time-out: a thread that hangs is left behind.
     sender = threading.Thread(target=send, name="openlineage", daemon=True)
     sender.start()
-    sender.join(_PATIENCE)
+    sender.join(_TIMEOUT_SECONDS)
     if problem := problems[0] if problems else "it took too long":
         logger.warning("this step was not reported to the OpenLineage server: %s", problem)
 
