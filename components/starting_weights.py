@@ -1,7 +1,6 @@
 """Initial weights of a training: named ones, those of its recipe, or the current version of its model."""
 
 import logging
-from typing import Any
 
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
@@ -56,7 +55,7 @@ def chosen(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
     if default and not look_up(default, data_root).complete:
         return {}
     model = recipes.load(recipe, overrides).model
-    uri, values = default or model.weights, dict[str, Any]()
+    uri, values = default or model.weights, Overrides()
     if uri and recipe in recipes.WITH_WEIGHTS and "model.architecture" not in overrides:
         values = recipes.WITH_WEIGHTS[recipe] | {WEIGHTS: uri}
     if uri and type(model).implied is not ModelConfig.implied:  # Else nobody needs the file here.

@@ -230,9 +230,9 @@ def check_frozen(config: Config) -> None:
         )
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Overrides:
     """Return the values of a tree by dotted keys."""
-    values: dict[str, Any] = {}
+    values: Overrides = {}
     for name, value in tree.items():
         values |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return values

@@ -17,6 +17,7 @@ from trainer.config.types import (
     Fraction,
     InputSquare,
     NonNegative,
+    Overrides,
     Positive,
     Precision,
     Range,
@@ -186,7 +187,7 @@ class ModelConfig:
         """Return why the named weights cannot fit; empty if they may."""
         return ""
 
-    def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Overrides:
         """Return the options that follow from the weights, with their values, before the network is built.
 
         `described` is the config.json beside the weights, empty without one; `shapes` are their tensors', by
@@ -194,7 +195,7 @@ class ModelConfig:
         """
         return {}
 
-    def freezing(self) -> dict[str, Any]:
+    def freezing(self) -> Overrides:
         """Return the options that freeze weights, each with the value that trains them."""
         return {}
 

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import ModelConfig
-from trainer.config.types import STRICT, Fraction, Positive, as_integer
+from trainer.config.types import STRICT, Fraction, Overrides, Positive, as_integer
 
 Backbone = Literal[
     "resnet18", "resnet34", "resnet50", "resnet101",
@@ -39,12 +39,12 @@ class PyramidOptions(ModelConfig):
     topk_candidates: Positive = 1000
     """Candidates of each pyramid level that reach the suppression."""
 
-    def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Overrides:
         """The width of the residual network in a detector's or classifier's weights."""
         found = (shapes.get(f"{prefix}conv1.weight") for prefix in _PREFIXES)
         return next(({"backbone_width": sides[0]} for sides in found if sides), {})
 
-    def freezing(self) -> dict[str, Any]:
+    def freezing(self) -> Overrides:
         """Return the options that keep weights as they were loaded, each with the value that does not."""
         frozen = {"norm": "batch"} if self.norm == "frozen" else {}
         return frozen | ({"trainable_layers": _STAGES} if self.trainable_layers < _STAGES else {})
