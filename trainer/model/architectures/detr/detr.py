@@ -553,9 +553,9 @@ def draw(modules: Mapping[str, nn.Module], xavier: str) -> None:
         attention = name.endswith(("q_proj", "k_proj", "v_proj"))
         if attention or (isinstance(module, (nn.Linear, nn.Conv2d)) and re.fullmatch(xavier, name)):
             # The three of an attention are one matrix in PyTorch's.
-            nn.init.xavier_uniform_(module.weight, gain=1 / math.sqrt(2) if attention else 1)
+            nn.init.xavier_uniform_(module.get_parameter("weight"), gain=1 / math.sqrt(2) if attention else 1)
         if attention or name.endswith("o_proj"):
-            nn.init.zeros_(module.bias)
+            nn.init.zeros_(module.get_parameter("bias"))
 
 
 class _Affine(HGNetV2LearnableAffineBlock):
