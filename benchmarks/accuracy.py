@@ -41,7 +41,7 @@ METRICS = ("coco/AP", "coco/AP50")
 class StockDetector(RetinaNet):
     """The same network with torchvision's losses."""
 
-    def __init__(self, config: RetinaNetOptions, num_classes: int) -> None:
+    def __init__(self, config: RetinaNetOptions, num_classes: int, fill: int = 0) -> None:
         super().__init__(config, num_classes)
         # In a tuple: the weights shall not be registered a second time.
         self._stock = (
