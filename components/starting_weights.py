@@ -58,7 +58,7 @@ def chosen(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
     uri, values = default or model.weights, Overrides()
     if uri and recipe in recipes.WITH_WEIGHTS and "model.architecture" not in overrides:
         values = recipes.WITH_WEIGHTS[recipe] | {WEIGHTS: uri}
-    if uri and type(model).implied is not ModelConfig.implied:  # Else nobody needs the file here.
+    if uri and type(model).implied is not ModelConfig.implied:  # Otherwise the file is not needed here.
         try:
             file = obtain(uri, data_root)
         except StorageError:

@@ -91,6 +91,7 @@ def run(installed, cwd, *words, timeout=900):
     kept = {
         name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ
     }
+    kept["KUBECONFIG"] = str(cwd / "none")  # A machine may have a cluster.
     program = installed / "bin" / words[0]
     return subprocess.run(
         [program, *words[1:]], cwd=cwd, env=kept, capture_output=True, text=True, check=False, timeout=timeout

@@ -18,15 +18,7 @@ if TYPE_CHECKING:
     from pipelines.submission import Submission
 
 
-_CLUSTER_OPTIONS = (
-    "claim",
-    "credentials",
-    "data_version",
-    "notify",
-    "prune",
-    "step_cpu",
-    "step_memory",
-)
+_CLUSTER_OPTIONS = ("claim", "credentials", "data_version", "notify", "prune", "step_cpu", "step_memory")
 """Parameters that a search has only in Kubeflow."""
 _LOCAL_OPTIONS = ("recipe", "source", "data_root", "output")
 

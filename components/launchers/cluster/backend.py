@@ -27,7 +27,7 @@ from trainer.launching import job_status
 logger = logging.getLogger(__name__)
 
 _ALL_KINDS = tuple(KINDS.values())
-_MAX_TRIES = 5  # To create a job whose name others delete and take.
+_MAX_TRIES = 5  # Attempts to create a job, if others delete and reuse its name.
 _PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
 _TAIL_LINES = 100  # Last lines that are shown of a failed pod other than rank 0's.
 

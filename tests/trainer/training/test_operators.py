@@ -27,7 +27,7 @@ MOST = {
     "lwdetr": ({"model.width": 0.25, "loader.image_size": 128}, 3500, 2),
     "deimv2": ({"model.width": 0.25}, 3500, 2),
 }
-"""Overrides that leave the counts as they are; operators beside views, and waits, of a step of four images
+"""Overrides that leave the counts as they are; operators except views, and waits, of a step of four images
 in bf16."""
 
 

@@ -68,7 +68,7 @@ class Deimv2Options(SetOptions):
 
     @property
     def dino(self) -> bool:
-        """Whether the backbone is a vision transformer, with convolutions beside it."""
+        """Whether the backbone is a vision transformer combined with convolutions."""
         return self.size in ("s", "m", "l", "x")
 
 
