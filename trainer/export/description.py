@@ -27,8 +27,8 @@ from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
 
 _MAX_CLASSES = 100
-_ROOTS = ("kubedet", "onnx", "onnxscript", "onnxruntime", "openvino")
-"""Packages of the bill of materials, with their dependencies."""
+_EXTRAS = re.compile(r'extra == "(pod|export|openvino|detr)"')
+"""The extras of kubedet whose packages make a bundle."""
 
 
 def read_scores(evaluation_uri: str) -> dict[str, object]:
@@ -186,7 +186,7 @@ def write_sbom(folder: Path, target: Path, name: str, release: str) -> None:
         for path in sorted(folder.iterdir())
     ]  # fmt: skip
     packages: dict[str, str] = {}
-    queue = list(_ROOTS)
+    queue = ["kubedet"]
     for package in queue:  # It grows.
         key = re.sub(r"[-_.]+", "-", package).lower()
         # Missing packages are for another platform, or of an extra that is not installed.
@@ -194,8 +194,9 @@ def write_sbom(folder: Path, target: Path, name: str, release: str) -> None:
             if key not in packages:
                 installed = distribution(package)
                 packages[key] = installed.version
-                needed = (line for line in installed.requires or [] if "extra ==" not in line)
-                queue += (re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in needed)
+                for line in installed.requires or []:
+                    if "extra ==" not in line or (package == "kubedet" and _EXTRAS.search(line)):
+                        queue.append(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0])
     parts += [
         Component(
             name=package, version=release, type=ComponentType.LIBRARY, bom_ref=f"{package}@{release}",
