@@ -43,7 +43,7 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     reason, word = decision.reason, "pass" if decision.passed else "fail"
     record = {"passed": decision.passed, "reason": reason, "rules": gate_rules}
     storage.write_json(storage.join(folder, "gate.json"), record)
-    logger.info("gate: %s: %s", word, "; ".join(reason.splitlines()))
+    logger.info("%s: %s", word, "; ".join(reason.splitlines()))
     Path(verdict).write_text(f"# Gate: {word}\n\n" + "".join(f"- {line}\n" for line in reason.splitlines()))
     shown = {name: value for name, value in scored["metrics"].items() if value != MISSING_METRIC}
     VerdictRecord(name_of(output), decision.passed, shown, now()).write(data_root)

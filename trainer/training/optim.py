@@ -56,8 +56,8 @@ def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig
     images = f"{global_batch} images a step"
     if not config.lr_batch:
         return config, (
-            f"the learning rate's peak is {config.lr:g} whatever the {images}; train.lr_batch=N would scale "
-            "it from the N that it was chosen for"
+            f"peak learning rate {config.lr:g}, not scaled to the {images}; if it was chosen for N images, "
+            "train.lr_batch=N scales it"
         )
     ratio = global_batch / config.lr_batch
     linear = config.lr_scaling == "linear" or (config.lr_scaling == "auto" and config.optimizer == "sgd")
@@ -70,7 +70,7 @@ def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig
             ema_steps=max(1, round(config.ema_steps / ratio)),
         )  # fmt: skip
     return scaled, (
-        f"the learning rate's peak is {config.lr * scale:g} for {images}: {config.lr:g} for "
+        f"peak learning rate {config.lr * scale:g} for {images}: {config.lr:g} for "
         f"{config.lr_batch}, times {rule}{global_batch}/{config.lr_batch} ({config.optimizer})"
     )
 

@@ -30,6 +30,6 @@ def test_the_scaled_learning_rate_is_told_and_used(shards, tiny, tmp_path, caplo
     caplog.set_level(logging.INFO, "train")
     config = tiny(train__epochs=1, train__optimizer="adamw", train__lr=1e-3, train__lr_batch=1)
     train(config, shards, str(tmp_path))
-    assert "the learning rate's peak is 0.002 for 4 images a step: 0.001 for 1" in caplog.text
+    assert "peak learning rate 0.002 for 4 images a step: 0.001 for 1" in caplog.text
     rates = [row["lr"] for row in read_rows(str(tmp_path)) if row["kind"] == "train"]
     assert rates == [pytest.approx(2 * learning_rate(step, 6, config.train)) for step in range(6)]
