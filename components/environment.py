@@ -45,7 +45,7 @@ SCHEDULED_TIME = "[[ScheduledTime]]"
 KUBEFLOW_STORES = ("seaweedfs.kubeflow:9000", "minio-service.kubeflow:9000")
 """The object stores of Kubeflow Pipelines, in 2.16.1 and later and before."""
 
-SIGNING = "kubedet-signing"
+SIGNING_NAME = "kubedet-signing"
 """Default name of the Secret with the key that signs models. Without this Secret nothing is signed."""
 
 SIGNING_KEY = "private.pem"  # The key of that Secret whose value is the PEM file.
@@ -94,7 +94,7 @@ def explain(error: KubedetError, secret: str) -> None:
     of_a_store = isinstance(error, StorageError) and any(scheme in error.message for scheme in _SCHEMES)
     if not secret or not of_a_store or any(os.environ.get(name) for name in _STORE_KEYS):
         return
-    error.passing = False  # This pod would not see a Secret that is created now.
+    error.transient = False  # This pod would not see a Secret that is created now.
     error.message += (
         f"\n  this step has no keys of an object store: the Secret {secret} is not in its namespace, or has "
         "none of the keys"
@@ -111,7 +111,7 @@ def signing_key(secret: str, folder: str = SIGNING_FOLDER) -> str:
         return str(mounted / SIGNING_KEY)
     # Kubernetes' own entries in a mounted Secret begin with two dots.
     keys = sorted(path.name for path in mounted.glob("*") if not path.name.startswith(".."))
-    if secret == SIGNING and not keys:
+    if secret == SIGNING_NAME and not keys:
         return ""
     contents = f"it contains {', '.join(keys)}" if keys else "it does not exist, or is empty"
     raise ConfigError(

@@ -73,7 +73,7 @@ class GateInputs:
 
 
 @dataclass(frozen=True)
-class End:
+class StepEnd:
     """The end of a step. Fields that are unknown, or do not concern the step, are empty."""
 
     step: str
@@ -97,7 +97,7 @@ class Hooks:
     def before_gate(self, data_root: str) -> GateInputs | None:
         """Return what an evaluation needs besides its scores; None: nothing."""
 
-    def at_end(self, end: End) -> dict[str, float]:
+    def at_end(self, end: StepEnd) -> dict[str, float]:
         """Process the end of a step; return numbers to show with its result. Errors are only logged."""
         return {}
 
@@ -125,7 +125,7 @@ def before_gate(data_root: str) -> GateInputs:
     return next((answer for answer in answers if answer is not None), GateInputs())
 
 
-def at_end(end: End) -> dict[str, float]:
+def at_end(end: StepEnd) -> dict[str, float]:
     """Report the end of a step; return numbers to show with its result, by name."""
     shown: dict[str, float] = {}
     for each in _registered():

@@ -54,7 +54,7 @@ def prepare(
                 if trains:
                     starting_weights.secure(recipe, overrides, data_root)
                 of_raw, of_shards = _make(team, source, data_root, config, version, planned, page_path)
-        hooks.at_end(hooks.End("prepare", data_root=data_root, keep_runs=prune))
+        hooks.at_end(hooks.StepEnd("prepare", data_root=data_root, keep_runs=prune))
         return of_raw, of_shards
     except BaseException:
         in_use.end(data_root, [])

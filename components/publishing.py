@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 from components import hooks, usage
-from components.environment import SIGNING, signing_key
+from components.environment import SIGNING_NAME, signing_key
 from components.records import PublishedRecord, name_of, now
 from components.scoring import MISSING_METRIC
 from trainer import storage
@@ -17,7 +17,7 @@ from trainer.export.export import export
 
 
 def export_and_publish(
-    trained: dict[str, Any], signing: str = SIGNING, registry: str = "", run_id: str = ""
+    trained: dict[str, Any], signing: str = SIGNING_NAME, registry: str = "", run_id: str = ""
 ) -> dict[str, Any]:
     """Export a trained model into its run's folder, make it the current version of its name, register it.
 
@@ -49,5 +49,5 @@ def export_and_publish(
     shown = {metric: value for metric, value in metrics.items() if value != MISSING_METRIC}
     version = exported["model_version"]
     outcome = hooks.Outcome(hooks.PASSED, name_of(output), reason, exported["name"], version, shown)
-    end = hooks.End("export", outcome=outcome, folder=output, data_root=data_root)
+    end = hooks.StepEnd("export", outcome=outcome, folder=output, data_root=data_root)
     return exported | {"used": hooks.at_end(end)}

@@ -51,5 +51,5 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     outcome = None
     if not decision.passed:  # Otherwise the export step reports the outcome.
         outcome = hooks.Outcome(hooks.HELD_BACK, name_of(output), reason, settings.export.name, metrics=shown)
-    end = hooks.End("evaluate", outcome=outcome, folder=output, data_root=data_root)
+    end = hooks.StepEnd("evaluate", outcome=outcome, folder=output, data_root=data_root)
     return {"metrics": scored["metrics"], "shown": shown | hooks.at_end(end), "verdict": decided}

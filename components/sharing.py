@@ -161,7 +161,7 @@ def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
         try:
             yield team
         except KubedetError as error:
-            again = error.passing  # The step is tried again, and may still need the assistants.
+            again = error.transient  # The step is tried again, and may still need the assistants.
             raise
         finally:
             if not again:

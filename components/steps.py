@@ -82,7 +82,7 @@ class Crashed(LaunchError):
 class Killed(LaunchError):
     """Work whose process was killed."""
 
-    passing = True
+    transient = True
 
 
 def run(
@@ -103,7 +103,7 @@ def run(
     logger = logging.getLogger(f"kubedet.{step}")
     logger.info(STARTED)
     start = time.monotonic()
-    end = partial(hooks.End, step, datetime.now(UTC).isoformat(), arguments)
+    end = partial(hooks.StepEnd, step, datetime.now(UTC).isoformat(), arguments)
 
     def do_work() -> Any:
         from components import usage  # Here: the waiting process stays small.
@@ -200,7 +200,7 @@ def supervise(
         if time.monotonic() - began > patience.steady:
             tries, wait = 0, patience.first_wait
         tries += 1
-        retry = outcome.passing or (lasting and isinstance(outcome, Crashed))
+        retry = outcome.transient or (lasting and isinstance(outcome, Crashed))
         if not retry or tries == patience.tries:
             raise outcome
         logger.warning("%s\n  trying again in %.0f s (%d of %d)", outcome, wait, tries + 1, patience.tries)

@@ -61,7 +61,7 @@ def train(
     if not storage.exists(report):
         if in_pods and spec.restart_policy == "OnFailure":
             launchers.remove(request.launcher, spec.name, finished=True)
-            raise LaunchError(f"the job {spec.name} ended before its training was complete", passing=True)
+            raise LaunchError(f"the job {spec.name} ended before its training was complete", transient=True)
         raise LaunchError(
             f"the training ended without a result at {report}",
             fix="look at its log; on several machines the output must be on storage that all of them share",

@@ -1,7 +1,7 @@
 """What operations does in the steps of a run; the entry point `operations` of the group `kubedet.hooks`."""
 
 from components import environment
-from components.hooks import End, GateInputs, Hooks, Listing, NothingNew
+from components.hooks import GateInputs, Hooks, Listing, NothingNew, StepEnd
 
 
 class _Operations(Hooks):
@@ -17,7 +17,7 @@ class _Operations(Hooks):
 
         return GateInputs(drift.for_gate, lambda: costs.of_run(data_root, environment.run_id()).table())
 
-    def at_end(self, end: End) -> dict[str, float]:
+    def at_end(self, end: StepEnd) -> dict[str, float]:
         if end.outcome is not None:
             from operations import notifications
 

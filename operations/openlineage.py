@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 from components import environment
-from components.hooks import End
+from components.hooks import StepEnd
 from operations.notifications import post, setting
 from trainer import storage
 from trainer.base.safe_text import redacted
@@ -86,7 +86,7 @@ STEPS: dict[str, Callable[..., Work]] = {  # From a step's result (None if it ha
 }  # fmt: skip
 
 
-def report(end: End) -> None:
+def report(end: StepEnd) -> None:
     """Report start and end of a step that has ended. Raises nothing and waits at most 10 s."""
     is_on = setting("OPENLINEAGE_URL") and setting("OPENLINEAGE_DISABLED").lower() != "true"
     if end.step not in STEPS or not is_on:
@@ -109,7 +109,7 @@ def report(end: End) -> None:
         logger.warning("this step was not reported to the OpenLineage server: %s", problem)
 
 
-def _send(end: End) -> str:
+def _send(end: StepEnd) -> str:
     """Send both events of a step; return the problem without the address, or ""."""
     from openlineage.client import event_v2
     from openlineage.client import facet_v2 as facets

@@ -102,7 +102,7 @@ def _skip_reason(listing: Listing, uri: str, images: int) -> str | None:
     return few if moved < listing.min_drift else None
 
 
-def of_form(values: dict[str, Any]) -> None:
+def drop_empty_condition(values: dict[str, Any]) -> None:
     """Remove an empty condition from a pipeline's parameters: only conditional pipelines have them."""
     if values["min_drift"]:
         values["min_new_images"] = values["min_new_images"] or 1

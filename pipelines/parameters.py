@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from components import jobs, launchers
-from components.environment import CREDENTIALS, SIGNING
+from components.environment import CREDENTIALS, SIGNING_NAME
 from components.launchers import kubernetes_names, spec
 from operations.notifications import NOTIFY
 from trainer.base.errors import ConfigError, KubedetError
@@ -232,7 +232,7 @@ _ALL = (
     Parameter(
         "signing", str,
         "Secret whose `private.pem` signs the exported model; the default one need not exist",
-        SIGNING, metavar="SECRET",
+        SIGNING_NAME, metavar="SECRET",
     ),
     Parameter(
         "registry", str, "URL of the Kubeflow Model Registry that registers the exported model", "", "none",

@@ -124,7 +124,7 @@ class Pods:
             try:
                 pods = cluster.call("list", "pods", listing).items
             except ApiError as error:
-                if not error.passing:
+                if not error.transient:
                     self._places.remove(cluster)
                 continue
             if pods:

@@ -227,7 +227,7 @@ def submission(
     values: Values = {name: getattr(options, name, None) for name in parameters.TABLE}
     values |= {"overrides": overrides, "job": job}
     values |= {"step_cpu": options.step_cpu or cpu, "step_memory": options.step_memory or memory}
-    retrain_condition.of_form(values)
+    retrain_condition.drop_empty_condition(values)
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
     common = {name: getattr(options, name) for name in ("partitions", "until", "deadline", "ttl")}
     request = Submission(name, options.experiment, values, common | settings)

@@ -137,7 +137,7 @@ class Options:
         """Return the pipeline's parameters."""
         values = {name: self[name] for name in parameters.LOCAL}
         folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
-        retrain_condition.of_form(values)
+        retrain_condition.drop_empty_condition(values)
         return values | folders | {"nodes": 1, "launcher": "local"}
 
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from components import environment
-from components.environment import SIGNING, signing_key
+from components.environment import SIGNING_NAME, signing_key
 from trainer.base.errors import ConfigError, StorageError
 
 
@@ -41,10 +41,10 @@ def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
     for name in environment._STORE_KEYS:
         monkeypatch.delenv(name, raising=False)
     error = StorageError(
-        "cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known", fix="check it", passing=True
+        "cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known", fix="check it", transient=True
     )
     environment.explain(error, "team-keys")
-    assert not error.passing, "to try again brings no keys into this pod"
+    assert not error.transient, "to try again brings no keys into this pod"
     assert "has no keys" in error.message and "the Secret team-keys is not in its namespace" in error.message
     assert (
         error.fix.startswith("create the Secret team-keys with AWS_ACCESS_KEY_ID") and "check it" in error.fix
@@ -68,15 +68,15 @@ def mounted(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("secret", [SIGNING, "ours"])
+@pytest.mark.parametrize("secret", [SIGNING_NAME, "ours"])
 def test_a_signing_key_is_found(mounted, secret):
     folder = mounted(private="key", public="key")
     assert signing_key(secret, folder) == f"{folder}/private.pem"
 
 
 def test_the_default_secret_need_not_exist(mounted, tmp_path):
-    assert signing_key(SIGNING, str(tmp_path / "nothing")) == ""
-    assert signing_key(SIGNING, mounted()) == ""
+    assert signing_key(SIGNING_NAME, str(tmp_path / "nothing")) == ""
+    assert signing_key(SIGNING_NAME, mounted()) == ""
 
 
 def test_a_secret_that_was_named_must_exist(mounted):
@@ -86,4 +86,4 @@ def test_a_secret_that_was_named_must_exist(mounted):
 
 def test_a_secret_must_hold_the_key(mounted):
     with pytest.raises(ConfigError, match=r"(?s)it contains public\.pem.*--from-file=private\.pem="):
-        signing_key(SIGNING, mounted(public="key"))
+        signing_key(SIGNING_NAME, mounted(public="key"))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from components import environment, hooks, jobs
-from components.hooks import End, Hooks, Listing, NothingNew
+from components.hooks import Hooks, Listing, NothingNew, StepEnd
 from operations import notifications, openlineage
 from trainer.base.errors import ConfigError
 from trainer.model import recipes
@@ -30,7 +30,7 @@ def test_a_step_works_without_any_feature(registered):
     registered()
     assert hooks.before_training(LISTING) is None
     assert hooks.before_gate("root").drift is None and list(hooks.before_gate("root").used()) == []
-    assert hooks.at_end(End("train")) == {}
+    assert hooks.at_end(StepEnd("train")) == {}
 
 
 def test_a_condition_that_no_feature_decides_on_is_refused(registered):
@@ -52,8 +52,8 @@ def test_a_feature_overrides_what_it_needs_and_what_fails_at_the_end_is_logged(r
     later.at_end = lambda end: ended.append(end) or {"used/hours": 1.0}
     registered(b=later, a=Ends())
     assert hooks.before_training(LISTING) == NothingNew("pets v3", "0 new")
-    assert hooks.at_end(End("train")) == {"used/hours": 1.0}
-    assert ended == [End("train")]
+    assert hooks.at_end(StepEnd("train")) == {"used/hours": 1.0}
+    assert ended == [StepEnd("train")]
     assert "ValueError" in caplog.text and "geheim" not in caplog.text
 
 
@@ -62,5 +62,5 @@ def test_what_is_installed_registers_operations():
 
 
 def test_no_job_may_have_the_secrets_of_steps():
-    secrets = {environment.SIGNING, notifications.NOTIFY, openlineage.SECRET}
+    secrets = {environment.SIGNING_NAME, notifications.NOTIFY, openlineage.SECRET}
     assert secrets == jobs.OF_STEPS

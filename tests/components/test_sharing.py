@@ -127,7 +127,7 @@ def test_assistants_end_when_the_leader_fails_but_not_when_it_is_tried_again(tmp
         prepare(root, 2, source="coco:/nonexistent")
     sharing.assist(root, *ASKED, patience=600)
     with pytest.raises(StorageError), sharing.lead(root, CONFIG, 2):
-        raise StorageError("the store is away", passing=True)
+        raise StorageError("the store is away", transient=True)
     begin = time.monotonic()
     sharing.assist(root, *ASKED, patience=1.5)  # It is gone, and waited for.
     assert time.monotonic() - begin >= 1.5

@@ -35,7 +35,7 @@ class Work:
 
 
 def away():
-    raise StorageError("cannot read s3://bucket/x: the server is silent", fix="check it", passing=True)
+    raise StorageError("cannot read s3://bucket/x: the server is silent", fix="check it", transient=True)
 
 
 def killed():
@@ -115,7 +115,7 @@ def work():
     if sys.argv[1] == "handles":
         signal.signal(signal.SIGTERM, saves)
     if sys.argv[1] == "passes":
-        raise StorageError("the store is away", passing=True)
+        raise StorageError("the store is away", transient=True)
     print("working", flush=True)
     time.sleep(60)
 

@@ -12,7 +12,7 @@ import pytest
 from webhook import Webhook
 
 from components import environment, preparation, steps
-from components.hooks import End
+from components.hooks import StepEnd
 from operations import notifications, openlineage
 from trainer.base import log
 from trainer.base.errors import DataError, Interrupted
@@ -183,7 +183,7 @@ def test_a_server_that_hangs_is_not_waited_for_long(server, monkeypatch, caplog)
     monkeypatch.setattr(openlineage, "_TIMEOUT_SECONDS", 0.1)
     server.release.clear()
     began = time.monotonic()
-    openlineage.report(End("prepare", datetime.now(UTC).isoformat(), ARGUMENTS, error="x"))
+    openlineage.report(StepEnd("prepare", datetime.now(UTC).isoformat(), ARGUMENTS, error="x"))
     assert "it took too long" in caplog.text and time.monotonic() - began < 2
 
 

@@ -239,7 +239,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let hope be given up after parts of a second; other values may be named."""
 
     def hurry(**changed: float) -> None:
-        values = {"connect": 1.0, "silence": 0.6, "first": 0.4, "total": 30.0, "wait": 0.03, **changed}
+        values = {"connect": 1.0, "read_timeout": 0.6, "first": 0.4, "total": 30.0, "wait": 0.03, **changed}
         monkeypatch.setattr(environment, "RETRIES", environment.RetryPolicy(**values))
         objects.forget_locations()
 

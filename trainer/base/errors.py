@@ -26,14 +26,14 @@ class KubedetError(Exception):
     """
 
     exit_code = EXIT_USAGE
-    passing = False  # whether a retry may succeed: a server was unavailable, a process was killed
+    transient = False  # whether a retry may succeed: a server was unavailable, a process was killed
 
-    def __init__(self, message: str, *, fix: str = "", passing: bool | None = None) -> None:
+    def __init__(self, message: str, *, fix: str = "", transient: bool | None = None) -> None:
         self.message = redacted(message)
         super().__init__(self.message)
         self.fix = redacted(fix)
-        if passing is not None:
-            self.passing = passing
+        if transient is not None:
+            self.transient = transient
 
     def __str__(self) -> str:
         return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
@@ -101,7 +101,7 @@ class Interrupted(KubedetError):
     """Work that was stopped and continues if it is run again."""
 
     exit_code = EXIT_RETRY
-    passing = True
+    transient = True
 
 
 def first_line(error: BaseException) -> str:

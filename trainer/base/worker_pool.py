@@ -83,7 +83,7 @@ def run(
         raise DataError(
             "a worker process was killed, most likely because memory ran out",
             fix="set data.processes lower or give more memory, and run again: finished pieces are kept",
-            passing=True,
+            transient=True,
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)

@@ -85,7 +85,7 @@ class NormalImage:
     stored_width: int  # of the original image in pixels, before its orientation was applied
     stored_height: int
     orientation: int  # Exif orientation that was applied, 1 to 8; 1 is none
-    deep: bool = False  # whether the original has 16 bits a channel
+    has_16_bits: bool = False  # a channel, in the original
 
     @property
     def turned(self) -> bool:

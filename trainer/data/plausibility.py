@@ -267,7 +267,7 @@ def note_image(
     if fault := size_fault(image, *annotated, boxes):
         stored = f"{image.stored_width}x{image.stored_height} stored"
         problems.add(fault, f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored}")
-    if image.deep:
+    if image.has_16_bits:
         problems.add(reasons.IMAGE_DEEP, name)
 
 

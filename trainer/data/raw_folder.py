@@ -164,7 +164,7 @@ class RawManifest:
     uri: str = ""
     """Of the folder."""
     content: str = ""
-    """Digest of the fetched images, see `content_of`; empty in a plan."""
+    """Digest of the fetched images, see `content_digest`; empty in a plan."""
     sums: str = ""
     """sha256 of the file of rows of SUM."""
     unfetched: int = 0
@@ -227,7 +227,7 @@ def read_manifest(folder: str, name: str = MANIFEST) -> RawManifest:
     return replace(raw, images=storage.join(root, "images", raw.images.rpartition("/")[2]))
 
 
-def content_of(sizes: np.ndarray) -> str:
+def content_digest(sizes: np.ndarray) -> str:
     """Return 16 hex digits that change with the fetched images, from their bytes (0: none)."""
     return hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16]
 
@@ -241,7 +241,7 @@ def read_sizes(raw: RawManifest) -> np.ndarray:
     """Return the bytes of each image by id - 1, int32; 0 if it was not fetched."""
     uri = sizes_uri(raw.uri, raw.content)
     sizes = _numbers(raw, uri)
-    if content_of(sizes) != raw.content:
+    if content_digest(sizes) != raw.content:
         raise DamagedError(f"{uri} is damaged: it differs from its name", fix=_REMEDY.format(raw.uri))
     return sizes
 
@@ -260,7 +260,7 @@ def _numbers(raw: RawManifest, uri: str, sha256: str = "") -> np.ndarray:
 
 def write_fetched(raw_uri: str, sums: np.ndarray) -> tuple[str, str]:
     """Write the files that `read_sizes` and `read_sums` read; return `content` and `sums` of the manifest."""
-    content, data = content_of(sums["bytes"]), npy_bytes(sums)
+    content, data = content_digest(sums["bytes"]), npy_bytes(sums)
     digest = hashlib.sha256(data).hexdigest()
     storage.write_bytes(sizes_uri(raw_uri, content), npy_bytes(sums["bytes"]), confirm=True)
     storage.write_bytes(f"{raw_uri}/sums-{digest[:16]}.npy", data, confirm=True)

@@ -111,7 +111,7 @@ class ShardIndex:
     settings: dict[str, Any] | None = None
     """Keys of the section `data` that they were made with; None before 0.2."""
     content: str = ""
-    """Digest of the raw images, see `trainer.data.raw_folder.content_of`."""
+    """Digest of the raw images, see `trainer.data.raw_folder.content_digest`."""
 
     @property
     def names(self) -> list[str]:

@@ -114,7 +114,7 @@ class Coco2017:
         return "coco:2017" if self.base == Coco2017.base else f"coco:2017,base={self.base}"
 
 
-_PARAMETERS = {"sample": Sample.parse, "openimages": OpenImages.parse, "coco": Coco2017.parse}
+_PARSERS = {"sample": Sample.parse, "openimages": OpenImages.parse, "coco": Coco2017.parse}
 _Parsed = TypeVar("_Parsed")
 
 
@@ -146,7 +146,7 @@ def kind_and_path(source: str) -> tuple[str, str]:
 
 def places(source: str) -> list[str]:
     """Return the URIs that a source is read from, without accessing them."""
-    if parameters := published(source, _PARAMETERS):
+    if parameters := published(source, _PARSERS):
         named = [getattr(parameters, name, "") for name in _URIS]
         return [uri for uri in named if uri and isinstance(uri, str)]
     return [kind_and_path(source)[1]]

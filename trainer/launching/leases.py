@@ -30,7 +30,7 @@ def of_data_root(data_root: str) -> str:
 class HeldError(StorageError):
     """Another process holds the lease."""
 
-    passing = True
+    transient = True
 
 
 class Watch:
@@ -89,7 +89,7 @@ class Lease:
         silent = time.monotonic() - self._seen
         if silent > self._lapse / 2 or self._number != _last(self._folder):
             message = f"this process lost the lease {self._folder}: it did not renew it for {silent:.0f} s"
-            raise StorageError(message, fix="give the same command again", passing=True)
+            raise StorageError(message, fix="give the same command again", transient=True)
 
     def end(self) -> None:
         """Release the lease and delete older objects."""

@@ -17,7 +17,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 _Convolution = TypeVar("_Convolution", bound=nn.Conv2d)
 Names = tuple[tuple[str, str], ...]
 
-TORCHVISION: Names = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1"))
+TORCHVISION_PAIRS: Names = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1"))
 """Names of a convolution and of the layer behind it in torchvision's ResNet, the last in `downsample`."""
 TRANSFORMERS: Names = (("convolution", "normalization"), ("conv", "norm"), ("0", "1"))
 """The same in the backbones and encoders of transformers' detectors."""

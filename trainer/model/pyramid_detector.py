@@ -15,7 +15,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer.data.batch import PADDING
 from trainer.model.architecture import Architecture, recolored
-from trainer.model.batchnorm_folding import TORCHVISION, apply_in_convolutions, fold
+from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, apply_in_convolutions, fold
 from trainer.model.boxes import pairwise_iou
 from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, served
 from trainer.model.focal import BACKGROUND, IGNORED
@@ -112,7 +112,7 @@ class PyramidDetector(Architecture):
         return {**super().thresholds, "nms": self.config.nms_threshold}
 
     def folded(self) -> Self:
-        fold(self.backbone.body, TORCHVISION)
+        fold(self.backbone.body, TORCHVISION_PAIRS)
         return self
 
 
@@ -235,7 +235,7 @@ def build_backbone(
         config.backbone_width, norms[config.norm], block, layers, groups=groups, width_per_group=group_width
     )
     freeze(body, config.trainable_layers)
-    apply_in_convolutions(body, (FrozenBatchNorm2d,), TORCHVISION)
+    apply_in_convolutions(body, (FrozenBatchNorm2d,), TORCHVISION_PAIRS)
     stages = range(first, 6)
     channels = [config.backbone_width * block.expansion * 2 ** (stage - 2) for stage in stages]
     return BackboneWithFPN(

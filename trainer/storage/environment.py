@@ -50,7 +50,7 @@ class RetryPolicy:
     """How long to wait for servers, in seconds."""
 
     connect: float = 10.0  # for a connection
-    silence: float = 30.0  # without a byte of an answer
+    read_timeout: float = 30.0  # without a byte of an answer
     first: float = 15.0  # for the first answer of a server to this process: its address may be wrong
     total: float = 300.0  # for one request with all its retries
     wait: float = 10.0  # between two retries, at most

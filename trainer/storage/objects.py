@@ -100,12 +100,12 @@ class Location:
             self.server = settings.url
         end = time.monotonic() + waits.first
         while problem := web.problem_of(self.server, uri, min(waits.connect, waits.first), waits.first):
-            if not problem.passing or time.monotonic() > end:
+            if not problem.transient or time.monotonic() > end:
                 raise problem
             time.sleep(min(1.0, waits.wait))
         options = _s3_options(settings, bucket) if settings else {}
         try:
-            self.reader = _store(kind, bucket, self.server, options, waits.silence, waits.total / 2)
+            self.reader = _store(kind, bucket, self.server, options, waits.read_timeout, waits.total / 2)
             self.writer = _store(kind, bucket, self.server, options, waits.total, 86_400.0)
             if kind in CLOUDS:  # obstore itself waits for minutes for a missing metadata server.
                 with DaemonThreadPool(1, "credentials") as thread, suppress(FileNotFoundError):
@@ -121,13 +121,13 @@ class Location:
 
 
 def _store(
-    kind: str, bucket: str, server: str, options: dict[str, Any], silence: float, longest: float
+    kind: str, bucket: str, server: str, options: dict[str, Any], read_timeout: float, longest: float
 ) -> ObjectStore:
     """Return obstore's store for requests of at most `longest` seconds."""
     waits, proxy = environment.RETRIES, environment.proxy_of(server)
     client: Any = {
         "allow_http": True, "user_agent": "kubedet", "root_certificate": environment.authorities(),
-        "connect_timeout": timedelta(seconds=waits.connect), "read_timeout": timedelta(seconds=silence),
+        "connect_timeout": timedelta(seconds=waits.connect), "read_timeout": timedelta(seconds=read_timeout),
         "timeout": timedelta(seconds=longest),
     }  # fmt: skip
     if kind in CLOUDS:  # The metadata server is on this machine, not behind a proxy.
@@ -234,7 +234,7 @@ def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
             location.supports_ranges = False
         elif not isinstance(problem, MissingError | Transient):
             forget_locations()  # The environment may be corrected, in a notebook.
-            if problem.passing and not status_of(error):
+            if problem.transient and not status_of(error):
                 problem = web.problem_of(location.server, uri, 5.0, 5.0) or problem
         raise problem from error
 
@@ -269,9 +269,9 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
         fix = "create the bucket, or correct the URI"
         return StorageError(f"cannot {verb} {uri}: no such bucket", fix=fix)
     code = code or {301: "PermanentRedirect", 401: "AccessDenied", 403: "AccessDenied"}.get(status, "")
-    reason, passing = code or f"status {status}", status in web.BUSY
+    reason, transient = code or f"status {status}", status in web.BUSY
     if not status:
-        reason, passing = text.partition("\n")[0].strip()[:300], "HTTP error" in text
+        reason, transient = text.partition("\n")[0].strip()[:300], "HTTP error" in text
         fix = web.RETRY_FIX if isinstance(error, BaseError) else "check the URI, the endpoint and the keys"
         if isinstance(error, InvalidPathError) or "invalid path" in reason:
             fix = "rename the object: no '.', no '..' and nothing empty between slashes"
@@ -282,7 +282,7 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
     else:
         no_store = "check that the endpoint is one of S3, and the store's log"
         fix = _FIXES.get(code, _REFUSED_FIX if status in (401, 403) else no_store)
-    return StorageError(f"cannot {verb} {uri}: {reason}", fix=fix, passing=passing)
+    return StorageError(f"cannot {verb} {uri}: {reason}", fix=fix, transient=transient)
 
 
 class _File:

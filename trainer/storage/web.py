@@ -89,7 +89,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # leads to the IPv4 address in t
 class Transient(StorageError):
     """Bytes were cut off, altered or of two versions: the next try may succeed."""
 
-    passing = True
+    transient = True
 
 
 class RangePastEnd(Transient):
@@ -99,7 +99,7 @@ class RangePastEnd(Transient):
 class Corrupt(Transient, DamagedError):
     """The bytes do not have the expected hash."""
 
-    passing = False
+    transient = False
 
 
 class RangesNotSupported(StorageError):
@@ -124,7 +124,9 @@ def no_answer(uri: str, error: BaseException) -> StorageError:
         return StorageError(f"cannot read {uri}: no trusted connection: {reason}", fix=fix)
     who = "the proxy" if isinstance(cause, urllib3.exceptions.ProxyError) else "the server"
     reason = str(cause).rpartition("] ")[2].rstrip("\"')")
-    return StorageError(f"cannot read {uri}: no answer from {who}: {reason}", fix=_NETWORK_FIX, passing=True)
+    return StorageError(
+        f"cannot read {uri}: no answer from {who}: {reason}", fix=_NETWORK_FIX, transient=True
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -335,10 +337,10 @@ def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
     return b"".join(blocks)
 
 
-def problem_of(server: str, uri: str, connect: float, silence: float) -> StorageError | None:
+def problem_of(server: str, uri: str, connect: float, read_timeout: float) -> StorageError | None:
     """Ask a server for any answer within some seconds; return the error about a URI if there is none."""
     try:
-        timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(silence, 0.1))
+        timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(read_timeout, 0.1))
         client = environment.web_client(server)
         client.request("HEAD", server, timeout=timeout, retries=False, redirect=False)
     except urllib3.exceptions.ProtocolError:
@@ -352,7 +354,7 @@ def answers(uri: str, seconds: float) -> bool:
     """Return whether the server of a web address gives any answer within some seconds; it is asked once."""
     with DaemonThreadPool(1) as thread, suppress(TimeoutError):  # A name lookup has no timeout.
         problem = thread.submit(problem_of, uri, uri, seconds, seconds).result(timeout=seconds)
-        return problem is None or not problem.passing
+        return problem is None or not problem.transient
     return False
 
 
@@ -419,7 +421,7 @@ def _check_status(status: int, uri: str) -> None:
     if status >= 300:
         kind, busy = RefusedError if status in (401, 403) else StorageError, status in BUSY
         fix = "run again later" if busy else "check the address and who may read it"
-        raise kind(f"cannot read {uri}: the server answers {status}", fix=fix, passing=busy)
+        raise kind(f"cannot read {uri}: the server answers {status}", fix=fix, transient=busy)
 
 
 def _request(
@@ -429,7 +431,7 @@ def _request(
     policy.check(hop)
     token = _tokens.get(_place(hop), {}) if policy.is_named(hop) else {}
     waits = environment.RETRIES
-    timeout = urllib3.Timeout(connect=waits.connect, read=waits.silence)
+    timeout = urllib3.Timeout(connect=waits.connect, read=waits.read_timeout)
     retries = urllib3.Retry(
         total=None, connect=4, read=3, redirect=False, status=12, other=0, status_forcelist=BUSY,
         backoff_factor=min(0.2, waits.wait), backoff_max=waits.wait, raise_on_status=False,
@@ -508,7 +510,7 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
             yield block
             if time.monotonic() - began > environment.RETRIES.total / 2 + received / _MIN_BYTES_PER_SECOND:
                 message = f"cannot read {uri}: the server is too slow"
-                raise StorageError(message, fix=RETRY_FIX, passing=True)
+                raise StorageError(message, fix=RETRY_FIX, transient=True)
     except _CONNECTION_ERRORS as error:
         message = f"cannot read {uri}: the connection broke off ({error})"
         raise Transient(message, fix=RETRY_FIX) from error

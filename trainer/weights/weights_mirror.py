@@ -366,7 +366,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             f"model.weights: {uri} is not in {mirror_of(data_root)}, and cannot be fetched from "
             f"{address}: {error.message.removeprefix(f'cannot read {address}: ')}",
             fix=f"{remedy}; --set model.weights={NO_WEIGHTS} trains from scratch",
-            passing=False,
+            transient=False,
         ) from None
     if not is_torchvision:
         listing = {"kind": "weights", "version": 1, "uri": uri, "files": [asdict(file)]}

@@ -121,7 +121,7 @@ class ClusterBackend(Backend):
             try:
                 uid = job_objects.create_all(self.cluster, manifests)
             except ApiError as error:
-                if error.passing:
+                if error.transient:
                     lost = error
                 elif error.status == 409:
                     time.sleep(next(self.timings.waits()))
@@ -223,7 +223,7 @@ class ClusterBackend(Backend):
                             history.watch(kind, job)
                         status = self._status(name, kind, job, 0.0)
                     except ApiError as error:
-                        if not error.passing or time.monotonic() - answered > timings.outage:
+                        if not error.transient or time.monotonic() - answered > timings.outage:
                             raise
                         self.cluster.report_trouble(error.message)
                         wait = next(waits)

@@ -51,7 +51,7 @@ class ApiError(LaunchError):
     """The API server refused a request, or did not answer."""
 
     def __init__(self, message: str, *, status: int = 0, absent: bool = False, fix: str = "") -> None:
-        super().__init__(message, fix=fix, passing=status == 0 or status in _RETRY_STATUSES)
+        super().__init__(message, fix=fix, transient=status == 0 or status in _RETRY_STATUSES)
         self.status = status  # The HTTP status; 0 is no answer.
         self.absent = absent  # Whether the object does not exist, while its resource and namespace do.
         self.unknown = status == 404 and not absent
@@ -60,7 +60,7 @@ class ApiError(LaunchError):
         self.forbidden = status == 403 and not by_others  # Whether RBAC refuses it.
         self.webhook_away = "failed calling webhook" in message or "no endpoints available" in message
         """Whether it failed only because an admission webhook, mostly a controller's, does not answer."""
-        if not self.passing:
+        if not self.transient:
             self.exit_code = EXIT_USAGE
 
 
@@ -189,7 +189,7 @@ class Cluster:
                 retry_after = 0.0
             wait = max(next(waits), retry_after)
             longest = max(patience, self.timings.outage) if patience and refusal.webhook_away else patience
-            if not refusal.passing or time.monotonic() + wait > began + longest:
+            if not refusal.transient or time.monotonic() + wait > began + longest:
                 raise refusal from None
             if wait > _MIN_REPORTED_WAIT:
                 self.report_trouble(refusal.message)

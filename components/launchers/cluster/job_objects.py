@@ -50,7 +50,7 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
             if unseen and time.monotonic() < end:
                 time.sleep(next(waits))
                 continue
-            if not error.passing and error.status != 409:  # Else there may be a job that needs them.
+            if not error.transient and error.status != 409:  # Else there may be a job that needs them.
                 for dependency in dependencies:
                     with suppress(ApiError):  # The refusal of the job says more.
                         _send_object(cluster, "delete", dependency)
@@ -236,7 +236,7 @@ def _refusal(cluster: Cluster, kind: Kind) -> ApiError | None:
     except ApiError as error:
         if error.webhook_away or error.forbidden:
             return error
-        if error.passing or (error.unknown and 'namespaces "' in error.message):
+        if error.transient or (error.unknown and 'namespaces "' in error.message):
             raise
         return error if error.unknown else None
     return None

@@ -122,7 +122,7 @@ def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hi
         return LaunchError(
             f"the training saved its state and ended: it had no heartbeat from this step; {_ended(pod)}",
             fix=f"{_RESUME_FIX}; job.launcher_timeout sets the limit",
-            passing=True,
+            transient=True,
         )
     lines = list(last_lines.get(pod.name, ()))
     message = own_message(lines)
@@ -171,11 +171,11 @@ class _StopRequest(BaseException):
     """A stop signal was received. Not an Exception: no handler of errors may catch it."""
 
 
-Out = Callable[[str], None]  # Takes a line.
+PrintLine = Callable[[str], None]  # Takes a line.
 _print = partial(print, flush=True)
 
 
-def run(backend: Backend, job: JobSpec, out: Out = _print, look: Look | None = None) -> None:
+def run(backend: Backend, job: JobSpec, out: PrintLine = _print, look: Look | None = None) -> None:
     """Run a job to its end, or adopt the same one if it runs already.
 
     On SIGTERM or SIGINT the job is deleted before anything else; but if this is a step's pod whose run
@@ -196,7 +196,7 @@ def run(backend: Backend, job: JobSpec, out: Out = _print, look: Look | None = N
             Watch(backend, job, submitted, out, look).to_the_end()
             return
         except ApiError as error:
-            if submitted is not None and error.passing:
+            if submitted is not None and error.transient:
                 error.message += f"; the job {job.name} goes on by itself"
                 error.fix = f"run the same again to adopt it; `{delete}` ends it"
             raise
@@ -228,7 +228,7 @@ class Watch:
     """Watches one job and enforces its limits; `out` takes each line, and `look` each status."""
 
     def __init__(
-        self, backend: Backend, job: JobSpec, fingerprint: str, out: Out, look: Look | None = None
+        self, backend: Backend, job: JobSpec, fingerprint: str, out: PrintLine, look: Look | None = None
     ) -> None:
         self._backend, self._job, self._out, self._onlooker = backend, job, out, look
         self._hash = fingerprint

@@ -171,7 +171,7 @@ def test_heic_is_read(make, inspect):
 def test_twelve_bits_in_a_16_bit_file_are_scaled_by_their_range(scenes):
     picture = scenes[0][0].convert("L")
     image = normalize(png_of_12_bits(picture), 1600, 100)
-    assert image.deep
+    assert image.has_16_bits
     got = np.asarray(Image.open(io.BytesIO(image.jpeg)).convert("RGB")).astype(int)
     expected = np.asarray(picture.convert("RGB")).astype(int)
     assert np.corrcoef(got.ravel(), expected.ravel())[0, 1] > 0.99 and got.max() > 250 and got.min() < 5

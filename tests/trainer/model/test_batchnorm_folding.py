@@ -11,7 +11,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.batchnorm_folding import TORCHVISION, NormedConv2d, apply_in_convolutions
+from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, NormedConv2d, apply_in_convolutions
 
 
 def with_statistics(detector):
@@ -55,7 +55,7 @@ def both(request):
     torch.manual_seed(0)
     theirs = with_statistics(request.param(norm_layer=FrozenBatchNorm2d)).double()
     ours = copy.deepcopy(theirs)
-    apply_in_convolutions(ours, (FrozenBatchNorm2d,), TORCHVISION)
+    apply_in_convolutions(ours, (FrozenBatchNorm2d,), TORCHVISION_PAIRS)
     return theirs, ours
 
 
@@ -92,7 +92,7 @@ def test_applied_anew_they_are_the_present_ones_of_this_copy(both, pixels):
 
 def test_applied_anew_they_can_be_compiled_and_exported(pixels):
     ours = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), FrozenBatchNorm2d(4)).double()
-    apply_in_convolutions(ours, (FrozenBatchNorm2d,), TORCHVISION)
+    apply_in_convolutions(ours, (FrozenBatchNorm2d,), TORCHVISION_PAIRS)
     assert isinstance(ours[0], NormedConv2d)
     expected = ours(pixels)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)(pixels)
@@ -103,5 +103,5 @@ def test_applied_anew_they_can_be_compiled_and_exported(pixels):
 
 def test_a_convolution_with_a_bias_is_left_to_its_layer():
     body = nn.Sequential(nn.Conv2d(3, 4, 3), FrozenBatchNorm2d(4))
-    apply_in_convolutions(body, (FrozenBatchNorm2d,), TORCHVISION)
+    apply_in_convolutions(body, (FrozenBatchNorm2d,), TORCHVISION_PAIRS)
     assert not isinstance(body[0], NormedConv2d) and type(body[1]) is FrozenBatchNorm2d

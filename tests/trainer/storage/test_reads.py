@@ -165,7 +165,7 @@ def test_there_is_an_end_to_waiting(proxy, data, hurried, kind, copies):
 def test_a_signal_ends_a_read_at_once(proxy, bucket, hurried, size):
     (bucket / "x").write_bytes(bytes(size))
     assert storage.exists("s3://bucket/x")
-    hurried(silence=30, total=30)
+    hurried(read_timeout=30, total=30)
     proxy.fail("stall", times=100, parts=size > 5)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()

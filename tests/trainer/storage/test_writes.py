@@ -49,7 +49,7 @@ def test_a_large_file_is_sent_in_parts(proxy, bucket, small_parts, tmp_path):
 @pytest.mark.parametrize("kind", ["drop", "lost", "status", "spoil"])
 @pytest.mark.parametrize("size", [10 * KB, 300 * KB])
 def test_what_arrives_wrongly_is_sent_again(proxy, bucket, small_parts, hurried, kind, size):
-    hurried(silence=10.0)  # a loaded store that is given up takes its parts away meanwhile
+    hurried(read_timeout=10.0)  # a loaded store that is given up takes its parts away meanwhile
     content = os.urandom(size)
     proxy.fail(kind, method="PUT", times=3)
     storage.write_bytes("s3://bucket/x", content)
@@ -93,7 +93,7 @@ def test_a_failed_upload_leaves_nothing(proxy, bucket, small_parts, hurried):
 @pytest.mark.slow
 def test_a_slow_link_takes_a_large_part(bucket, hurried, monkeypatch):
     """Two seconds of a link with 12 MB a second: longer than it may be silent."""
-    hurried(connect=0.2, silence=1.5, total=20.0)
+    hurried(connect=0.2, read_timeout=1.5, total=20.0)
     content, taken = os.urandom(24 * 2**20), bytearray()
     answer = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
 

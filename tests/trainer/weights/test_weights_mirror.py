@@ -134,7 +134,7 @@ def test_where_they_cannot_be_had_key_address_and_remedy_are_told(weights_server
     for remedy in (f"kubedet weights fetch {uri} --data-root {tmp_path}", "--set model.weights=none",
                    f"{tmp_path}/weights/torchvision/resnet50-11ad3fa6.pth"):  # fmt: skip
         assert remedy in caught.value.fix
-    assert not caught.value.passing
+    assert not caught.value.transient
     check_available("", str(tmp_path))
 
 
@@ -278,7 +278,7 @@ def test_a_refusal_of_the_hub_tells_the_page_and_what_is_missing(
     words = ("/org/gated is there", "set HF_TOKEN", "conditions are accepted", "--set model.weights=none")
     assert all(each in caught.value.fix for each in words)
     assert not token or token not in f"{caught.value}{caplog.text}"
-    assert not caught.value.passing and not list(tmp_path.rglob("*.safetensors"))
+    assert not caught.value.transient and not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_what_can_be_no_token_is_refused_without_telling_it(weights_server, tmp_path, monkeypatch):

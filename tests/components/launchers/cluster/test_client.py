@@ -44,7 +44,7 @@ def test_patience_has_an_end(cluster, fake_cluster, fault):
     with pytest.raises(ApiError, match="cannot list pods in namespace default") as error:
         pods.of_job(cluster, KIND, "train", patience=0.3)
     assert time.monotonic() - begun < 20
-    assert error.value.passing and error.value.exit_code == 1 and error.value.fix
+    assert error.value.transient and error.value.exit_code == 1 and error.value.fix
 
 
 def test_a_token_that_was_rotated_is_read_again(cluster, fake_cluster):
