@@ -33,8 +33,7 @@ class Picture(NamedTuple):
     """An image with its boxes."""
 
     file_name: str
-    image: Image.Image | None
-    """None if it cannot be read: `fault` says why."""
+    image: Image.Image | None  # None if it cannot be read: `fault` says why.
     boxes: list[Box]
     fault: str = ""
 

@@ -46,13 +46,11 @@ SETTINGS = (
 )  # fmt: skip
 """Keys of the section `data` that determine raw tables."""
 
-_MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024
-"""Bytes of images in flight, estimated by their mean size."""
+_MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024  # Bytes of images in flight, estimated by their mean size.
 _BLOCK_BYTES = 4 * 1024 * 1024
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
-_LIST_AT_ONCE_BELOW = 10_000
-"""Images up to which one listing is faster than one for each folder."""
+_LIST_AT_ONCE_BELOW = 10_000  # Images up to which one listing is faster than one for each folder.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _MAX_FAILURES_IN_A_ROW = 50
 """Images in a row (plus twice the connections) that fail before the source counts as down."""
@@ -77,8 +75,7 @@ class _Failure(NamedTuple):
     origin: str
     reason: str
     detail: str
-    requested: bool = True
-    """Whether the source was asked for it; False if its listing shows the fault."""
+    requested: bool = True  # Whether the source was asked for it; False if its listing shows the fault.
 
 
 _Outcome = tuple[np.ndarray, dict[int, _Failure]]
@@ -328,15 +325,11 @@ class _Image:
     file_name: str
     origin: str
     target: str
-    place: int
-    """Digest of the target, see `image_keys.place_digest`."""
-    failure: _Failure | None
-    """Why it cannot be fetched."""
-    size: int
-    """Stored bytes; 0 if it has to be fetched."""
+    place: int  # Digest of the target, see `image_keys.place_digest`.
+    failure: _Failure | None  # Why it cannot be fetched.
+    size: int  # Stored bytes; 0 if it has to be fetched.
     sha256: bytes = UNKNOWN_HASH
-    requested: bool = False
-    """Whether the source was asked for it now."""
+    requested: bool = False  # Whether the source was asked for it now.
 
 
 class _Fetch:

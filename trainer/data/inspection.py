@@ -53,21 +53,15 @@ class Report:
 
     kind: str
     uri: str
-    classes: list[str]
-    """By label."""
+    classes: list[str]  # By label.
     splits: dict[str, SplitReport]
     statistics: dict[str, SplitStatistics]
-    problems: dict[str, int]
-    """Counts by reason."""
-    examples: dict[str, list[str]]
-    """By reason."""
+    problems: dict[str, int]  # Counts by reason.
+    examples: dict[str, list[str]]  # By reason.
     warnings: list[str]
-    read_as: str = ""
-    """How a source was interpreted."""
-    fingerprint: str = ""
-    """Empty for a source."""
-    errors: list[tuple[str, str]] = field(default_factory=list)
-    """Problems and remedies."""
+    read_as: str = ""  # How a source was interpreted.
+    fingerprint: str = ""  # Empty for a source.
+    errors: list[tuple[str, str]] = field(default_factory=list)  # Problems and remedies.
     near_duplicates: list[DuplicatePair] = field(default_factory=list)
     looked_at: SampledImages = SampledImages()
 

@@ -33,11 +33,9 @@ from trainer.data.problem_counts import BAD_IMAGES, UNLISTED_BOXES, Cases, Probl
 from trainer.data.samples import RawRow
 from trainer.data.sources.source import SOURCE_ROW
 
-VERSION = 5
-"""Increase it if the same source gives other raw tables."""
+VERSION = 5  # Increase it if the same source gives other raw tables.
 
-BLOCK = 1000
-"""Images of a block."""
+BLOCK = 1000  # Images of a block.
 
 ROW = pa.schema([("image_id", pa.int64()), ("key", pa.string()), *SOURCE_ROW])
 """A row of a split's table: an id that is unique in the data set, a key that is unique in the split."""
@@ -96,8 +94,7 @@ class Table:
             self._file = pq.ParquetFile(storage.local_copy(uri, sha256=sha256))
             if not self._file.schema_arrow.equals(ROW):
                 raise pa.ArrowInvalid("it has other columns")
-        self.blocks = self._file.metadata.num_row_groups
-        """All but the last have BLOCK rows."""
+        self.blocks = self._file.metadata.num_row_groups  # All but the last have BLOCK rows.
 
     def __len__(self) -> int:
         """Rows."""
@@ -123,13 +120,10 @@ class Table:
 class Category:
     """A class of the data."""
 
-    id: int
-    """Label, from 0."""
+    id: int  # Label, from 0.
     name: str
-    original_id: int | str = ""
-    """Of the source."""
-    frequency: str = ""
-    """r, c or f: that of LVIS, else empty."""
+    original_id: int | str = ""  # Of the source.
+    frequency: str = ""  # r, c or f: that of LVIS, else empty.
 
 
 @dataclass(frozen=True)
@@ -148,29 +142,20 @@ class RawManifest:
     version: int
     fingerprint: str
     source: str
-    images: str
-    """URI of the folder of the images."""
+    images: str  # URI of the folder of the images.
     splits: dict[str, SplitCounts]
     categories: list[Category]
-    hierarchy: dict[str, list[int]]
-    """Labels of all categories above one, by its label as text."""
+    hierarchy: dict[str, list[int]]  # Labels of all categories above one, by its label as text.
     problems: dict[str, Cases]
-    tables: dict[str, str] = field(default_factory=dict)
-    """sha256 of the table of each split."""
-    warnings: list[str] | None = None
-    """See `trainer.data.plausibility`; None if it was not checked."""
+    tables: dict[str, str] = field(default_factory=dict)  # sha256 of the table of each split.
+    warnings: list[str] | None = None  # See `trainer.data.plausibility`; None if it was not checked.
     settings: dict[str, Any] | None = None
     """Keys of the section `data` that it was made with; None in files from before 0.2."""
-    uri: str = ""
-    """Of the folder."""
-    content: str = ""
-    """Digest of the fetched images, see `content_digest`; empty in a plan."""
-    sums: str = ""
-    """sha256 of the file of rows of SUM."""
-    unfetched: int = 0
-    """Images that the source was asked for and did not give."""
-    data_version: str = ""
-    """Name of these data, see `components.data_versions`."""
+    uri: str = ""  # Of the folder.
+    content: str = ""  # Digest of the fetched images, see `content_digest`; empty in a plan.
+    sums: str = ""  # sha256 of the file of rows of SUM.
+    unfetched: int = 0  # Images that the source was asked for and did not give.
+    data_version: str = ""  # Name of these data, see `components.data_versions`.
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, without empty fields that are optional."""

@@ -30,8 +30,7 @@ class RawRow(TypedDict):
     width: int
     height: int
     boxes: list[RawBox]
-    original_id: str
-    """JSON, as is `extra`."""
+    original_id: str  # JSON, as is `extra`.
     fault_reason: str
     fault_detail: str
     version: str
@@ -42,10 +41,8 @@ class RawRow(TypedDict):
 class Annotation(TypedDict):
     """A box of a sample."""
 
-    category_id: int
-    """Label."""
-    bbox: list[float]
-    """x, y, width, height in pixels of the stored image."""
+    category_id: int  # Label.
+    bbox: list[float]  # x, y, width, height in pixels of the stored image.
     area: float
     iscrowd: int
 
@@ -64,14 +61,12 @@ class Record(AnnotatedImage):
     image_id: int
     file_name: str
     original_id: NotRequired[int | str]
-    extra: NotRequired[dict[str, Any]]
-    """Further data of the source, in the source's form."""
+    extra: NotRequired[dict[str, Any]]  # Further data of the source, in the source's form.
     tile: NotRequired[list[int]]
     """Left, top, width and height in the image that this sample is a tile of (`trainer.data.tiles`)."""
 
 
-Sample = tuple[bytes, Record]
-"""A stored JPEG and its record."""
+Sample = tuple[bytes, Record]  # A stored JPEG and its record.
 
 
 class IndexedRecord(Record):

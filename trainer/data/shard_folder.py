@@ -20,8 +20,7 @@ from trainer.data.problem_counts import Cases
 from trainer.data.raw_folder import Category
 from trainer.data.statistics import SplitStatistics
 
-VERSION = 5
-"""Of shards and their index. Increase it if the same raw images give other shards."""
+VERSION = 5  # Of shards and their index. Increase it if the same raw images give other shards.
 
 INDEX = "index.json"
 NOTE = ".damaged"
@@ -72,8 +71,7 @@ class DuplicatePair:
 
     splits: list[str]
     file_names: list[str]
-    rows: list[int] = field(default_factory=list)
-    """Of both in their splits."""
+    rows: list[int] = field(default_factory=list)  # Of both in their splits.
 
 
 @dataclass(frozen=True)
@@ -94,24 +92,19 @@ class ShardIndex:
     categories: list[Category]
     splits: dict[str, ShardSplit]
     problems: dict[str, int]
-    class_counts: dict[str, dict[str, int]]
-    """Boxes of each class by name, of each split."""
+    class_counts: dict[str, dict[str, int]]  # Boxes of each class by name, of each split.
     kind: str = "shards"
     version: int = VERSION
-    uri: str = ""
-    """Not stored, because a folder may be moved."""
-    hierarchy: dict[str, list[int]] = field(default_factory=dict)
-    """See `raw_folder.RawManifest`."""
+    uri: str = ""  # Not stored, because a folder may be moved.
+    hierarchy: dict[str, list[int]] = field(default_factory=dict)  # See `raw_folder.RawManifest`.
     warnings: list[str] = field(default_factory=list)
     near_duplicates: list[DuplicatePair] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
-    files: dict[str, StoredFile] = field(default_factory=dict)
-    """Tables of samples and ground truth, by name."""
+    files: dict[str, StoredFile] = field(default_factory=dict)  # Tables of samples and ground truth, by name.
     settings: dict[str, Any] | None = None
     """Keys of the section `data` that they were made with; None before 0.2."""
-    content: str = ""
-    """Digest of the raw images, see `trainer.data.raw_folder.content_digest`."""
+    content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.content_digest`.
 
     @property
     def names(self) -> list[str]:
@@ -136,8 +129,7 @@ class ShardIndex:
 class Sidecar:
     """The record of one shard."""
 
-    block: int
-    """Of the raw table that its images are from."""
+    block: int  # Of the raw table that its images are from.
     samples: int
     boxes: int
     bytes: int
@@ -145,10 +137,8 @@ class Sidecar:
     quarantined: list[Quarantined]
     problems: dict[str, Cases]
     statistics: SplitStatistics
-    rows: list[Any]
-    """`samples.IndexedRecord` of each sample, not checked when it is loaded."""
-    hashes: str = ""
-    """See `plausibility.picture_hash`, in base64; empty in older files."""
+    rows: list[Any]  # `samples.IndexedRecord` of each sample, not checked when it is loaded.
+    hashes: str = ""  # See `plausibility.picture_hash`, in base64; empty in older files.
 
     def write(self, folder: str, name: str) -> None:
         """Write it next to its shard of that name (without extension)."""

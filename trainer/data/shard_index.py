@@ -43,8 +43,7 @@ class Fetched(Enum):
     STORED = "stored"
     BUSY = "busy"
     """Another process or thread is fetching it, or one whose hash begins alike; or it was cancelled."""
-    FULL = "full"
-    """No room: all copies are in use, or the folder cannot be written."""
+    FULL = "full"  # No room: all copies are in use, or the folder cannot be written.
 
 
 class _Cancelled(Exception):
@@ -223,8 +222,7 @@ class ShardDataset:
             )
         self.index = index
         self.names = Classes(index.categories, index.hierarchy)
-        self.categories = self.names.categories
-        """In COCO's form, with original_id."""
+        self.categories = self.names.categories  # In COCO's form, with original_id.
         self.fingerprint = index.fingerprint
         self.shards = index.splits[split].shards
         name = f"{split}.samples.npy"

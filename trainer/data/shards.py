@@ -51,18 +51,14 @@ SETTINGS = ("shard_bytes", "min_side", "max_side", "jpeg_quality", "min_box_side
 _TILED = ("tile", "tile_overlap", "empty_images")
 """Further ones of shards of tiles: the fingerprint of others is that of earlier versions."""
 
-MIN_SIDE = 0.1
-"""Boxes with a shorter side, in pixels, count as having no area."""
+MIN_SIDE = 0.1  # Boxes with a shorter side, in pixels, count as having no area.
 _ROUNDING = 1e-6
 """Pixels outside of the image that are rounding errors of boxes that are shares of its sides."""
-_MAX_HASHED_IMAGES = 100_000
-"""Most images of a split that are compared with those of other splits."""
+_MAX_HASHED_IMAGES = 100_000  # Most images of a split that are compared with those of other splits.
 _QUARANTINED_SHOWN = 100
 _TAR_BLOCK, _RECORD = 512, 10240  # Headers and data are padded to the one, the file to the other.
-_READ_AHEAD_BYTES = 64 * 1024 * 1024
-"""Most bytes of raw images that are fetched ahead, or one image."""
-_READERS = 16
-"""Connections of each process: one processor cannot use more."""
+_READ_AHEAD_BYTES = 64 * 1024 * 1024  # Most bytes of raw images that are fetched ahead, or one image.
+_READERS = 16  # Connections of each process: one processor cannot use more.
 
 
 @dataclass(frozen=True)
@@ -71,16 +67,12 @@ class ShardTask:
 
     raw: RawManifest
     config: DataConfig
-    uri: str
-    """Folder of the shards."""
+    uri: str  # Folder of the shards.
     split: str
-    name: str
-    """Of the shard, without extension."""
+    name: str  # Of the shard, without extension.
     block: int
-    rows: list[int]
-    """Positions of the images in the block of the table, in the order of the shard."""
-    sizes: list[int]
-    """Bytes of each raw image."""
+    rows: list[int]  # Positions of the images in the block of the table, in the order of the shard.
+    sizes: list[int]  # Bytes of each raw image.
     hashes: list[str]
     """sha256 of each raw image; "" if it is unknown."""
 
@@ -529,10 +521,8 @@ class _Split:
         self._truth = GroundTruthWriter(classes) if split != "train" else None
         self._rows: list[np.ndarray] = [np.zeros(0, SAMPLE)]
         self._shards: list[shard_folder.Shard] = []
-        self.names: list[str] = []
-        """Of the shards, without extension."""
-        self.hashes: list[np.ndarray] = [plausibility.hashes_of(b"")]
-        """Of the pictures, uint64 [N, 4]."""
+        self.names: list[str] = []  # Of the shards, without extension.
+        self.hashes: list[np.ndarray] = [plausibility.hashes_of(b"")]  # Of the pictures, uint64 [N, 4].
         self.statistics = statistics.describe([], len(classes.categories))
         self.quarantined: list[Quarantined] = []
 

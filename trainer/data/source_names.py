@@ -16,8 +16,7 @@ FORMS = (
     "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
     "COCO, VOC or YOLO folder, or a zip or tar of one"
 )
-KINDS = ("coco", "voc", "yolo")
-"""Kinds of folders, before the colon."""
+KINDS = ("coco", "voc", "yolo")  # Kinds of folders, before the colon.
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 """Of archives that can be unpacked."""

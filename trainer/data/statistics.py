@@ -33,11 +33,9 @@ class SplitStatistics:
     images: int
     images_without_boxes: int
     crowds: int
-    boxes_of_class: list[int]
-    """By label."""
+    boxes_of_class: list[int]  # By label.
     images_of_class: list[int]
-    box_side: list[int]
-    """Counts in the bins of BINS, as are those below."""
+    box_side: list[int]  # Counts in the bins of BINS, as are those below.
     box_share: list[int]
     box_aspect: list[int]
     image_side: list[int]

@@ -7,8 +7,7 @@ from trainer.data.samples import Annotation
 
 MIN_VISIBLE = 0.25  # a box is kept in a crop or tile while at least this share of its area is visible
 Window = tuple[int, int, int, int]  # left, top, width, height in pixels of the stored image
-TILE_ID_STEP = 2**32
-"""The id of a tile is its image's id plus a multiple of it, so that ids stay unique."""
+TILE_ID_STEP = 2**32  # The id of a tile is its image's id plus a multiple of it, so that ids stay unique.
 _OVERLAP = 0.2  # of models that are older than the option
 _MIN_SIDE = 1.0  # pixels; thinner parts of boxes are dropped
 

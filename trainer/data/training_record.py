@@ -57,8 +57,7 @@ class Header:
     shards: str
     raw: str
     source: str
-    classes: list[str]
-    """Names by label."""
+    classes: list[str]  # Names by label.
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,7 @@ class RecordedImage:
     split: str
     image: str
     annotations: str
-    seen: bool
-    """Whether it is in the shards."""
+    seen: bool  # Whether it is in the shards.
 
 
 @dataclass(frozen=True)
@@ -79,12 +77,10 @@ class DatasetDiff:
     """How a source differs from a record."""
 
     new: int = 0
-    changed: int = 0
-    """Images with the same key and other bytes or annotations."""
+    changed: int = 0  # Images with the same key and other bytes or annotations.
     removed: int = 0
     other_classes: bool = False
-    excluded: int = 0
-    """Removed images that are in `trainer.data.exclusions`."""
+    excluded: int = 0  # Removed images that are in `trainer.data.exclusions`.
 
     @property
     def images(self) -> int:

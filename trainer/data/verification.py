@@ -46,8 +46,7 @@ class Verified:
 
     kind: str
     uri: str
-    files: int = 0
-    """Shards, or raw images."""
+    files: int = 0  # Shards, or raw images.
     images: int = 0
     bytes: int = 0
     problems: list[str] = field(default_factory=list)
