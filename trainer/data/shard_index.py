@@ -14,7 +14,6 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,19 +36,6 @@ _MAX_DOWNLOADS = 2
 logger = logging.getLogger(__name__)
 
 
-class Fetched(Enum):
-    """The outcome of fetching a shard."""
-
-    STORED = "stored"
-    BUSY = "busy"
-    """Another process or thread is fetching it, or one whose hash begins alike; or it was cancelled."""
-    FULL = "full"  # No room: all copies are in use, or the folder cannot be written.
-
-
-class _Cancelled(Exception):
-    """The shard is not needed any more."""
-
-
 class ShardCache(CopyCache):
     """Copies of shards in one folder, for any number of objects, threads and processes."""
 
@@ -57,8 +43,13 @@ class ShardCache(CopyCache):
 
     def fetch(
         self, uri: str, sha256: str, size: int, is_cancelled: Callable[[], bool] = lambda: False
-    ) -> Fetched:
-        """Copy a shard here, unless it is here or there is no room; `is_cancelled` is called now and then."""
+    ) -> bool:
+        """Copy a shard here, unless it is here; return False if there is no room or the folder is read-only.
+
+        Raises:
+            CacheBusy: another process or thread is fetching it, or `is_cancelled`, which is called now and
+                then, returned True.
+        """
 
         def copy(path: Path) -> None:
             """Read it piece by piece in this thread: ending the process waits for no other thread."""
@@ -67,7 +58,7 @@ class ShardCache(CopyCache):
                 with path.open("wb") as file:
                     for start in range(0, size, _PIECE):
                         if is_cancelled():
-                            raise _Cancelled
+                            raise CacheBusy
                         data = storage.read_range(uri, start, min(_PIECE, size - start))
                         digest.update(data)
                         file.write(data)
@@ -82,13 +73,11 @@ class ShardCache(CopyCache):
 
         name = f"{sha256}.tar"
         if (self.folder / name).exists():
-            return Fetched.STORED
+            return True
         if self.asked == 0:
-            return Fetched.FULL
+            return False
         try:
             os.close(self.add(name, size, copy))
-        except (CacheBusy, _Cancelled):
-            return Fetched.BUSY
         except OSError as error:  # From the folder: errors of the store are StorageErrors.
             if not self._warned:
                 self._warned = True
@@ -97,8 +86,8 @@ class ShardCache(CopyCache):
                     "(%s sets the folder, %s the most gigabytes)",
                     self.folder, error.strerror or error, FOLDER, LIMIT,
                 )  # fmt: skip
-            return Fetched.FULL
-        return Fetched.STORED
+            return False
+        return True
 
 
 _OPEN_FILES = 256
@@ -152,16 +141,18 @@ class ShardFiles:
 
     def _fetch(self, shard: int) -> None:
         """Fetch a shard as long as it is expected, unless it does not fit."""
-        wanted, outcome = self._shards[shard], Fetched.BUSY
+        uri, wanted = self._uris[shard], self._shards[shard]
         try:
-            while outcome is Fetched.BUSY and shard in self._expected:
-                outcome = self._cache.fetch(
-                    self._uris[shard], wanted.sha256, wanted.bytes, lambda: shard not in self._expected
-                )
-                if outcome is Fetched.BUSY:
+            while shard in self._expected:
+                try:
+                    is_here = self._cache.fetch(
+                        uri, wanted.sha256, wanted.bytes, lambda: shard not in self._expected
+                    )
+                    if is_here and shard in self._expected:
+                        self._open(shard)  # An open copy is not evicted.
+                    break
+                except CacheBusy:
                     time.sleep(_BUSY_SECONDS)
-            if outcome is Fetched.STORED and shard in self._expected:
-                self._open(shard)  # An open copy is not evicted.
         except StorageError as error:
             self._failed[shard] = error
         finally:

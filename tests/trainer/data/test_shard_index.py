@@ -15,9 +15,9 @@ from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import shard_index
 from trainer.data.download import download
-from trainer.data.shard_index import Fetched, ShardCache, ShardDataset
+from trainer.data.shard_index import ShardCache, ShardDataset
 from trainer.data.shards import shard
-from trainer.storage.cache import FOLDER
+from trainer.storage.cache import FOLDER, CacheBusy
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000, val_fraction=0.0)
 NAMES = [f"{number}.jpg" for number in range(20)]
@@ -193,7 +193,7 @@ def test_what_arrives_damaged_once_is_fetched_again(store, tmp_path, monkeypatch
     (one,) = shards(store, 1)
     answers = [b"x" * SIZE, bytes(SIZE)]
     monkeypatch.setattr(shard_index.storage, "read_range", lambda *_: answers.pop(0))
-    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.STORED
+    assert ShardCache(tmp_path, SIZE).fetch(*one)
 
 
 def test_what_arrives_damaged_always_is_named_and_not_kept(store, tmp_path):
@@ -215,11 +215,12 @@ def test_what_a_killed_process_left_is_removed_and_its_room_free(store, tmp_path
     command = [sys.executable, "-c", script, str(tmp_path), *two[0][:2]]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        assert ShardCache(tmp_path, SIZE).fetch(*two[0]) is Fetched.BUSY
-        assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.FULL
+        with pytest.raises(CacheBusy):
+            ShardCache(tmp_path, SIZE).fetch(*two[0])
+        assert not ShardCache(tmp_path, SIZE).fetch(*two[1])
         process.kill()
     assert list(tmp_path.glob("*.part"))
-    assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.STORED
+    assert ShardCache(tmp_path, SIZE).fetch(*two[1])
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -229,10 +230,10 @@ def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, limits[1]))  # The system refuses what is longer.
     try:
-        assert [cache.fetch(*one) for one in many] == [Fetched.FULL] * 2
+        assert [cache.fetch(*one) for one in many] == [False] * 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
     (message,) = [record.getMessage() for record in caplog.records]
     assert ": File too large; images are read" in message and FOLDER in message
-    assert cache.fetch(*many[0]) is Fetched.STORED
+    assert cache.fetch(*many[0])
