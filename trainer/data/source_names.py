@@ -3,9 +3,8 @@
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, get_args
 from urllib.parse import unquote
 
 from trainer import storage
@@ -113,21 +112,16 @@ class Coco2017:
         return "coco:2017" if self.base == Coco2017.base else f"coco:2017,base={self.base}"
 
 
-_PARSERS = {"sample": Sample.parse, "openimages": OpenImages.parse, "coco": Coco2017.parse}
-_Parsed = TypeVar("_Parsed")
-
-
-def published(source: str, parsers: Mapping[str, Callable[[str], _Parsed]]) -> _Parsed | None:
-    """Parse the parameters of a published set, or of the sample, by kind; return None for a path."""
+def published(source: str) -> Sample | OpenImages | Coco2017 | None:
+    """Return the parameters of a published set, or of the sample; None for a path."""
     refuse_userinfo(source, "the source")
-    text = source.strip()
-    kind, _, rest = text.partition(":")
-    if kind == "sample" and (rest or text in ("sample", "sample:")):
-        return parsers[kind](rest)
+    kind, _, rest = source.strip().partition(":")
+    if kind == "sample":
+        return Sample.parse(rest)
     if kind == "openimages":
-        return parsers[kind](rest)
+        return OpenImages.parse(rest)
     if kind == "coco" and rest.partition(",")[0].strip() == "2017":
-        return parsers[kind](rest.partition(",")[2])
+        return Coco2017.parse(rest.partition(",")[2])
     return None
 
 
@@ -145,7 +139,7 @@ def kind_and_path(source: str) -> tuple[str, str]:
 
 def places(source: str) -> list[str]:
     """Return the URIs that a source is read from, without accessing them."""
-    if parameters := published(source, _PARSERS):
+    if parameters := published(source):
         named = [getattr(parameters, name, "") for name in _URIS]
         return [uri for uri in named if uri and isinstance(uri, str)]
     return [kind_and_path(source)[1]]

@@ -1,14 +1,7 @@
 """Sources of images and boxes, named by a text.
 
-    sample                      generated images; sample:images=300,seed=0,size=160
-    coco:PATH                   a COCO JSON, or a folder with such files; images near it or by coco_url
-    coco:2017                   COCO 2017 from its zips; coco:2017,base=URI from a mirror
-    voc:PATH                    PASCAL VOC's XML: Annotations, JPEGImages, ImageSets/Main, or beside images
-    yolo:PATH                   a YOLO folder with data.yaml, or that file
-    openimages:PARAMETERS       Open Images V7; see trainer.data.sources.openimages
-    PATH                        a folder or file that is recognised as one of coco, voc and yolo
-
-PATH may be a URI that `trainer.storage` reads, and a zip or tar of such a folder.
+docs/data.md lists the texts: `coco:PATH`, `sample:images=300`, or a path whose kind is recognised. A path may
+be a URI that `trainer.storage` reads, and a zip or tar.
 """
 
 import hashlib
@@ -27,7 +20,7 @@ from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import source_names
 from trainer.data.problem_counts import Problems
-from trainer.data.source_names import FORMS, SUFFIXES
+from trainer.data.source_names import FORMS, SUFFIXES, Coco2017, OpenImages, Sample
 from trainer.data.sources.coco import Coco2017Source, CocoSource, annotation_files
 from trainer.data.sources.files import Unpacked, unpack
 from trainer.data.sources.openimages import OpenImagesSource
@@ -42,8 +35,8 @@ _KINDS: dict[str, Callable[[str, str], Source]] = {
     "yolo": lambda location, confined: YoloSource(location, confined=confined),
 }
 """Constructors by kind, of a location and of a folder that no path may leave."""
-_PUBLISHED: dict[str, Callable[[str], Source]] = {
-    "sample": SampleSource.parse, "openimages": OpenImagesSource.parse, "coco": Coco2017Source.parse,
+_PUBLISHED: dict[type, Callable[..., Source]] = {
+    Sample: SampleSource, OpenImages: OpenImagesSource, Coco2017: Coco2017Source,
 }  # fmt: skip
 
 
@@ -55,8 +48,8 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
     """
     config = config or DataConfig()
     reading = Reading(config.boxes_from, config.box_format)
-    if published := source_names.published(source, _PUBLISHED):
-        return _with_reading(published, reading)
+    if parameters := source_names.published(source):
+        return _with_reading(_PUBLISHED[type(parameters)](**vars(parameters)), reading)
     kind, path = source_names.kind_and_path(source)
     uri = storage.absolute(os.path.expanduser(path) if storage.is_local(path) else path)
     if storage.is_local(uri) and not os.path.exists(uri):

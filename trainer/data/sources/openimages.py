@@ -1,14 +1,6 @@
 """Open Images (https://storage.googleapis.com/openimages/web): the boxes of V7.
 
-    openimages:                                   all images with boxes
-    openimages:splits=validation                  some of its splits: train, validation, test
-    openimages:images=ids.txt                     the images of a list, lines `split/image_id`
-    openimages:subset=mlperf                      the 264 classes of MLPerf's detector
-    openimages:hierarchy=expand,rotation=apply    see `OpenImagesSource`
-    openimages:base=URI,pixels=URI                a mirror of the CSV files, of the images
-
-data.classes (names or MIDs) and data.max_images choose classes and the number of images. A lone split is
-train whatever its name.
+`trainer.data.source_names.OpenImages` describes the parameters. A lone split is train whatever its name.
 
 The CSV files are read a block at a time. Boxes need the columns ImageID, LabelName (a MID such as /m/01g317),
 XMin, XMax, YMin, YMax (fractions of the stored image's sides) and IsGroupOf (1: one box around many objects).
