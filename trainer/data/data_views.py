@@ -115,6 +115,12 @@ class RawImages:
                 rows = rows.filter(pa.array(sizes[rows["image_id"].to_numpy() - 1] > 0))
             yield from rows.combine_chunks().to_batches()
 
+    def rows(self) -> Iterator[RawRow]:
+        """Yield the rows of all splits."""
+        for split in self.splits:
+            for batch in self.batches(split):
+                yield from batch.to_pylist()
+
     def problems(self) -> Problems:
         return Problems.of(self.manifest.problems)
 

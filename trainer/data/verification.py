@@ -4,9 +4,10 @@ import hashlib
 import io
 import logging
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from trainer import storage
@@ -57,7 +58,6 @@ class _Part(NamedTuple):
 
     name: str
     problems: list[str]
-    files: int = 0
     images: int = 0
     bytes: int = 0
 
@@ -72,7 +72,7 @@ def verify(text: str, threads: int = 0) -> Verified:
         DataError: the index is damaged.
         StorageError: the folder cannot be reached.
     """
-    view = open_view(text)
+    view, cores = open_view(text), worker_pool.available_cores()
     damaged: list[_Part] = []
     if isinstance(view, Shards):
         shards = []
@@ -90,25 +90,12 @@ def verify(text: str, threads: int = 0) -> Verified:
                 raise
             except (StorageError, DataError) as error:
                 damaged.append(_Part(f"annotations/{split}.json", [error.message]))
-        cores = threads or worker_pool.available_cores()
-        parts = worker_pool.run(_verify_shard, shards, cores, processes=False)
+        parts = worker_pool.run(_verify_shard, shards, threads or cores, processes=False)
         total = sum(view.index.samples.values())
     elif isinstance(view, RawImages):
         raw = view.manifest
-        sizes, sums = raw_folder.read_sizes(raw), raw_folder.read_sums(raw)
-        tasks = (
-            (
-                view.manifest,
-                row,
-                int(sizes[row["image_id"] - 1]),
-                raw_folder.known_hash(sums, row["image_id"]),
-            )
-            for split in view.splits
-            for batch in view.batches(split)
-            for row in batch.to_pylist()
-        )
-        workers = threads or 4 * worker_pool.available_cores()
-        parts = worker_pool.run(_verify_image, tasks, workers, processes=False)
+        verify_image = partial(_verify_image, raw, raw_folder.read_sizes(raw), raw_folder.read_sums(raw))
+        parts = worker_pool.run(verify_image, view.rows(), threads or 4 * cores, processes=False)
         total = raw.listed_images
     else:
         raise ConfigError(
@@ -118,7 +105,7 @@ def verify(text: str, threads: int = 0) -> Verified:
     result = Verified(view.kind, view.uri)
     with log.progress("verify", total, "images") as bar:
         for part in parts:
-            result.files += part.files
+            result.files += 1
             result.images += part.images
             result.bytes += part.bytes
             damaged += [part] if part.problems else []
@@ -164,42 +151,39 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
                 if size < stop:
                     lost += 1
                     continue
-                problem = ""
-                sample = parse_sample(row, data)
-                if sample is None:
-                    problem = "its bytes differ from the index"
-                else:
+                where = f"{shard.name}, image id {row['image_id']}"
+                if sample := parse_sample(row, data):
                     try:
                         decode(sample[0], int(row["width"]), int(row["height"]))
                     except ValueError as error:
-                        problem = f"{_UNDECODABLE}: {error}"
-                if problem:
-                    problems.append(f"{shard.name}, image id {row['image_id']}: {problem}")
+                        problems.append(f"{where}: {_UNDECODABLE}: {error}")
+                else:
+                    problems.append(f"{where}: its bytes differ from the index")
             while block := file.read(_BLOCK):
                 digest.update(block)
                 size += len(block)
     except ResourceError:  # The shard may be sound.
         raise
     except StorageError as error:
-        return _Part(shard.name, [error.message, *problems], 1, images, size)
+        return _Part(shard.name, [error.message, *problems], images, size)
     if size != shard.bytes:
         without = f"; {lost} of its {len(rows)} images are not in it" if lost else ""
         problems.insert(0, f"{shard.name}: {size:,} bytes, not {shard.bytes:,}{without}")
     elif digest.hexdigest() != shard.sha256:
         note(dataset.uri, shard.name)
         problems.insert(0, f"{shard.name}: its sha256 is {digest.hexdigest()}, not {shard.sha256}")
-    return _Part(shard.name, problems, 1, images, size)
+    return _Part(shard.name, problems, images, size)
 
 
-def _verify_image(task: tuple[RawManifest, RawRow, int, str]) -> _Part:
-    raw, row, size, sha256 = task
-    place = raw.image_uri(row)
+def _verify_image(raw: RawManifest, sizes: np.ndarray, sums: np.ndarray | None, row: RawRow) -> _Part:
+    place, size = raw.image_uri(row), int(sizes[row["image_id"] - 1])
+    sha256 = raw_folder.known_hash(sums, row["image_id"])
     try:
         data = storage.read_bytes(place)
     except ResourceError:
         raise
     except StorageError as error:
-        return _Part(row["file_name"], [f"{place}: {error.message}"], 1, 1)
+        return _Part(row["file_name"], [f"{place}: {error.message}"], 1)
     problem = ""
     if len(data) != size:
         problem = f"{len(data):,} bytes, not {size:,}"
@@ -212,7 +196,7 @@ def _verify_image(task: tuple[RawManifest, RawRow, int, str]) -> _Part:
         except Exception as error:  # decoders of damaged bytes raise nearly anything
             check_resources(error, place)
             problem = f"{_UNDECODABLE}: {error}"
-    return _Part(row["file_name"], [f"{place}: {problem}"] if problem else [], 1, 1, len(data))
+    return _Part(row["file_name"], [f"{place}: {problem}"] if problem else [], 1, len(data))
 
 
 def repair(text: str, threads: int = 0) -> Verified:
@@ -257,14 +241,13 @@ def _repair_raw(folder: str, threads: int) -> None:
     damaged = {problem.partition(": ")[0]: problem for problem in verify(folder, threads).problems}
     view, sums = RawImages(raw), raw_folder.read_sums(raw)
     changed = False
-    for split in view.splits if damaged else ():
-        for row in chain.from_iterable(batch.to_pylist() for batch in view.batches(split)):
-            place = raw.image_uri(row)
-            if place in damaged:
-                _LOG.warning("repairing %s", damaged[place])
-                data = read_again(raw.source, row["origin"], tuple(config.allow_hosts))
-                changed |= hashlib.sha256(data).hexdigest() != raw_folder.known_hash(sums, row["image_id"])
-                storage.write_bytes(place, data, confirm=True)
+    for row in view.rows() if damaged else ():
+        place = raw.image_uri(row)
+        if place in damaged:
+            _LOG.warning("repairing %s", damaged[place])
+            data = read_again(raw.source, row["origin"], tuple(config.allow_hosts))
+            changed |= hashlib.sha256(data).hexdigest() != raw_folder.known_hash(sums, row["image_id"])
+            storage.write_bytes(place, data, confirm=True)
     if changed:  # The source has other bytes now: count and hash the stored images again.
         for name in storage.list_files(storage.join(folder, "fetched")):
             storage.delete(storage.join(folder, "fetched", name))
