@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -313,14 +312,6 @@ def bundle(tmp_path, monkeypatch):
     published_models.publish(make_bundle(tmp_path / "runs/a/model", name="cards"), "data_root", "cards")
     (tmp_path / "images").mkdir()
     Image.new("RGB", (192, 96), "white").save(tmp_path / "images/a.jpg")
-
-
-def test_code_that_reads_shards_works(shards, tmp_path, monkeypatch):
-    shutil.copytree(shards, tmp_path / "data_root/shards/0123abcd")
-    monkeypatch.chdir(tmp_path)
-    (text,) = blocks("data", "python")
-    done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)
-    assert len(done.stdout.splitlines()) > 20
 
 
 def test_code_that_calls_a_model_works(bundle, capsys):
