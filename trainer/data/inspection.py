@@ -14,7 +14,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import plausibility, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.data_views import RawImages, Shards, SourceRows, as_picture, open_view
-from trainer.data.images import SHARES, SHARES_UPRIGHT, NormalImage, UnreadableImage, normalize, place_box
+from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize, place_box
 from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, note_image
 from trainer.data.preview import sheet
 from trainer.data.problem_counts import Cases, Problems
@@ -209,10 +209,7 @@ def _read_rows(
                 chosen = [row for row in sound if is_sized(row) is in_pixels]
                 part = statistics.describe(cleaned_samples(chosen, labels, problems), labels)
                 if not in_pixels:
-                    empty: dict[str, Any] = {
-                        name: [0] * len(part.histogram(name)) for name in _PIXEL_HISTOGRAMS
-                    }
-                    part = replace(part, **empty)
+                    part = replace(part, **{name: [0] * len(vars(part)[name]) for name in _PIXEL_HISTOGRAMS})
                 total += part
             bar.update(len(rows))
     return total, sample
@@ -231,29 +228,28 @@ def _read_images(
     tasks = [(split, number) for split, rows in sample.items() for number in range(len(rows))]
     hashes = {split: [plausibility.NO_HASH] * len(rows) for split, rows in sample.items()}
 
-    def read(task: tuple[str, int]) -> tuple[str, int, NormalImage | tuple[str, str]]:
-        row = sample[task[0]][task[1]]
+    def read(task: tuple[str, int]) -> Problems:
+        split, number = task
+        row, found = sample[split][number], Problems()
+        name, size = row["file_name"], (row["width"], row["height"])
         try:
-            return *task, normalize(view.read(row), _MAX_SIDE, _JPEG_QUALITY, row["orientation"])
+            image = normalize(view.read(row), _MAX_SIDE, _JPEG_QUALITY, row["orientation"])
+            hashes[split][number] = plausibility.picture_hash(image.jpeg)
+            boxes = [place_box(bbox_of(box), image, *size) for box in row["boxes"]]
+            note_image(name, image, size, boxes, found)
         except MissingError as error:
-            return *task, (reasons.IMAGE_MISSING, error.message)
+            found.add(reasons.IMAGE_MISSING, f"{name}: {error.message}")
         except StorageError as error:
-            return *task, (reasons.IMAGE_NOT_FETCHED, error.message)
+            found.add(reasons.IMAGE_NOT_FETCHED, f"{name}: {error.message}")
         except (UnreadableImage, DataError) as error:
-            return *task, (reasons.IMAGE_UNREADABLE, str(error))
+            found.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
+        return found
 
     workers = max(_READERS, worker_pool.available_cores())
     with log.progress("inspect images", len(tasks), "images") as bar:
-        for split, number, outcome in worker_pool.run(read, tasks, workers, processes=False):
-            row = sample[split][number]
+        for found in worker_pool.run(read, tasks, workers, processes=False):
+            problems.merge(found.cases())
             bar.update(1)
-            if isinstance(outcome, tuple):
-                problems.add(outcome[0], f"{row['file_name']}: {outcome[1]}")
-                continue
-            hashes[split][number] = plausibility.picture_hash(outcome.jpeg)
-            size = (row["width"], row["height"])
-            boxes = [place_box(bbox_of(box), outcome, *size) for box in row["boxes"]]
-            note_image(row["file_name"], outcome, size, boxes, problems)
     return problems, {split: plausibility.hashes_of(b"".join(one)) for split, one in hashes.items()}
 
 
