@@ -10,15 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
-from PIL import Image
-from PIL.AvifImagePlugin import AvifImageFile
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
+from PIL import AvifImagePlugin, BmpImagePlugin, GifImagePlugin, Image, PngImagePlugin, WebPImagePlugin  # noqa: F401
 from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
-from PIL.WebPImagePlugin import WebPImageFile
-from pillow_heif import HeifImageFile, register_heif_opener
+from pillow_heif import register_heif_opener
 
 from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
@@ -40,11 +35,7 @@ _START_OF_SCAN = b"\xff\xda"
 
 # Importing a plugin registers it; formats that run other programs (EPS) are not used. JPEG includes MPO.
 register_heif_opener()
-_PLUGINS = (
-    JpegImageFile, PngImageFile, WebPImageFile, BmpImageFile, GifImageFile, TiffImageFile, AvifImageFile,
-    HeifImageFile,
-)  # fmt: skip
-_FORMATS = [plugin.format for plugin in _PLUGINS]
+_FORMATS = ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF"]
 _BITS_PER_SAMPLE = 258  # TIFF tag
 
 _PERCENTILES = (0.1, 99.9)
@@ -198,18 +189,14 @@ def place_box(
     stored = (image.stored_width, image.stored_height)
     displayed = stored[::-1] if image.turned else stored
     base = displayed
-    if annotated == SHARES:
-        x, y, w, h = bbox
-        bbox = [x * stored[0], y * stored[1], w * stored[0], h * stored[1]]
-        bbox = _turn(bbox, *stored, image.orientation)
-    elif annotated == SHARES_UPRIGHT:
-        x, y, w, h = bbox
-        bbox = [x * displayed[0], y * displayed[1], w * displayed[0], h * displayed[1]]
-    elif annotated == stored and annotated != displayed:
-        bbox = _turn(bbox, *stored, image.orientation)
-    elif annotated != displayed and 0 not in annotated:
+    if annotated in (SHARES, SHARES_UPRIGHT):
+        sides = stored if annotated == SHARES else displayed
+        bbox = [value * side for value, side in zip(bbox, 2 * sides, strict=True)]
+    elif annotated not in (stored, displayed) and 0 not in annotated:
         proportions = annotated[0] * displayed[1] / (annotated[1] * displayed[0])
         base = annotated if abs(proportions - 1) < 0.01 else displayed
+    if annotated == SHARES or annotated == stored != displayed:
+        bbox = _turn(bbox, *stored, image.orientation)
     scale_x, scale_y = image.width / base[0], image.height / base[1]
     if scale_x == 1 and scale_y == 1:
         return bbox
