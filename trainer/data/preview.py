@@ -3,6 +3,7 @@
 import dataclasses
 import textwrap
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -61,16 +62,17 @@ def training_sheet(
     dataset = ShardDataset(view.uri, "train")
     samples = len(dataset)
     whole = min(config.train.global_batch or config.train.batch_size * config.train.accumulate, samples)
+    world = World(0, 1, torch.device("cpu"))
     loader = TrainLoader(
         dataset, dataclasses.replace(config.loader, decoder="cpu"), global_batch=whole,
-        batch_size=config.train.batch_size, seed=config.train.seed, world=World(0, 1, torch.device("cpu")),
+        batch_size=config.train.batch_size, seed=config.train.seed, world=world,
         max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
-        weights=image_weights(dataset, config.loader),
+        weights=image_weights(dataset, config.loader, world),
     )  # fmt: skip
     # The first step that begins in the epoch.
     batches = loader.batches(-(-epoch * samples // whole) * whole)
     drawn: list[Picture] = []
-    try:
+    with closing(loader), closing(batches):
         while len(drawn) < min(count, samples):
             batch = next(batches)
             for row, image_id in enumerate(batch.image_ids):
@@ -88,9 +90,6 @@ def training_sheet(
                 image = Image.fromarray(np.ascontiguousarray(pixels))
                 name = f"image id {image_id}, at {batch.images.shape[-1]} px"
                 drawn.append(Picture(name, image, boxes))
-    finally:
-        batches.close()
-        loader.close()
     return sheet(drawn[:count], view.names), drawn[:count], f"train as epoch {epoch} sees them"
 
 

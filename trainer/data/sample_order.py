@@ -138,28 +138,24 @@ def rank_positions(start: int, whole: int, batch_size: int, *, world_size: int, 
 _CHECKED_IMAGES = 64  # images that `check_verified` reads
 
 
-def image_weights(
-    dataset: ShardDataset, config: LoaderConfig, world: "World | None" = None
-) -> np.ndarray | None:
+def image_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -> np.ndarray | None:
     """Return how often each sample is read in relation to others; None if all are read alike.
 
-    With a `world`, rank 0 reads the annotations for all processes: a collective.
+    A collective: rank 0 reads the annotations for all processes.
     """
+    from trainer.launching.distributed import broadcast  # imports PyTorch
+
     if config.sampling == "plain":
         return None
     weights: np.ndarray | None = None
-    if world is None or world.is_main:
+    if world.is_main:
         images, labels = dataset.classes()
         if config.sampling == "repeat_factor":
             weights = repeat_factors(images, labels, len(dataset), config.repeat_threshold)
         else:
             weights = class_shares(images, labels, len(dataset))
-    if world is None:
-        return weights
-    from trainer.launching.distributed import broadcast  # imports PyTorch
-
-    shared: np.ndarray | None = broadcast(weights, world)
-    return shared
+    weights = broadcast(weights, world)
+    return weights
 
 
 def check_verified(dataset: ShardDataset) -> None:

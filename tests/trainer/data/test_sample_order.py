@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -18,6 +19,7 @@ from trainer.data.sample_order import (
     repeat_factors,
 )
 from trainer.data.shard_index import ShardDataset
+from trainer.launching.distributed import World
 
 
 def test_reads_stay_within_a_window_of_shards():
@@ -131,12 +133,15 @@ def test_the_weights_of_a_split_follow_from_its_boxes(shards):
         for index in range(len(dataset))
     ]
     images, labels = dataset.classes()
+    world = World(0, 1, torch.device("cpu"))
     assert [set(labels[images == index].tolist()) for index in range(len(dataset))] == classes
     assert len(images) == sum(map(len, classes))
-    assert image_weights(dataset, LoaderConfig()) is None
+    assert image_weights(dataset, LoaderConfig(), world) is None
     config = LoaderConfig(sampling="repeat_factor", repeat_threshold=0.9)
-    assert np.array_equal(image_weights(dataset, config), repeat_factors(images, labels, len(dataset), 0.9))
-    balanced = image_weights(dataset, LoaderConfig(sampling="class_balanced"))
+    assert np.array_equal(
+        image_weights(dataset, config, world), repeat_factors(images, labels, len(dataset), 0.9)
+    )
+    balanced = image_weights(dataset, LoaderConfig(sampling="class_balanced"), world)
     assert balanced.sum() == pytest.approx(len(dataset.categories) + ([] in map(list, classes)))
 
 
