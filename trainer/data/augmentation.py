@@ -63,9 +63,8 @@ class Augmentation:
             config, scale=[1.0, 1.0], zoom_out=0.0, iou_crop=0.0,
             brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, channel_shuffle=0.0,
         )  # fmt: skip
-        self._plain_from = math.inf
-        if epochs is not None and config.plain_epochs:
-            self._plain_from = epochs - config.plain_epochs
+        last = config.plain_epochs
+        self._plain_from = epochs - last if last and epochs is not None else math.inf
         self._composes = bool(config.mosaic or config.mixup)
         self._reach = min(MAX_LOOK_AHEAD, max(1, len(sizes) - 1))
 

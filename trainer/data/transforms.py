@@ -217,14 +217,8 @@ class Drawing:
         x = whole_width - x - place_width if view.flip else x
         y = whole_height - y - place_height if view.flip_vertical else y
         below, right = y + place_height, x + place_width
-        if y:
-            square[:y].fill(view.fill)
-        if below < whole_height:
-            square[below:].fill(view.fill)
-        if x:
-            square[y:below, :x].fill(view.fill)
-        if right < whole_width:
-            square[y:below, right:].fill(view.fill)
+        for padding in (square[:y], square[below:], square[y:below, :x], square[y:below, right:]):
+            padding.fill(view.fill)
         resized = (height, width) != (place_height, place_width)
         turned = view.flip or view.flip_vertical
         crop, place = pixels[top : top + height, left : left + width], square[y:below, x:right]

@@ -152,9 +152,9 @@ class _Annotations:
         self._offsets[key] = self._lines.tell()
         self._lines.write(json.dumps(vars(annotation)).encode() + b"\n")
 
-    def get(self, key: str) -> VocAnnotation | None:
+    def get(self, key: str) -> VocAnnotation:
         if key not in self._offsets:
-            return None
+            return VocAnnotation(fault=f"no Annotations/{key}.xml")
         self._lines.seek(self._offsets[key])
         return VocAnnotation(**json.loads(self._lines.readline()))
 
@@ -165,7 +165,7 @@ def _entries(
     """Yield the images of a split."""
     positions = {category.name: position for position, category in enumerate(categories)}
     for key in keys:
-        annotation = annotations.get(key) or VocAnnotation(fault=f"no Annotations/{key}.xml")
+        annotation = annotations.get(key)
         image = layout.image(key, annotation.file_name)
         if isinstance(image, str):
             yield Entry(key, "", 0, 0, [], fault=(reasons.IMAGE_MISSING, image))
