@@ -20,8 +20,7 @@ from trainer.data.sample_order import Place, SampleStream
 from trainer.data.samples import Record
 from trainer.data.transforms import EXTRA, View, color_map, random_view, random_window, sample_draws
 
-MAX_LOOK_AHEAD = 256
-"""The other samples of a picture come from this many next positions of the stream, so from near shards."""
+MAX_LOOK_AHEAD = 256  # Next positions of the stream from which the other samples of a picture come.
 _CENTRE = (0.3, 0.4)  # least position of a mosaic's centre, and the range above it, as shares of the side
 _BLEND = (0.4, 0.2)  # least share of the first image in mix-up, and the range above it
 _IDENTITY = np.eye(3, 4, dtype=np.float32)

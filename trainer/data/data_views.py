@@ -25,8 +25,7 @@ _MAX_SIDE, _JPEG_QUALITY = 1600, 95
 LOCAL_SAMPLE_SIZE, REMOTE_SAMPLE_SIZE = 2000, 100
 """Images of a split that `inspect` reads on this machine, and in an object store."""
 
-Box = tuple[int, list[float], bool]
-"""Label, [x, y, width, height] in pixels of the image, and whether it is a crowd region."""
+Box = tuple[int, list[float], bool]  # Label, [x, y, width, height] in pixels, and whether it is a crowd.
 
 
 class Picture(NamedTuple):

@@ -52,8 +52,7 @@ _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
 _LIST_AT_ONCE_BELOW = 10_000  # Images up to which one listing is faster than one for each folder.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
-_MAX_FAILURES_IN_A_ROW = 50
-"""Images in a row (plus twice the connections) that fail before the source counts as down."""
+_MAX_FAILURES_IN_A_ROW = 50  # Failures in a row, plus two a connection, by which the source counts as down.
 _PATH_COLUMNS = ("key", "file_name", "origin", "version")
 _COLUMNS = ["image_id", *_PATH_COLUMNS, "fault_reason", "fault_detail"]
 _REPORT = pa.schema(

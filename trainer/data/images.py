@@ -22,8 +22,7 @@ IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".heic", ".heif", ".avif",
 )  # fmt: skip
 
-MAX_PIXELS = 178_956_970
-"""Larger images are refused before they are decoded: a small file can claim any size."""
+MAX_PIXELS = 178_956_970  # Larger images are refused undecoded: a small file can claim any size.
 
 _SAMPLINGS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4))
 """Horizontal and vertical sampling of the brightness that every decoder supports."""

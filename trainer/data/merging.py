@@ -31,8 +31,7 @@ from trainer.data.sources.source import Category, Source
 
 _READ_AHEAD = 32  # Images that are read at the same time.
 _MAX_BAD_FRACTION = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
-SAME_PLACE = 0.9
-"""Intersection over union above which two boxes are in the same place; as in page/corrections.js."""
+SAME_PLACE = 0.9  # IoU from which two boxes are in the same place; as in page/corrections.js.
 _MAX_SIDE, _JPEG_QUALITY = 65_535, 95
 
 
@@ -114,18 +113,15 @@ class MergeResult:
     folder: str
     images: dict[str, int] = field(default_factory=dict)  # Of the new set, by split.
     boxes: dict[str, int] = field(default_factory=dict)
-    corrected: Counter[str] = field(default_factory=Counter)
-    """Images with the boxes of a correction, by split."""
+    corrected: Counter[str] = field(default_factory=Counter)  # Images with corrected boxes, by split.
     added: int = 0  # Images of the corrections that the set did not have.
     new_classes: list[str] = field(default_factory=list)
     contested: list[str] = field(default_factory=list)
     """Images with different boxes in several corrections: the last one is used."""
-    renamed: list[str] = field(default_factory=list)
-    """Images of the corrections whose name another image of the set has."""
+    renamed: list[str] = field(default_factory=list)  # Corrected images whose names others of the set have.
     left_out: list[str] = field(default_factory=list)  # Unreadable images of the set, with the reason.
     boxes_left_out: int = 0  # Boxes of the set that are not four finite numbers, or of an unknown class.
-    boxes_kept: int = 0
-    """Boxes that corrected images keep: crowds, and of classes that the corrections do not have."""
+    boxes_kept: int = 0  # Boxes of corrected images: crowds, and of classes that the corrections lack.
 
 
 class _SourceSet:

@@ -149,8 +149,7 @@ class RawManifest:
     problems: dict[str, Cases]
     tables: dict[str, str] = field(default_factory=dict)  # sha256 of the table of each split.
     warnings: list[str] | None = None  # See `trainer.data.plausibility`; None if it was not checked.
-    settings: dict[str, Any] | None = None
-    """Keys of the section `data` that it was made with; None in files from before 0.2."""
+    settings: dict[str, Any] | None = None  # Keys of `data` that it was made with; None before 0.2.
     uri: str = ""  # Of the folder.
     content: str = ""  # Digest of the fetched images, see `content_digest`; empty in a plan.
     sums: str = ""  # sha256 of the file of rows of SUM.

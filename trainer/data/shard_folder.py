@@ -102,8 +102,7 @@ class ShardIndex:
     quarantined: list[Quarantined] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)  # Tables of samples and ground truth, by name.
-    settings: dict[str, Any] | None = None
-    """Keys of the section `data` that they were made with; None before 0.2."""
+    settings: dict[str, Any] | None = None  # Keys of `data` that they were made with; None before 0.2.
     content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.content_digest`.
 
     @property

@@ -52,8 +52,7 @@ _TILED = ("tile", "tile_overlap", "empty_images")
 """Further ones of shards of tiles: the fingerprint of others is that of earlier versions."""
 
 MIN_SIDE = 0.1  # Boxes with a shorter side, in pixels, count as having no area.
-_ROUNDING = 1e-6
-"""Pixels outside of the image that are rounding errors of boxes that are shares of its sides."""
+_ROUNDING = 1e-6  # Pixels outside of the image that are rounding errors of boxes as shares of its sides.
 _MAX_HASHED_IMAGES = 100_000  # Most images of a split that are compared with those of other splits.
 _QUARANTINED_SHOWN = 100
 _TAR_BLOCK, _RECORD = 512, 10240  # Headers and data are padded to the one, the file to the other.

@@ -17,8 +17,7 @@ FORMS = (
 )
 KINDS = ("coco", "voc", "yolo")  # Kinds of folders, before the colon.
 
-SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-"""Of archives that can be unpacked."""
+SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")  # Of archives.
 
 OPENIMAGES_SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _URIS = ("images", "base", "pixels")
@@ -58,8 +57,7 @@ class OpenImages:
     """Parameters of the source `openimages`."""
 
     splits: str = "train+validation+test"  # Joined by +; an image list has its own.
-    images: str = ""
-    """URI of a list of images, a line `split/image_id` each, in the format of the official downloader."""
+    images: str = ""  # URI of a list of images, in lines `split/image_id` as of the official downloader.
     subset: Literal["all", "mlperf"] = "all"  # mlperf: the 264 classes of MLPerf's detector.
     hierarchy: Literal["keep", "expand", "none"] = "keep"
     """keep: for evaluation; expand: each object also has a box of every class above its own."""

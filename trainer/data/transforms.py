@@ -34,15 +34,13 @@ _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 class View(NamedTuple):
     """Which part of an image is shown, where in the square, and the grey around it."""
 
-    divisor: int
-    """The decoder divides the sides by it: 1, 2, 4 or 8. The crop is in pixels of the divided image."""
+    divisor: int  # The decoder divides the sides by it: 1, 2, 4 or 8. The crop is in the result.
     crop: tuple[int, int, int, int]  # left, top, width, height
     place: tuple[int, int, int, int]  # left, top, width, height in pixels of the square
     flip: bool
     flip_vertical: bool
     fill: int = FILL
-    by_centre: bool = False
-    """Whether boxes are kept if their centre is shown, instead of a quarter of their area."""
+    by_centre: bool = False  # Keep boxes if their centre is shown, instead of a quarter of their area.
 
     @property
     def scales(self) -> Scales:

@@ -105,8 +105,7 @@ class Unpacked:
 
     folder: str
     keeper: TemporaryFolder  # Removes the folder when it is garbage-collected.
-    versions: dict[str, str] = field(default_factory=dict)
-    """Bytes and checksum of each file, by its relative name."""
+    versions: dict[str, str] = field(default_factory=dict)  # Bytes and checksum by relative name.
 
 
 _unpacked: dict[tuple[str, str], Unpacked] = {}

@@ -52,8 +52,7 @@ class Scene:
     colors: tuple[Color, Color]
     angle: float
     seed: tuple[int, int]
-    shapes: list[Shape] = field(default_factory=list)
-    """In the order of drawing: later ones cover earlier ones."""
+    shapes: list[Shape] = field(default_factory=list)  # Drawn in this order: later ones cover others.
     objects: list[Box] = field(default_factory=list)  # Visible objects with their boxes.
 
 

@@ -41,8 +41,7 @@ class Entry:
     height: int
     boxes: list[Box]
     original_id: int | str | None = None
-    fault: tuple[str, str] | None = None
-    """(reason, detail) if the listing shows that the image cannot be used."""
+    fault: tuple[str, str] | None = None  # (reason, detail) if the listing shows that it is unusable.
     version: str = ""  # Changes with the image: an ETag, size and time; "" is unknown.
     extra: str = ""  # See SOURCE_ROW.
 
@@ -90,8 +89,7 @@ class Listing:
     splits: Mapping[str, Rows]  # By the names train, val, test.
     state: str  # Digest that changes when annotations or images change.
     problems: Problems = field(default_factory=Problems)  # Complete when all rows have been read.
-    exhaustive: bool = True
-    """Whether every object is annotated, so that an image without boxes is a negative example."""
+    exhaustive: bool = True  # Whether all objects are boxed: an image without boxes is a negative example.
     hierarchy: Mapping[Any, Collection[int | str]] = field(default_factory=dict)
     """Original ids of all categories above one, for evaluation."""
     box_format: str = ""  # See `trainer.config.schema.DataConfig`; "" if the source's format defines it.

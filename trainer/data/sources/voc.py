@@ -51,8 +51,7 @@ class VocAnnotation:
     objects: list[tuple[str, tuple[float, ...], int]] = field(default_factory=list)
     """(class name, bbox, iscrowd)"""
     fault: str = ""  # Why the file cannot be used.
-    bad_objects: list[tuple[str, str]] = field(default_factory=list)
-    """(reason, description) of objects without a usable box."""
+    bad_objects: list[tuple[str, str]] = field(default_factory=list)  # (reason, description)
 
 
 def parse_xml(data: bytes) -> VocAnnotation:
