@@ -31,12 +31,7 @@ UNLISTED_BOXES = (
 )  # fmt: skip
 """Reasons for which a box is not listed: the annotations alone show them."""
 
-BAD_BOXES = (
-    BOX_WITHOUT_AREA,
-    BOX_OUTSIDE,
-    BOX_UNKNOWN_CATEGORY,
-    *UNLISTED_BOXES,
-)  # These boxes are left out.
+BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_UNKNOWN_CATEGORY, *UNLISTED_BOXES)  # They are left out.
 
 _REMEDIES = {
     IMAGE_REFUSED: 'allow the servers and buckets that you trust: --set \'data.allow_hosts=["HOST", '
