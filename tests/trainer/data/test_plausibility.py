@@ -65,12 +65,18 @@ def make(tmp_path, scenes) -> Callable[..., Path]:
     return write
 
 
-def written(convert: Callable[[list[float]], list[float]]) -> Callable[[str, Form], None]:
+def each(convert: Callable[[str, Form], Form]) -> Callable[[str, Form], None]:
+    """Change all annotations, by their split."""
+
     def change(split: str, form: Form) -> None:
         for annotation in form["annotations"]:
-            annotation["bbox"] = convert(annotation["bbox"])
+            annotation |= convert(split, annotation)
 
     return change
+
+
+def written(convert: Callable[[list[float]], list[float]]) -> Callable[[str, Form], None]:
+    return each(lambda _, annotation: {"bbox": convert(annotation["bbox"])})
 
 
 def corners(box: list[float]) -> list[float]:
@@ -87,20 +93,12 @@ def three_names(split: str, form: Form) -> None:
         annotation["category_id"] = 1 + number % 3
 
 
-def crowds_of(*splits: str) -> Callable[[str, Form], None]:
-    def change(split: str, form: Form) -> None:
-        for annotation in form["annotations"]:
-            annotation["iscrowd"] = int(split in splits)
-
-    return change
+def crowds_of(which: str) -> Callable[[str, Form], None]:
+    return each(lambda split, _: {"iscrowd": int(split == which)})
 
 
 def without_boxes(which: str) -> Callable[[str, Form], None]:
-    def change(split: str, form: Form) -> None:
-        if split == which:
-            form["annotations"].clear()
-
-    return change
+    return lambda split, form: form["annotations"].clear() if split == which else None
 
 
 @pytest.mark.parametrize(
