@@ -57,10 +57,8 @@ def open_view(text: str, config: DataConfig | None = None) -> "View":
         )
         if shards_begun or _is_record(folder, raw_folder.PLAN, "plan"):
             step = "shard" if shards_begun else "download"
-            raise DataError(
-                f"{folder} is incomplete: the {step} step has not finished",
-                fix="run it again: it continues its work",
-            )
+            fix = "run it again: it continues its work"
+            raise DataError(f"{folder} is incomplete: the {step} step has not finished", fix=fix)
         if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
             raise DataError(f"there is nothing at {text}", fix="check the URI, and the endpoint it leads to")
     return SourceRows(text, config or DataConfig())

@@ -80,10 +80,8 @@ def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, Record]:
     try:
         return decode(data, record["width"], record["height"]), record
     except ValueError as error:
-        raise DataError(
-            f"image {record['file_name']} in the shards at {dataset.uri} cannot be decoded: {error}",
-            fix=_REMEDY,
-        ) from None
+        problem = f"image {record['file_name']} in the shards at {dataset.uri} cannot be decoded: {error}"
+        raise DataError(problem, fix=_REMEDY) from None
 
 
 class Decoder:

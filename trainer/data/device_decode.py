@@ -88,16 +88,14 @@ class DeviceDecoder(Decoder):
 def check(device: torch.device) -> None:
     """Refuse a device that cannot decode."""
     if device.type != "cuda":
-        raise ConfigError(
-            "loader.decoder=gpu needs an NVIDIA GPU, and this process has none", fix="set loader.decoder=cpu"
-        )
+        fix = "set loader.decoder=cpu"
+        raise ConfigError("loader.decoder=gpu needs an NVIDIA GPU, and this process has none", fix=fix)
     try:
         from torchcodec.decoders import decode_jpeg  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"loader.decoder=gpu needs the package torchcodec, 0.16 or newer: {first_line(error)}",
-            fix="install it with `pip install 'kubedet[gpu]'`, or set loader.decoder=cpu",
-        ) from None
+        problem = f"loader.decoder=gpu needs the package torchcodec, 0.16 or newer: {first_line(error)}"
+        fix = "install it with `pip install 'kubedet[gpu]'`, or set loader.decoder=cpu"
+        raise ConfigError(problem, fix=fix) from None
 
 
 def decode(jpeg: bytes, device: torch.device) -> Tensor:

@@ -435,10 +435,9 @@ class _Fetch:
             self._retried.append(replace(image, failure=None))
             self._in_a_row += 1
             if self._in_a_row >= self._patience:
-                raise _SourceUnreachable(
-                    f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}",
-                    fix="check the source and the network, and run again: fetched images are kept",
-                )
+                problem = f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}"
+                fix = "check the source and the network, and run again: fetched images are kept"
+                raise _SourceUnreachable(problem, fix=fix)
         problems, listed = Problems.of(self._planned.problems), self._planned.listed_images
         allowed = max(reasons.EXAMPLES, self._config.max_bad_fraction * listed)
         if len(self._failures) + problems.total(reasons.BAD_IMAGES) > allowed:

@@ -50,15 +50,11 @@ def training_sheet(
     """Draw the first samples of an epoch (from 0) as a training on one CPU sees them; see `contact_sheet`."""
     view = open_view(uri)
     if not isinstance(view, Shards):
-        raise DataError(
-            f"{uri} is {view.kind}: a training reads shards",
-            fix="name a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` makes one",
-        )
+        fix = "name a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` makes one"
+        raise DataError(f"{uri} is {view.kind}: a training reads shards", fix=fix)
     if epoch >= config.train.epochs:
-        raise ConfigError(
-            f"there is no epoch {epoch}: the training has {config.train.epochs}",
-            fix=f"name one from 0 to {config.train.epochs - 1}, or set train.epochs",
-        )
+        fix = f"name one from 0 to {config.train.epochs - 1}, or set train.epochs"
+        raise ConfigError(f"there is no epoch {epoch}: the training has {config.train.epochs}", fix=fix)
     dataset = ShardDataset(view.uri, "train")
     samples = len(dataset)
     whole = min(config.train.global_batch or config.train.batch_size * config.train.accumulate, samples)

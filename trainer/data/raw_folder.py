@@ -111,9 +111,8 @@ class Table:
             yield
         except (pa.ArrowException, OSError) as error:
             check_resources(error, self.uri)  # Lack of memory is no damage.
-            raise DataError(
-                f"{self.uri} is damaged: {error}", fix="run the command that made it again: it replaces it"
-            ) from None
+            fix = "run the command that made it again: it replaces it"
+            raise DataError(f"{self.uri} is damaged: {error}", fix=fix) from None
 
 
 @dataclass(frozen=True)

@@ -98,19 +98,16 @@ def global_batch(
     """Return the samples of one optimiser step: `configured`, or if it is 0 the product of the others."""
     whole = configured or batch_size * accumulate * processes
     if whole < processes:
-        raise ConfigError(
-            f"a global batch of {whole} images cannot be shared by {processes} processes",
-            fix=f"set train.global_batch to {processes} or more, or use fewer processes",
-        )
+        problem = f"a global batch of {whole} images cannot be shared by {processes} processes"
+        fix = f"set train.global_batch to {processes} or more, or use fewer processes"
+        raise ConfigError(problem, fix=fix)
     if samples < whole:
         parts = f"{processes} processes x batch {batch_size} x accumulation {accumulate} = {whole}"
         smaller = "fewer processes (--nproc), a smaller train.batch_size"
         if configured:
             parts, smaller = f"train.global_batch = {configured}", "a smaller train.global_batch"
-        raise DataError(
-            f"the training split has {samples} images, fewer than one step reads: {parts}",
-            fix=f"use {smaller}, or more images",
-        )
+        problem = f"the training split has {samples} images, fewer than one step reads: {parts}"
+        raise DataError(problem, fix=f"use {smaller}, or more images")
     return whole
 
 

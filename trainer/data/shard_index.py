@@ -208,9 +208,8 @@ class ShardDataset:
         index = read_index(uri)
         if split not in index.splits:
             split_names = ", ".join(index.splits)
-            raise DataError(
-                f"no split {split!r} in the shards {uri}", fix=f"splits are: {split_names or 'none'}"
-            )
+            fix = f"splits are: {split_names or 'none'}"
+            raise DataError(f"no split {split!r} in the shards {uri}", fix=fix)
         self.index = index
         self.names = Classes(index.categories, index.hierarchy)
         self.categories = self.names.categories  # In COCO's form, with original_id.

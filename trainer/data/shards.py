@@ -95,9 +95,8 @@ def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
 def place(raw: RawManifest, data_root: str, config: DataConfig) -> str:
     """Return the URI of the folder of the shards of raw images, which need not exist."""
     if raw.version != raw_folder.VERSION or not raw.content:
-        raise DataError(
-            f"{raw.uri} was written by another version of this program", fix="run the download step again"
-        )
+        fix = "run the download step again"
+        raise DataError(f"{raw.uri} was written by another version of this program", fix=fix)
     settings = _settings(config).values()
     name = fingerprint("shards", shard_folder.VERSION, raw.fingerprint, raw.content, *settings)
     return storage.join(storage.absolute(data_root), "shards", name)
@@ -314,10 +313,8 @@ def _read_image(task: ShardTask, row: RawRow, size: int, sha256: str) -> bytes:
         message = f"{fault}; and it cannot be fetched again: {error.message}"
         raise StorageError(message, fix=error.fix) from error
     if len(data) != size or sha256 not in ("", hashlib.sha256(data).hexdigest()):
-        raise StorageError(
-            f"{fault}; and at the source {row['file_name']} is another image now",
-            fix="run `kubedet data verify --repair` on the raw images: it takes the new one",
-        )
+        fix = "run `kubedet data verify --repair` on the raw images: it takes the new one"
+        raise StorageError(f"{fault}; and at the source {row['file_name']} is another image now", fix=fix)
     storage.write_bytes(uri, data, sync=False)
     logger.warning("%s; fetched again from the source", fault)
     return data
@@ -445,9 +442,8 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
     splits = {split: _Split(uri, split, classes) for split in raw.splits}
     for task in _plan(raw, uri, config):
         if not {f"{task.name}.json", f"{task.name}.tar"} <= states.keys():
-            raise DataError(
-                f"the shard {task.name} is missing in {uri}", fix="run the shard step of every partition"
-            )
+            fix = "run the shard step of every partition"
+            raise DataError(f"the shard {task.name} is missing in {uri}", fix=fix)
         splits[task.split].names.append(task.name)
     problems = Problems.of(raw.problems)
     for part in splits.values():
@@ -497,10 +493,8 @@ def _check(
         found.check(where)
     raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
-        raise DataError(
-            f"no training image is left in {uri}: {problems.summary()}",
-            fix="accept smaller images with data.min_side, or repair the source",
-        )
+        fix = "accept smaller images with data.min_side, or repair the source"
+        raise DataError(f"no training image is left in {uri}: {problems.summary()}", fix=fix)
     found.check(where)
     named, warnings = plausibility.near_duplicates(
         {split: np.concatenate(part.hashes) for split, part in splits.items()},

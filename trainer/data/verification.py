@@ -98,10 +98,8 @@ def verify(text: str, threads: int = 0) -> Verified:
         parts = worker_pool.run(verify_image, view.rows(), threads or 4 * cores, processes=False)
         total = raw.listed_images
     else:
-        raise ConfigError(
-            f"{text} is a source: there is nothing to compare it with",
-            fix=f"{_FOLDER_FIX}; `kubedet data inspect` counts a source's problems",
-        )
+        fix = f"{_FOLDER_FIX}; `kubedet data inspect` counts a source's problems"
+        raise ConfigError(f"{text} is a source: there is nothing to compare it with", fix=fix)
     result = Verified(view.kind, view.uri)
     with log.progress("verify", total, "images") as bar:
         for part in parts:

@@ -75,9 +75,8 @@ def _with_reading(source: Source, reading: Reading) -> Source:
         return replace(source, reading=reading)
     for name, value, default in zip(Reading._fields, reading, AS_PUBLISHED, strict=True):
         if value != default:
-            raise DataError(
-                f"source {source.uri}: data.{name}={value} is for COCO annotations", fix="leave it unset"
-            )
+            fix = "leave it unset"
+            raise DataError(f"source {source.uri}: data.{name}={value} is for COCO annotations", fix=fix)
     return source
 
 

@@ -174,9 +174,8 @@ class CocoImages:
                         execute("UPDATE images SET clashes = 1 WHERE place IN (?, ?)", (place, other))
             (self.count,) = execute("SELECT count(*) FROM images").fetchone()
         if not self.count:
-            raise DataError(
-                f"{file.uri} lists no images", fix="add them, or remove the file if it is not that of train"
-            )
+            fix = "add them, or remove the file if it is not that of train"
+            raise DataError(f"{file.uri} lists no images", fix=fix)
 
     def entries(self, step: int = 1, names: Mapping[int | str, str] | None = None) -> Iterator[Entry]:
         """Yield every `step`-th image in the file's order, without boxes; `origin` is the `coco_url`.
