@@ -64,27 +64,20 @@ class SplitStatistics:
 
 def describe(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:
     """Count the images and boxes of samples with this number of categories."""
-    boxes_of_class, images_of_class = np.zeros(labels, int), np.zeros(labels, int)
-    boxes, areas, sizes, per_image, crowds = [], [], [], [], 0
-    for sample in samples:
-        annotations = sample["annotations"]
-        classes = [annotation["category_id"] for annotation in annotations]
-        np.add.at(boxes_of_class, classes, 1)
-        images_of_class[list(set(classes))] += 1
-        crowds += sum(annotation["iscrowd"] for annotation in annotations)
-        boxes += [annotation["bbox"][2:] for annotation in annotations]
-        areas += [sample["width"] * sample["height"]] * len(annotations)
-        sizes.append((sample["width"], sample["height"]))
-        per_image.append(len(annotations))
-    side = np.array(boxes, float).reshape(-1, 2)
-    image = np.array(sizes, float).reshape(-1, 2)
+    images = list(samples)
+    boxes = [box for image in images for box in image["annotations"]]
+    per_image = [len(image["annotations"]) for image in images]
+    of_image = np.repeat(np.arange(len(images)), per_image)
+    label = np.array([box["category_id"] for box in boxes], int)
+    side = np.array([box["bbox"][2:] for box in boxes], float).reshape(-1, 2)
+    size = np.array([(image["width"], image["height"]) for image in images], float).reshape(-1, 2)
     area = side.prod(axis=1)
     values = {
         "box_side": np.sqrt(area),
-        "box_share": np.sqrt(area / np.array(areas, float)),
+        "box_share": np.sqrt(area / size.prod(axis=1)[of_image]),
         "box_aspect": np.log2(side[:, 1] / side[:, 0]),
-        "image_side": image.max(axis=1, initial=0),
-        "image_aspect": np.log2(image[:, 1] / image[:, 0]),
+        "image_side": size.max(axis=1, initial=0),
+        "image_aspect": np.log2(size[:, 1] / size[:, 0]),
         "boxes_per_image": np.array(per_image, float),
     }
     histograms = {}
@@ -92,11 +85,12 @@ def describe(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:
         edges = BINS[name]
         inside = np.clip(numbers, edges[0], np.nextafter(edges[-1], -np.inf))
         histograms[name] = np.histogram(inside, edges)[0].tolist()
+    pairs = np.unique(of_image * labels + label)  # Of an image and a class that it has.
     return SplitStatistics(
-        images=len(sizes),
+        images=len(images),
         images_without_boxes=per_image.count(0),
-        crowds=crowds,
-        boxes_of_class=boxes_of_class.tolist(),
-        images_of_class=images_of_class.tolist(),
+        crowds=sum(box["iscrowd"] for box in boxes),
+        boxes_of_class=np.bincount(label, minlength=labels).tolist(),
+        images_of_class=np.bincount(pairs % labels, minlength=labels).tolist(),
         **histograms,
     )
