@@ -68,10 +68,7 @@ class CocoWriter:
         self._names: set[tuple[str, str]] = set()
         self._splits: dict[str, dict[str, list[Mapping[str, object]]]] = {}
         """Images and annotations of each split, in COCO's form."""
-
-    def count(self, kind: str) -> dict[str, int]:
-        """Return the number of "images" or "annotations" of each split."""
-        return {split: len(parts[kind]) for split, parts in self._splits.items()}
+        self.images, self.boxes = Counter[str](), Counter[str]()  # Counts by split.
 
     def add(self, split: str, image: _Image, boxes: Sequence[WrittenBox]) -> str:
         """Write an image with boxes; return its name, which has a part of the digest if it was taken."""
@@ -86,16 +83,16 @@ class CocoWriter:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(image.data)
         parts = self._splits.setdefault(split, {"images": [], "annotations": []})
-        image_id = sum(self.count("images").values()) + 1
-        width, height = image.size
+        image_id, (width, height) = self.images.total() + 1, image.size
         parts["images"].append({"id": image_id, "file_name": name, "width": width, "height": height})
-        first = sum(self.count("annotations").values()) + 1
-        for number, box in enumerate(boxes, first):
+        for number, box in enumerate(boxes, self.boxes.total() + 1):
             area = box.area or box.bbox[2] * box.bbox[3]
             parts["annotations"].append(
                 {"id": number, "image_id": image_id, "category_id": self._ids[box.name],
                  "bbox": list(box.bbox), "area": area, "iscrowd": box.iscrowd}
             )  # fmt: skip
+        self.images[split] += 1
+        self.boxes[split] += len(boxes)
         return name
 
     def finish(self) -> None:
@@ -183,7 +180,7 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
             if name != image.name:
                 merged.renamed.append(f"{image.name} of {origin.text} is {name}")
         writer.finish()
-        merged.images, merged.boxes = writer.count("images"), writer.count("annotations")
+        merged.images, merged.boxes = dict(writer.images), dict(writer.boxes)
     return merged
 
 
@@ -250,7 +247,7 @@ def _write_base(
             merged.corrected[split] += 1
             merged.boxes_kept += len(kept)
         writer.add(split, image, boxes)
-    total = sum(writer.count("images").values()) + len(merged.left_out)
+    total = writer.images.total() + len(merged.left_out)
     if len(merged.left_out) > _MAX_BAD_FRACTION * total:
         problem = f"{len(merged.left_out)} of {total} images of {base.text} cannot be read"
         fix = "repair the set: `kubedet data inspect` names its problems"
