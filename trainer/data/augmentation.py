@@ -96,13 +96,9 @@ class Augmentation:
             return Plan(place)
         mosaic, mixup, *others, x, y, share = sample_draws(self._seed, *place, 0)
         near = [self._stream[position + 1 + int(draw * self._reach)] for draw in others]
-        indices = [other.sample % len(self._sizes) for other in near]
-        return Plan(
-            place,
-            tuple(indices[:3]) if mosaic < config.mosaic else (),
-            indices[3] if mixup < config.mixup else -1,
-            (x, y, share),
-        )
+        *three, last = (other.sample % len(self._sizes) for other in near)
+        mixed = last if mixup < config.mixup else -1
+        return Plan(place, tuple(three) if mosaic < config.mosaic else (), mixed, (x, y, share))
 
     def view(self, place: Place, record: Record, draws: Sequence[float], size: int) -> View:
         """Return the view of a sample that is alone in a square of this side."""

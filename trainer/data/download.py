@@ -210,10 +210,8 @@ def fetch_partition(
     columns["image_id"] = pa.array(ids)
     columns["sha256"] = pa.array(np.ascontiguousarray(mine["sha256"]).tolist(), pa.binary(32))
     stored = pa.table([columns.get(one.name, pa.nulls(len(ids), one.type)) for one in _REPORT], _REPORT)
-    failed = pa.Table.from_pylist(
-        [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in failures.items()],
-        _REPORT,
-    )
+    rows = [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in failures.items()]
+    failed = pa.Table.from_pylist(rows, _REPORT)
     uri = storage.join(planned.uri, "fetched", f"{partition}-of-{partitions}.parquet")
     with raw_folder.new_hashed_file(uri, note=True) as (path, _):
         pq.write_table(pa.concat_tables([stored, failed]).sort_by("image_id"), path)

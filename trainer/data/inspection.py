@@ -161,12 +161,10 @@ def _describe_shards(view: Shards) -> Report:
         absent.add(reason, example)
     left_out = [f"{item.file_name}: {item.reason}" for item in index.quarantined]
     examples = {reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {}
-    splits = {
-        name: SplitReport(
-            split.samples, split.boxes, len(split.shards), sum(shard.bytes for shard in split.shards)
-        )
-        for name, split in index.splits.items()
-    }
+    splits = {}
+    for name, split in index.splits.items():
+        size = sum(shard.bytes for shard in split.shards)
+        splits[name] = SplitReport(split.samples, split.boxes, len(split.shards), size)
     return Report(
         kind=view.kind,
         uri=view.uri,

@@ -72,14 +72,13 @@ class TrainLoader:
     def batches(self, start: int) -> Generator[Batch, None, None]:
         """Yield the batches from stream position `start` on, on the device."""
         pending: deque[_PendingBatch] = deque()
-        source = self._positions(start)
+        source, config = self._positions(start), self._config
         try:
             while True:
-                while len(pending) < self._config.prefetch:
+                while len(pending) < config.prefetch:
                     size, plans = next(source)
-                    pending.append(
-                        _PendingBatch(self._pool, self._load, plans, size, self._config, self._decoder)
-                    )
+                    batch = _PendingBatch(self._pool, self._load, plans, size, config, self._decoder)
+                    pending.append(batch)
                 yield pending.popleft().batch(self._world.device)
         finally:
             for batch in pending:
@@ -195,18 +194,15 @@ class EvalLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        with ThreadPoolExecutor(self._config.workers, thread_name_prefix="decode") as pool:
-            pending: deque[_PendingBatch] = deque()
+        config, pending = self._config, deque[_PendingBatch]()
+        with ThreadPoolExecutor(config.workers, thread_name_prefix="decode") as pool:
             for number, pictures in enumerate(self._batches):
                 if number % _BATCHES_AHEAD == 0:
                     coming = self._batches[number : number + 4 * _BATCHES_AHEAD]
                     self._dataset.expect(np.array([index for batch in coming for index, _ in batch]))
-                pending.append(
-                    _PendingBatch(
-                        pool, self._load, pictures, self._config.image_size, self._config, self._decoder
-                    )
-                )
-                if len(pending) > self._config.prefetch:
+                size = config.image_size
+                pending.append(_PendingBatch(pool, self._load, pictures, size, config, self._decoder))
+                if len(pending) > config.prefetch:
                     yield pending.popleft().batch(self._world.device)
             while pending:
                 yield pending.popleft().batch(self._world.device)
@@ -256,9 +252,8 @@ class _PendingBatch:
         verified = [sample.verified for sample in loaded if sample.verified is not None]
 
         def tensor(values: np.ndarray) -> Tensor:
-            return (
-                torch.from_numpy(values).pin_memory() if device.type == "cuda" else torch.from_numpy(values)
-            )
+            made = torch.from_numpy(values)
+            return made.pin_memory() if device.type == "cuda" else made
 
         return Batch(
             self._squares.permute(0, 3, 1, 2), tensor(boxes), tensor(labels),

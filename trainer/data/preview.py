@@ -11,7 +11,6 @@ from PIL import Image, ImageDraw
 
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import Config, DataConfig
-from trainer.data.batch import PADDING
 from trainer.data.box_labels import LabelledBox, draw_boxes, text_renderer
 from trainer.data.data_views import Picture, Shards, open_view, pictures
 from trainer.data.loader import TrainLoader
@@ -71,13 +70,9 @@ def training_sheet(
     with closing(loader), closing(batches):
         while len(drawn) < min(count, samples):
             batch = next(batches)
-            for row, image_id in enumerate(batch.image_ids):
-                targets = zip(batch.labels[row].tolist(), batch.boxes[row].tolist(), strict=True)
-                boxes = [
-                    (label, [x1, y1, x2 - x1, y2 - y1], False)
-                    for label, (x1, y1, x2, y2) in targets
-                    if label != PADDING
-                ]
+            for row, (image_id, number) in enumerate(zip(batch.image_ids, batch.counts, strict=True)):
+                targets = zip(batch.labels[row].tolist(), batch.boxes[row, :number].tolist(), strict=False)
+                boxes = [(label, [x1, y1, x2 - x1, y2 - y1], False) for label, (x1, y1, x2, y2) in targets]
                 pixels = batch.images[row].permute(1, 2, 0).numpy()
                 if batch.color is not None:
                     color = batch.color[row].numpy()
