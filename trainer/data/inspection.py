@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -206,7 +206,8 @@ def _read_rows(
                 chosen = [row for row in sound if is_sized(row) is in_pixels]
                 part = statistics.describe(cleaned_samples(chosen, labels, problems), labels)
                 if not in_pixels:
-                    part = replace(part, **{name: [0] * len(vars(part)[name]) for name in _PIXEL_HISTOGRAMS})
+                    for name in _PIXEL_HISTOGRAMS:
+                        part.histogram(name)[:] = [0] * len(part.histogram(name))
                 total += part
             bar.update(len(rows))
     return total, sample
