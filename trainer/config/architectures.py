@@ -23,39 +23,22 @@ class Entry(NamedTuple):
     packages: tuple[str, ...] = ()  # packages of that extra
 
 
-_FOLDER = "trainer.model.architectures"
-_DETR_PACKAGES = ("transformers", "scipy")
+def _own(module: str, name: str) -> Entry:
+    """Return the entry of a class in trainer.model.architectures, with its options."""
+    place = f"trainer.model.architectures.{module}"
+    needed = ("detr", ("transformers", "scipy")) if module.startswith("detr.") else ()
+    return Entry(f"{place}_options:{name}Options", f"{place}:{name}", *needed)
+
 
 ARCHITECTURES = {
-    "retinanet": Entry(
-        f"{_FOLDER}.retinanet.retinanet_options:RetinaNetOptions", f"{_FOLDER}.retinanet.retinanet:RetinaNet"
-    ),
-    "faster_rcnn": Entry(
-        f"{_FOLDER}.faster_rcnn.faster_rcnn_options:FasterRcnnOptions",
-        f"{_FOLDER}.faster_rcnn.faster_rcnn:FasterRcnn",
-    ),
-    "fcos": Entry(f"{_FOLDER}.fcos.fcos_options:FcosOptions", f"{_FOLDER}.fcos.fcos:Fcos"),
-    "dfine": Entry(
-        f"{_FOLDER}.detr.detr_options:DFineOptions", f"{_FOLDER}.detr.detr:DFine", "detr", _DETR_PACKAGES
-    ),
-    "rtdetr": Entry(
-        f"{_FOLDER}.detr.detr_options:RTDetrOptions", f"{_FOLDER}.detr.detr:RTDetr", "detr", _DETR_PACKAGES
-    ),
-    "rfdetr": Entry(
-        f"{_FOLDER}.detr.group_options:RFDetrOptions",
-        f"{_FOLDER}.detr.group_detr:RFDetr",
-        "detr",
-        _DETR_PACKAGES,
-    ),
-    "deimv2": Entry(
-        f"{_FOLDER}.detr.deim_options:Deimv2Options", f"{_FOLDER}.detr.deim:Deimv2", "detr", _DETR_PACKAGES
-    ),
-    "lwdetr": Entry(
-        f"{_FOLDER}.detr.group_options:LWDetrOptions",
-        f"{_FOLDER}.detr.group_detr:LWDetr",
-        "detr",
-        _DETR_PACKAGES,
-    ),
+    "retinanet": _own("retinanet.retinanet", "RetinaNet"),
+    "faster_rcnn": _own("faster_rcnn.faster_rcnn", "FasterRcnn"),
+    "fcos": _own("fcos.fcos", "Fcos"),
+    "dfine": _own("detr.detr", "DFine"),
+    "rtdetr": _own("detr.detr", "RTDetr"),
+    "rfdetr": _own("detr.group_detr", "RFDetr"),
+    "deimv2": _own("detr.deim", "Deimv2"),
+    "lwdetr": _own("detr.group_detr", "LWDetr"),
 }
 """Every architecture by its name."""
 

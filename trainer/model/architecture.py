@@ -18,6 +18,8 @@ from trainer.config.types import FILL
 from trainer.model.deployment import Graph
 from trainer.model.postprocess import Detections
 
+MEAN = (0.485, 0.456, 0.406)  # mean of the ImageNet images, RGB in 0..1 (torchvision's presets)
+STD = (0.229, 0.224, 0.225)  # standard deviation of the same
 ParameterGroups = list[dict[str, Any]]  # as an optimiser takes them
 
 

@@ -14,7 +14,7 @@ from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer.data.batch import PADDING
-from trainer.model.architecture import Architecture, recolored
+from trainer.model.architecture import MEAN, STD, Architecture, recolored
 from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, apply_in_convolutions, fold
 from trainer.model.boxes import pairwise_iou
 from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, served
@@ -22,9 +22,6 @@ from trainer.model.focal import BACKGROUND, IGNORED
 from trainer.model.fused_functions import fused_exactly
 from trainer.model.postprocess import Detections, postprocess
 from trainer.model.pyramid_options import PyramidOptions
-
-MEAN = (0.485, 0.456, 0.406)  # mean of the ImageNet images, RGB in 0..1 (torchvision's presets)
-STD = (0.229, 0.224, 0.225)  # standard deviation of the same
 
 NormLayer = Callable[[int], nn.Module]
 

@@ -11,7 +11,7 @@ from trainer.config.schema import MINUTES, Config
 from trainer.config.types import Overrides
 from trainer.model.architectures.detr import detr_options
 from trainer.model.architectures.detr.deim_options import deimv2_s
-from trainer.model.architectures.detr.group_options import rfdetr_finetune, rfdetr_m
+from trainer.model.architectures.detr.group_detr_options import rfdetr_finetune, rfdetr_m
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import faster_rcnn_r50
 from trainer.model.architectures.fcos.fcos_options import fcos_r50
 from trainer.model.architectures.retinanet import retinanet_options

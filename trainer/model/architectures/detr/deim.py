@@ -11,8 +11,7 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTLayerSca
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.detr.deim_options import Deimv2Options, library_arguments
 from trainer.model.architectures.detr.detr import DFine
-from trainer.model.architectures.detr.detr_criterion import Criterion
-from trainer.model.architectures.detr.detr_losses import mal
+from trainer.model.architectures.detr.detr_criterion import Criterion, mal
 from trainer.model.architectures.detr.detr_options import Arguments
 
 _WEIGHTS = {"mal": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}

@@ -33,6 +33,8 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import PADDING
 from trainer.model.architecture import (
+    MEAN,
+    STD,
     Architecture,
     ParameterGroups,
     UpstreamWeights,
@@ -56,13 +58,18 @@ from trainer.model.architectures.detr.detr_options import (
 )
 from trainer.model.architectures.detr.layouts import library_names
 from trainer.model.architectures.detr.sampling import sampled
-from trainer.model.batchnorm_folding import TRANSFORMERS, NormedConv2d, apply_in_convolutions, fold
+from trainer.model.batchnorm_folding import (
+    TRANSFORMERS,
+    NormedConv2d,
+    apply_in_convolutions,
+    cast_together,
+    fold,
+)
 from trainer.model.boxes import to_centre, to_corners
 from trainer.model.deployment import RAW_OUTPUTS, Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
 from trainer.model.upstream_fitting import load
-from trainer.model.weight_casts import cast_together
 
 # Its reports and progress bars repeat our messages.
 library_logging.set_verbosity_error()
@@ -74,8 +81,6 @@ _ROWS = 16  # rows of targets in training are a multiple of it
 _ANCHOR = 0.05
 """Side of a query's first box on the finest level, relative to the image; twice that on the next."""
 _MARGIN = 0.01  # places whose first box is nearer to a border than this become no query
-_MEAN, _DEVIATION = [[[0.485]], [[0.456]], [[0.406]]], [[[0.229]], [[0.224]], [[0.225]]]
-"""Of ImageNet's pixels, RGB in 0..1."""
 FIRST_LOGIT = -math.log(1 / 0.01 - 1)
 """Of every class: a score of 0.01 (Lin et al. 2017), for any number of classes."""
 _AS_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
@@ -96,7 +101,7 @@ class Detr(Architecture):
     upstream: Any  # transformers' class of the whole detector
     label: ClassVar[str]  # name for people, without the size
     unfolds_boxes: ClassVar[bool] = False  # see `denoising`
-    _cast: list[nn.Module] | None = None  # layers whose weights autocast would cast, see `weight_casts`
+    _cast: list[nn.Module] | None = None  # layers whose weights autocast would cast, see `cast_together`
     checking: ClassVar[tuple[type[nn.Module], ...]] = (DFineEncoderLayer, RTDetrV2EncoderLayer)  # see `train`
     pixel_scale: bool = False
     """Whether pixels are relative to ImageNet's mean and deviation."""
@@ -115,8 +120,8 @@ class Detr(Architecture):
         self.denoising = getattr(config, "denoising", 0)
         self.take(self.upstream(self.library_config))
         if self.pixel_scale:
-            self.register_buffer("pixel_mean", torch.tensor(_MEAN), persistent=False)
-            self.register_buffer("pixel_deviation", torch.tensor(_DEVIATION), persistent=False)
+            self.register_buffer("pixel_mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
+            self.register_buffer("pixel_deviation", torch.tensor(STD).view(3, 1, 1), persistent=False)
         # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
         # gradient if the next operation is a transposition.
         self.model.to(memory_format=torch.channels_last)

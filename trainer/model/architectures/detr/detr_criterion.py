@@ -32,6 +32,9 @@ from trainer.model.global_batch import Part
 
 _WEIGHTS = {"vfl": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
 _ALPHA = 0.75  # weight of negatives in the varifocal loss; its exponent is 2
+_SCORE_SHARE = 0.25  # share of the score in the goal of a pair of `ia_bce`; the rest is the overlap's
+_LEAST_GOAL = 0.01  # of a pair of `ia_bce`
+_MAL_GAMMA = 1.5  # exponent of the overlap, and of a negative's score, in `mal`
 _CLASS_COST, _DISTANCE_COST, _OVERLAP_COST = 2.0, 5.0, 2.0
 _COST_ALPHA = 0.25  # balance of the focal cost; its exponent is 2
 _TEMPERATURE = 5.0  # temperature of the last layer's distributions, which teach the others
@@ -102,6 +105,31 @@ def varifocal(logits: Tensor, goal: Tensor) -> Tensor:
     """
     weight = torch.where(goal < 0, _ALPHA * logits.detach().sigmoid() ** 2, goal)
     return F.binary_cross_entropy_with_logits(logits, goal.clamp(min=0), weight, reduction="none")
+
+
+def ia_bce(logits: Tensor, goal: Tensor) -> Tensor:
+    """Binary cross-entropy aware of the overlap (arXiv:2310.15961), with the arguments of `varifocal`.
+
+    Source: `loss_labels` with `ia_bce_loss` in rfdetr/models/lwdetr.py of github.com/roboflow/rf-detr
+    (35ac6ab), which equals that in models/lwdetr.py of github.com/Atten4Vis/LW-DETR (d5e6e6c).
+    """
+    matched, chance = goal >= 0, logits.sigmoid()
+    aim = chance.detach() ** _SCORE_SHARE * goal.clamp(min=0) ** (1 - _SCORE_SHARE)
+    aim = aim.clamp(min=_LEAST_GOAL)
+    positive = torch.where(matched, aim, 0.0)
+    negative = torch.where(matched, 1 - aim, chance**2)
+    return negative * logits - F.logsigmoid(logits) * (positive + negative)
+
+
+def mal(logits: Tensor, goal: Tensor) -> Tensor:
+    """Matchability-aware loss (arXiv:2412.04234), with the arguments of `varifocal`.
+
+    Source: `loss_labels_mal` in engine/deim/deim_criterion.py and configs/base/deimv2.yml of
+    github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4).
+    """
+    weight = torch.where(goal < 0, logits.detach().sigmoid() ** _MAL_GAMMA, 1.0)
+    aim = goal.clamp(min=0) ** _MAL_GAMMA
+    return F.binary_cross_entropy_with_logits(logits, aim, weight, reduction="none")
 
 
 class Criterion:

@@ -7,7 +7,6 @@ decoder's weights are shared. This module computes the selection of all groups a
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,11 +15,10 @@ from transformers import LwDetrForObjectDetection, RfDetrForObjectDetection
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import ParameterGroups
 from trainer.model.architectures.detr.denoising import Denoising
-from trainer.model.architectures.detr.detr import FIRST_LOGIT, Detr, draw
-from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs
-from trainer.model.architectures.detr.detr_losses import ia_bce
+from trainer.model.architectures.detr.detr import FIRST_LOGIT, Detr, draw, integers
+from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, ia_bce
 from trainer.model.architectures.detr.detr_options import Arguments
-from trainer.model.architectures.detr.group_options import (
+from trainer.model.architectures.detr.group_detr_options import (
     GroupOptions,
     LWDetrOptions,
     RFDetrOptions,
@@ -93,8 +91,7 @@ class GroupDetr(Detr):
         decoded = model.decoder(
             inputs_embeds=learnt[1].expand(memory.shape[0], -1, -1),
             reference_points=references,
-            # Python's integers: the layers' comparisons must neither wait for the device nor be exported.
-            spatial_shapes=np.array(shapes, dtype=object), spatial_shapes_list=shapes, level_start_index=None,
+            spatial_shapes=integers(shapes), spatial_shapes_list=shapes, level_start_index=None,
             valid_ratios=memory.new_ones(memory.shape[0], len(shapes), 2),
             encoder_hidden_states=memory,
         ).intermediate_hidden_states  # fmt: skip

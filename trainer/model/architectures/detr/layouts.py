@@ -14,10 +14,11 @@ from torch import Tensor
 
 _Rules = tuple[tuple[str, str], ...]
 
-_STACKED = re.compile(r"(.+\.(?:self_attn|attention)\.)(?:in_proj_|qkv\.)(weight|bias)")
-"""Query, key and value of an attention in one tensor."""
-_GATED = re.compile(r"(.+\.)swish_ffn\.w12\.(weight|bias)")
-"""The two first layers of a gated network in one tensor."""
+_STACKED = (
+    (r"(.+\.(?:self_attn|attention)\.)(?:in_proj_|qkv\.)(weight|bias)", ("q_proj", "k_proj", "v_proj")),
+    (r"(.+\.)swish_ffn\.w12\.(weight|bias)", ("mlp.gate_proj", "mlp.up_proj")),
+)
+"""Tensors of several layers in one: an attention's query, key and value; a gated network's first two."""
 _HEADS = ("class_embed.", "bbox_embed.")  # heads outside of the inner model
 _CLASSIFIER = ("fc.", "head.", "last_conv.")
 """Prefixes of the tensors of a classifier that are not of its backbone."""
@@ -28,7 +29,7 @@ _HGNET: _Rules = (
     (r"\.conv\.", ".convolution."),
     (r"\.bn\.", ".normalization."),
 )
-"""PPHGNetV2 by its authors, D-FINE's and timm."""
+"""PPHGNetV2 by its authors, D-FINE's, DEIMv2's and timm."""
 _RESNET: _Rules = (
     (r"^conv1\.conv1_1\.", "embedder.embedder.0."),
     (r"^conv1\.conv1_2\.", "embedder.embedder.1."),
@@ -118,13 +119,6 @@ _RTDETR_MLP: _Rules = (
     (r"\.num_points_scale$", ".n_points_scale"),
     (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
 )
-_DEIM_BACKBONE: _Rules = (
-    (r"^stem\.", "model.embedder."),
-    (r"^stages\.", "model.encoder.stages."),
-    (r"^(model\..*)\.conv\.", r"\1.convolution."),
-    (r"^(model\..*)\.bn\.", r"\1.normalization."),
-)
-"""Backbone of DEIMv2."""
 _DEIM_DINO: _Rules = (
     (r"^.*(mask_token|rope_embed\.periods|bias_mask)$", ""),  # constants
     (r"^(dinov3\.)?(_model\.)?(?=(cls_token|storage_tokens|patch_embed|blocks|norm)\b)", "backbone."),
@@ -170,9 +164,9 @@ _RULES: dict[str, tuple[str, _Rules, _Rules]] = {
     "rtdetr": ("model.backbone.model.", _RESNET, (*_HYBRID, *_RTDETR_MLP)),
     "rfdetr": ("model.backbone.", _DINO, _GROUP),
     "lwdetr": ("model.backbone.", _VIT, _GROUP),
-    "deimv2": ("model.conv_encoder.", _DEIM_BACKBONE, _DEIM),
+    "deimv2": ("model.conv_encoder.model.", _HGNET, _DEIM),
     "deimv2 dino": ("model.conv_encoder.", _DEIM_DINO, _DEIM),
-    "deimv2 lite": ("model.conv_encoder.", _DEIM_BACKBONE, _DEIM_LITE),
+    "deimv2 lite": ("model.conv_encoder.model.", _HGNET, _DEIM_LITE),
 }
 """Of each layout: the prefix of the backbone's names, and the rules of what follows it and of the others."""
 
@@ -198,15 +192,14 @@ def library_names(state: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]
         else:
             own = _renamed(name, rest)
             own = "model." + own if own and not (rest is _GROUP and own.startswith(_HEADS)) else own
-        if stacked := _STACKED.fullmatch(own):
-            for part, values in zip("qkv", value.chunk(3), strict=True):
-                if part != "k" or f"{name}_mask" not in inner:  # DINOv3's keys have no bias
-                    renamed[f"{stacked[1]}{part}_proj.{stacked[2]}"] = values
-        elif stacked := _GATED.fullmatch(own):
-            for part, values in zip(("gate", "up"), value.chunk(2), strict=True):
-                renamed[f"{stacked[1]}mlp.{part}_proj.{stacked[2]}"] = values
-        elif own:
-            renamed[own] = value
+        parts = {own: value} if own else {}
+        for pattern, layers in _STACKED:
+            if stacked := re.fullmatch(pattern, own):
+                chunks = zip(layers, value.chunk(len(layers)), strict=True)
+                parts = {f"{stacked[1]}{layer}.{stacked[2]}": values for layer, values in chunks}
+                if f"{name}_mask" in inner:  # DINOv3's keys have no bias
+                    del parts[f"{stacked[1]}k_proj.{stacked[2]}"]
+        renamed |= parts
     return renamed
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.deim_options import Deimv2Options
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
-from trainer.model.architectures.detr.group_options import LWDetrOptions, RFDetrOptions
+from trainer.model.architectures.detr.group_detr_options import LWDetrOptions, RFDetrOptions
 from trainer.model.global_batch import Part, random_keys
 
 NARROW = {

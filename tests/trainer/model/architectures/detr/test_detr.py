@@ -15,7 +15,7 @@ from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.deim_options import Deimv2Options
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
-from trainer.model.architectures.detr.group_options import LWDetrOptions, RFDetrOptions
+from trainer.model.architectures.detr.group_detr_options import LWDetrOptions, RFDetrOptions
 
 DETRS = [name for name, entry in ARCHITECTURES.items() if ".detr." in entry.network]
 

@@ -23,9 +23,10 @@ from trainer.model.architectures.detr.detr_criterion import (
     Targets,
     _with_encoder,
     costs,
+    ia_bce,
+    mal,
     varifocal,
 )
-from trainer.model.architectures.detr.detr_losses import ia_bce, mal
 from trainer.model.global_batch import Part, uniform
 
 AUTHORS = json.loads(Path(__file__).with_name("authors.json").read_text())

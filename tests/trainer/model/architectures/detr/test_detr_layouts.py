@@ -23,7 +23,7 @@ from trainer.base.errors import CheckpointError
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.deim_options import Deimv2Options
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
-from trainer.model.architectures.detr.group_options import LWDetrOptions, RFDetrOptions
+from trainer.model.architectures.detr.group_detr_options import LWDetrOptions, RFDetrOptions
 from trainer.model.pretrained import load_pretrained
 
 AUTHORS = json.loads(gzip.decompress(Path(__file__).with_name("authors_networks.json.gz").read_bytes()))
