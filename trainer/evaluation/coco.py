@@ -14,7 +14,7 @@ from trainer import storage
 from trainer.base.errors import EvaluationError
 from trainer.base.safe_text import aligned, cells, one_line
 from trainer.evaluation import engines
-from trainer.evaluation.metrics import METRICS
+from trainer.evaluation.metrics import METRICS, PER_CLASS
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check, clip_boxes, parse_json
 
 _LOG = logging.getLogger(__name__)
@@ -46,28 +46,14 @@ def evaluate(
     check(truth, predictions, "detections")
     precision, recall = engines.run(engine, truth, predictions)
     precision = precision[..., -1]
-    numbers = [
-        engines.mean(precision[..., 0]),
-        engines.mean(precision[0, ..., 0]),
-        engines.mean(precision[5, ..., 0]),
-    ]
-    numbers += [engines.mean(precision[..., size]) for size in (1, 2, 3)]
+    numbers = engines.precisions(precision)
     numbers += [engines.mean(recall[:, :, 0, limit]) for limit in (0, 1, 2)]
     numbers += [engines.mean(recall[:, :, size, -1]) for size in (1, 2, 3)]
-    boxes = Counter(truth.labels[~truth.crowd].tolist())
-    per_class = {
-        category["name"]: {
-            "AP": engines.mean(precision[:, :, place, 0]),
-            "AP50": engines.mean(precision[0, :, place, 0]),
-            "AP75": engines.mean(precision[5, :, place, 0]),
-            "APs": engines.mean(precision[:, :, place, 1]),
-            "APm": engines.mean(precision[:, :, place, 2]),
-            "APl": engines.mean(precision[:, :, place, 3]),
-            "AR100": engines.mean(recall[:, place, 0, -1]),
-            "boxes": boxes[category["id"]],
-        }
-        for place, category in enumerate(truth.categories)
-    }
+    boxes, per_class = Counter(truth.labels[~truth.crowd].tolist()), {}
+    for place, category in enumerate(truth.categories):
+        values = [*engines.precisions(precision[:, :, place]), engines.mean(recall[:, place, 0, -1])]
+        row = dict(zip(PER_CLASS, values, strict=True))
+        per_class[category["name"]] = row | {"boxes": boxes[category["id"]]}
     # A view of the precision would keep the other sizes and limits in memory.
     return CocoResult(dict(zip(METRICS, numbers, strict=True)), per_class, precision[..., 0].copy())
 

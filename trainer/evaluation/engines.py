@@ -62,6 +62,12 @@ def lvis(truth: Truth, predictions: Predictions) -> Arrays:
     return _hotcoco(truth, predictions, lvis_style=True)
 
 
+def precisions(precision: np.ndarray) -> list[float]:
+    """Return AP, AP50, AP75, APs, APm and APl of precision [T, R, ..., A]; -1 without ground truth."""
+    parts = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0]]
+    return [mean(part) for part in (*parts, *(precision[..., size] for size in (1, 2, 3)))]
+
+
 def mean(values: np.ndarray) -> float:
     """Return the mean of the values that are defined, -1 if none is."""
     defined = values[values > -1]
@@ -73,13 +79,8 @@ def _hotcoco(truth: Truth, predictions: Predictions, *, lvis_style: bool = False
     counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
     calls = (np.cumsum(counts) - counts) // _CHUNK_PREDICTIONS
     for chosen in np.split(ids, np.flatnonzero(np.diff(calls)) + 1):
-        mask = np.isin(truth.labels, chosen)
-        part = replace(
-            truth,
-            categories=[one for one in truth.categories if chosen[0] <= one["id"] <= chosen[-1]],
-            image_ids=truth.image_ids[mask], labels=truth.labels[mask], boxes=truth.boxes[mask],
-            areas=truth.areas[mask], crowd=truth.crowd[mask],
-        )  # fmt: skip
+        categories = [one for one in truth.categories if chosen[0] <= one["id"] <= chosen[-1]]
+        part = replace(truth.take(np.isin(truth.labels, chosen)), categories=categories)
         coco_eval = _loaded(part, predictions.take(np.isin(predictions.labels, chosen)), lvis_style)
         coco_eval.evaluate()
         coco_eval.accumulate()

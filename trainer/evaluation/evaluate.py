@@ -33,6 +33,17 @@ _LOG = logging.getLogger("evaluate")
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 _IDENTITY = ("fingerprint", "split", "checkpoint", "sha256", "tile")
 NO_BASELINE = "none"  # value of evaluation.baseline for no comparison
+_SUMMARY_FORM = storage.Form(
+    shape={
+        "fingerprint": str,
+        "split": str,
+        "predictions": str,
+        "checkpoint": str,
+        "shards?": str,
+        "truth?": str,
+    },
+    remedy="evaluate the model again",
+)
 _MODEL_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
 
 
@@ -266,15 +277,9 @@ def find_summary(uri: str) -> EvaluationSummary | None:
     file = next((candidate for candidate in candidates if storage.exists(candidate)), None)
     if file is None:
         return None
-    record = storage.read_json(file)
-    values = {}
-    if isinstance(record, dict):
-        names = [field.name for field in fields(EvaluationSummary)]
-        values = {name: record[name] for name in names if isinstance(record.get(name), str)}
-    try:
-        summary = EvaluationSummary(**values)
-    except TypeError:  # A value is missing.
-        raise EvaluationError(f"{file} is not of an evaluation", fix="evaluate the model again") from None
+    record = storage.read_json(file, _SUMMARY_FORM)
+    names = [field.name for field in fields(EvaluationSummary)]
+    summary = EvaluationSummary(**{name: record[name] for name in names if name in record})
     # The folder may have been copied with its predictions.
     copied = storage.join(storage.parent(file), summary.predictions.rpartition("/")[2])
     return replace(summary, predictions=copied) if storage.exists(copied) else summary

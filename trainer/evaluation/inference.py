@@ -24,7 +24,7 @@ from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import World, gather_on_main
 from trainer.model.postprocess import Detections
 
-_Found = tuple[Predictions, np.ndarray]  # detections [N], and the windows [N, 4] of their pictures
+Found = tuple[Predictions, np.ndarray]  # detections [N], and the windows [N, 4] of their pictures
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def predict_split(
     )
     sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
 
-    def detect(batch: Batch) -> tuple[int, _Found]:
+    def detect(batch: Batch) -> tuple[int, Found]:
         # Both contexts hold for the thread that enters them.
         with torch.inference_mode(), autocast(world.device, config.evaluation.precision):
             detections = predict(batch.images)
@@ -80,28 +80,36 @@ def predict_split(
         found = in_images(detections, batch.image_ids, batch.scales, sizes, batch.windows)
         return len(batch.image_ids), (found, np.repeat(np.array(batch.windows).reshape(-1, 4), num, axis=0))
 
-    collected = [(Predictions.from_coco([]), np.zeros((0, 4), np.int64))]
+    collected: list[Found] = []
     with log.progress(task, loader.pictures * world.size, "images", shown=world.is_main) as bar:
         for count, found in _in_parallel(detect, loader, lanes):
             collected.append(found)
             bar.update(min(count * world.size, loader.pictures * world.size - bar.done))
-    parts, windows = zip(*collected, strict=True)
-    own = Predictions.join(parts)
-    if tile[0]:
-        order = np.argsort(np.concatenate([part.image_ids for part in parts]), kind="stable")
-        own = merge_tiles(own, np.concatenate(windows)[order], sizes)
-    gathered = gather_on_main(own, world)
+    gathered = gather_on_main(join(collected, sizes, tile), world)
     return Predictions.join(gathered) if world.is_main else gathered[0]
 
 
+def join(parts: Sequence[Found], sizes: Mapping[int, np.ndarray], tile: tuple[int, float]) -> Predictions:
+    """Join the detections in pictures, by image id; those of one object in several tiles are merged.
+
+    `sizes` are width and height of each image by id; for `tile` see `predict_split`.
+    """
+    found, windows = zip((Predictions.from_coco([]), np.zeros((0, 4), np.int64)), *parts, strict=True)
+    joined = Predictions.join(found)
+    if not tile[0]:
+        return joined
+    order = np.argsort(np.concatenate([part.image_ids for part in found]), kind="stable")
+    return merge_tiles(joined, np.concatenate(windows)[order], sizes)
+
+
 def _in_parallel(
-    detect: Callable[[Batch], tuple[int, _Found]], batches: Iterable[Batch], lanes: int
-) -> Iterator[tuple[int, _Found]]:
+    detect: Callable[[Batch], tuple[int, Found]], batches: Iterable[Batch], lanes: int
+) -> Iterator[tuple[int, Found]]:
     if lanes == 1:
         yield from map(detect, batches)
         return
     threads = torch.get_num_threads()
-    pending: deque[Future[tuple[int, _Found]]] = deque()
+    pending: deque[Future[tuple[int, Found]]] = deque()
     pool = ThreadPoolExecutor(
         lanes, thread_name_prefix="detect", initializer=torch.set_num_threads, initargs=(threads // lanes,)
     )

@@ -24,11 +24,8 @@ def evaluate(truth: Truth, predictions: Predictions) -> dict[str, float]:
     """Return the metrics by name, -1 without ground truth; {} if the images are not annotated as LVIS's."""
     if not all(key in image for image in truth.images for key in _VERIFIED):
         return {}
-    real = truth.areas > 0
-    truth = replace(
-        truth, image_ids=truth.image_ids[real], labels=truth.labels[real], boxes=truth.boxes[real],
-        areas=truth.areas[real], crowd=np.zeros(int(real.sum()), bool),
-    )  # fmt: skip
+    truth = truth.take(truth.areas > 0)
+    truth = replace(truth, crowd=np.zeros_like(truth.crowd))
     best = np.lexsort((-predictions.scores, predictions.image_ids))
     images = predictions.image_ids[best]
     rank = np.arange(len(best)) - np.searchsorted(images, images)
@@ -37,8 +34,7 @@ def evaluate(truth: Truth, predictions: Predictions) -> dict[str, float]:
     precision, recall = (part[..., -1] for part in engines.lvis(truth, predictions))
     of_class = [category.get("frequency") for category in truth.categories]
     groups = [np.array([one == name for one in of_class], bool) for name in _FREQUENCIES]
-    values = [engines.mean(precision[..., 0]), *(engines.mean(precision[at, ..., 0]) for at in (0, 5))]
-    values += [engines.mean(precision[..., size]) for size in (1, 2, 3)]
+    values = engines.precisions(precision)
     values += [engines.mean(precision[:, :, group, 0]) for group in groups]
     values += [engines.mean(recall[..., size]) for size in (0, 1, 2, 3)]
     return dict(zip(LVIS, values, strict=True))

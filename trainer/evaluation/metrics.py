@@ -24,20 +24,14 @@ METRICS = {
 
 OPEN_IMAGES = "oid/AP50"  # the metric that follows the Open Images Challenge
 
+_AS_LVIS = [(name.replace("coco/", "lvis/"), meaning) for name, meaning in METRICS.items()]
 LVIS = {
-    "lvis/AP": "mean over IoU 0.50 to 0.95",
-    "lvis/AP50": "at IoU 0.50",
-    "lvis/AP75": "at IoU 0.75",
-    "lvis/APs": "small objects, below 32 x 32 px",
-    "lvis/APm": "medium objects",
-    "lvis/APl": "large objects, above 96 x 96 px",
+    **dict(_AS_LVIS[:6]),
     "lvis/APr": "rare classes: in at most 10 training images",
     "lvis/APc": "common classes: in 11 to 100 training images",
     "lvis/APf": "frequent classes: in more than 100 training images",
     "lvis/AR300": "recall with 300 detections an image",
-    "lvis/ARs": "recall of small objects",
-    "lvis/ARm": "recall of medium objects",
-    "lvis/ARl": "recall of large objects",
+    **dict(_AS_LVIS[-3:]),
 }
 """The thirteen numbers of LVIS in the order of its evaluator, with their meaning."""
 

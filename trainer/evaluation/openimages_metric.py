@@ -39,10 +39,7 @@ def evaluate(
     # In the order of the objects: of equal overlaps the first one counts.
     copies = copies[np.argsort(copies[:, 0], kind="stable")]
     every = np.concatenate([np.arange(len(truth.labels)), copies[:, 0]])
-    truth = replace(
-        truth, image_ids=truth.image_ids[every], labels=np.concatenate([truth.labels, copies[:, 1]]),
-        boxes=truth.boxes[every], areas=truth.areas[every], crowd=truth.crowd[every],
-    )  # fmt: skip
+    truth = replace(truth.take(every), labels=np.concatenate([truth.labels, copies[:, 1]]))
     if verified is not None:
         pairs = np.concatenate([verified, np.stack([truth.image_ids, truth.labels], axis=1)])
         top = int(max(pairs[:, 1].max(initial=0), predictions.labels.max(initial=0))) + 1

@@ -149,6 +149,11 @@ class Truth:
         columns = image_ids, labels, boxes, np.array(areas, np.float64), np.array(crowd, bool)
         return cls(dataset["images"], categories, *columns)
 
+    def take(self, rows: np.ndarray) -> "Truth":
+        """Select boxes by a mask [M] or indices; the images and categories remain."""
+        columns = self.image_ids, self.labels, self.boxes, self.areas, self.crowd
+        return Truth(self.images, self.categories, *(column[rows] for column in columns))
+
     @property
     def names(self) -> list[str]:
         """[K] names of the categories, in the order of their ids."""

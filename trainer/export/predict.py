@@ -17,9 +17,7 @@ from trainer.config.schema import Config
 from trainer.data.box_labels import LabelledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
 from trainer.data.tiles import tile_settings, windows
-from trainer.evaluation.inference import ScoredModel, in_images
-from trainer.evaluation.tile_merging import merge_tiles
-from trainer.evaluation.truth_and_predictions import Predictions
+from trainer.evaluation.inference import ScoredModel, in_images, join
 from trainer.export import loading, published_models
 from trainer.export.bundle import Bundle
 from trainer.export.preprocess import preprocess, upright
@@ -65,17 +63,15 @@ class Predictor:
         """Detect objects in upright RGB images, `BATCH` images or tiles at a time; the best come first."""
         sizes = {number: np.array(image.size) for number, image in enumerate(images)}
         parts = [(row, part) for row, image in enumerate(images) for part in windows(*image.size, *self.tile)]
-        shown, origins = [Predictions.from_coco([])], [np.zeros((0, 4), np.int64)]
+        shown = []
         for batch in (parts[start : start + BATCH] for start in range(0, len(parts), BATCH)):
             rows, places = zip(*batch, strict=True)
             crops = (images[row].crop((x, y, x + wide, y + high)) for row, (x, y, wide, high) in batch)
             squares, scales = zip(*(preprocess(crop, *self.model.square) for crop in crops), strict=True)
             outputs = self.run(np.stack(squares))
-            shown.append(in_images(outputs, list(rows), [tuple(each) for each in scales], sizes, places))
-            origins.append(np.repeat(np.array(places), outputs.num.numpy(), axis=0))
-        found = Predictions.join(shown)
-        if self.tile[0]:
-            found = merge_tiles(found, np.concatenate(origins), sizes)
+            there = in_images(outputs, list(rows), [tuple(each) for each in scales], sizes, places)
+            shown.append((there, np.repeat(np.array(places), outputs.num.numpy(), axis=0)))
+        found = join(shown, sizes, self.tile)
         detections: list[list[Detection]] = [[] for _ in images]
         for row in np.argsort(-found.scores, kind="stable"):
             if found.scores[row] >= least:
