@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.common import arguments, interleaved, report, run, stock_model
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.postprocess import Detections, postprocess
+from trainer.model.deployment import Detections, postprocess
 
 GOALS = {"cpu": {"ratio_601": 5}, "cuda": {}}  # Of 800 px.
 

@@ -12,8 +12,7 @@ from trainer.data.batch import PADDING
 from trainer.model import upstream_fitting
 from trainer.model.architecture import Architecture, UpstreamWeights, recolored
 from trainer.model.boxes import to_centre, to_corners
-from trainer.model.deployment import RAW_OUTPUTS, Graph
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph
 
 _WEIGHTS = {"loss_ce": 2.0, "loss_bbox": 5.0, "loss_giou": 2.0}
 _HEADS = ("whole.class_labels_classifier.",)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from certificates import self_signed
 
-from trainer.launching import job_status_reporter
+from trainer.launching import job_status
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/hello/status"
 
@@ -45,9 +45,9 @@ class StatusServer:
     @property
     def variables(self) -> dict[str, str]:
         return {
-            job_status_reporter.URL: self.url,
-            job_status_reporter.CA: str(self.ca),
-            job_status_reporter.TOKEN: str(self.token),
+            job_status.URL: self.url,
+            job_status.CA: str(self.ca),
+            job_status.TOKEN: str(self.token),
         }
 
     def wait_for(self, count: int, seconds: float = 60) -> None:

@@ -12,8 +12,7 @@ from trainer.config.types import STRICT, Positive
 from trainer.data.batch import PADDING
 from trainer.model import upstream_fitting
 from trainer.model.architecture import Architecture, UpstreamWeights
-from trainer.model.deployment import RAW_OUTPUTS, Graph
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph
 
 
 @dataclass(config=STRICT, frozen=True)

@@ -21,8 +21,7 @@ from trainer.export import build_engine
 from trainer.export.onnx_operators import gathered_samples, nms_keep
 from trainer.export.quantize import CalibrationImages, quantize, quiet
 from trainer.model.architecture import Architecture
-from trainer.model.deployment import INPUT, Graph
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import INPUT, Detections, Graph
 
 _LOG = logging.getLogger("export")
 

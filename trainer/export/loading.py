@@ -17,7 +17,7 @@ from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle
 from trainer.export.bundle import METADATA, WEIGHTS, Bundle, file_sha256
 from trainer.model.architecture import Architecture, build
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import Detections
 from trainer.training import checkpoint
 
 _Predict = Callable[[Tensor], Detections]

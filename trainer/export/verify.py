@@ -28,7 +28,7 @@ from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export.formats import FORMATS, Runtime, Served
 from trainer.export.quantize import evenly_spread
 from trainer.model.architecture import Architecture
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import Detections
 
 _LOG = logging.getLogger("export")
 _BATCH = 8

@@ -15,8 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainer.config import architectures
 from trainer.config.schema import ModelConfig, TrainConfig
 from trainer.config.types import FILL
-from trainer.model.deployment import Graph
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import Detections, Graph
 
 MEAN = (0.485, 0.456, 0.406)  # mean of the ImageNet images, RGB in 0..1 (torchvision's presets)
 STD = (0.229, 0.224, 0.225)  # standard deviation of the same

@@ -17,10 +17,9 @@ from trainer.data.batch import PADDING
 from trainer.model.architecture import MEAN, STD, Architecture, recolored
 from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, apply_in_convolutions, fold
 from trainer.model.boxes import pairwise_iou
-from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, served
+from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph, best_pairs, nms_keep, postprocess, served
 from trainer.model.focal import BACKGROUND, IGNORED
 from trainer.model.fused_functions import fused_exactly
-from trainer.model.postprocess import Detections, postprocess
 from trainer.model.pyramid_options import PyramidOptions
 
 NormLayer = Callable[[int], nn.Module]

@@ -24,7 +24,6 @@ from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.evaluation.inference import predict_split
 from trainer.launching import job_status
 from trainer.launching.distributed import World, broadcast, process_group, summed
-from trainer.launching.job_status_reporter import Reporter
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
 from trainer.trackers.training_log import TrainingLog, read_rows
@@ -136,7 +135,7 @@ class _Run:
         )  # fmt: skip
         self.log = self.recorder = None
         self.tracking = Tracking({})
-        self.reporter = Reporter.from_environment() if world.is_main else Reporter()
+        self.reporter = job_status.Reporter.from_environment() if world.is_main else job_status.Reporter()
         if world.is_main:
             _LOG.info(explanation)
             storage.remove_stale(output_uri)

@@ -14,7 +14,6 @@ from trainer.config.schema import Config
 from trainer.evaluation.coco import evaluate as evaluate_coco
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.launching import job_status
-from trainer.launching.job_status_reporter import Reporter
 from trainer.trackers.training_log import TrainingLog
 from trainer.training import checkpoint
 from trainer.training.checkpoint import State
@@ -43,13 +42,13 @@ class Recorder:
 
     def __init__(
         self, config: Config, output_uri: str, log: TrainingLog, best: Best | None,
-        reporter: Reporter | None = None,
+        reporter: job_status.Reporter | None = None,
     ) -> None:  # fmt: skip
         """Continue from the best weights so far. Scores go to the log and the `reporter`."""
         self.best = best  # the best weights so far; read it after `wait`
         self._config, self._output, self._log = config, output_uri, log
         self._folder = storage.join(output_uri, CHECKPOINTS)
-        self._reporter = reporter or Reporter()
+        self._reporter = reporter or job_status.Reporter()
         self._saved: State = {}
         self._truth: Truth | None = None
         self._jobs: list[Future[None]] = []

@@ -10,7 +10,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.inference import in_images, predict_split
 from trainer.launching.distributed import SINGLE
 from trainer.model.architecture import build
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import Detections
 
 
 def test_parallel_passes_give_the_same_and_restore_the_thread_count(shards, tiny, monkeypatch):

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.evaluation.inference import predict_split
-from trainer.evaluation.tile_merging import merge_tiles
+from trainer.evaluation.inference import merge_tiles, predict_split
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import SINGLE
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import Detections
 
 SIZES = {7: np.array([180, 100])}
 LEFT, RIGHT = (0, 0, 100, 100), (80, 0, 100, 100)  # They share 80 to 100.

@@ -9,8 +9,8 @@ from finished_runs import stopped_after
 from status_server import StatusServer
 
 from trainer.base import log
-from trainer.launching import job_status_reporter
-from trainer.launching.job_status_reporter import Reporter
+from trainer.launching import job_status
+from trainer.launching.job_status import Reporter
 from trainer.training.loop import train
 
 
@@ -27,7 +27,7 @@ def reporting(server, monkeypatch):
     started = []
 
     def start(interval=0.05):
-        monkeypatch.setattr(job_status_reporter, "_INTERVAL", interval)
+        monkeypatch.setattr(job_status, "_INTERVAL", interval)
         started.append(Reporter(server.url, str(server.ca), str(server.token)))
         return started[-1]
 
@@ -133,8 +133,8 @@ def test_what_is_wrong_is_said_once_and_no_more(what, server, reporting, caplog,
 
 
 def test_a_server_that_never_answers_does_not_hold_up_the_end(monkeypatch, server, tmp_path):
-    monkeypatch.setattr(job_status_reporter, "_CLOSE_SECONDS", 0.5)
-    monkeypatch.setattr(job_status_reporter, "_TIMEOUT", 60.0)
+    monkeypatch.setattr(job_status, "_CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(job_status, "_TIMEOUT", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         each = Reporter(f"https://127.0.0.1:{silent.getsockname()[1]}/x", str(server.ca), str(server.token))
         begun = time.monotonic()
@@ -148,7 +148,7 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(monkeypatch, serve
 def test_a_training_that_is_stopped_and_goes_on_shows_where(shards, tiny, tmp_path, monkeypatch, server):
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(job_status_reporter, "_INTERVAL", 60)
+    monkeypatch.setattr(job_status, "_INTERVAL", 60)
     output = str(tmp_path / "run")
     with stopped_after(8):
         train(tiny(), shards, output)

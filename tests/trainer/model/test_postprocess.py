@@ -8,7 +8,7 @@ from torchvision.models.detection import retinanet_resnet50_fpn_v2
 
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.postprocess import postprocess
+from trainer.model.deployment import postprocess
 
 CONFIG = RetinaNetOptions(
     detections_per_image=100, backbone="resnet18", backbone_width=8, fpn_channels=8, head_depth=1

@@ -13,7 +13,7 @@ from two_processes import LIKE_PASSES, assert_two_equal_one
 from trainer.export.formats import OnnxRuntime
 from trainer.export.verify import EXACT, Comparison
 from trainer.model import recipes
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import Detections
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_processes")]
 

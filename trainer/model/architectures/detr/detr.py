@@ -66,9 +66,8 @@ from trainer.model.batchnorm_folding import (
     fold,
 )
 from trainer.model.boxes import to_centre, to_corners
-from trainer.model.deployment import RAW_OUTPUTS, Graph
+from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph
 from trainer.model.global_batch import Part
-from trainer.model.postprocess import Detections
 from trainer.model.upstream_fitting import load
 
 # Its reports and progress bars repeat our messages.

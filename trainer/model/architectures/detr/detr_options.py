@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config.schema import Config, DataConfig, EvaluationConfig, LoaderConfig, ModelConfig, TrainConfig
+from trainer.config.schema import Config, EvaluationConfig, LoaderConfig, ModelConfig, TrainConfig
 from trainer.config.types import STRICT, Count, Fraction, Positive
+from trainer.model.architectures.retinanet.retinanet_options import small
 
 _UNIT = 8  # channels of a narrower network are multiples of it; the queries' of four times that, for 8 heads
 _HUB = "hf:"
@@ -201,23 +202,16 @@ def scaled(channels: list[int], width: float, unit: int = _UNIT) -> list[int]:
 def dfine_small() -> Config:
     """A narrow D-FINE-N from scratch, for a set of a few hundred images on a CPU.
 
-    In fp32, since bf16 slows its many small operations down, and with fewer queries than published.
+    With the views and schedule of `small`; in fp32, since bf16 slows its many small operations down, and with
+    fewer queries than published.
     """
-    return Config(
+    slim = small()
+    return replace(
+        slim,
         recipe="dfine_small",
-        data=DataConfig(shard_bytes=8 * 1024 * 1024),
-        loader=LoaderConfig(
-            image_size=320, workers=1, scale=[0.8, 1.25],
-            brightness=0.2, contrast=0.2, saturation=0.2, hue=0.02,
-        ),
         model=DFineOptions(size="n", width=0.5, queries=60, denoising=30, backbone_lr=1.0),
-        train=TrainConfig(
-            epochs=45, minutes=30.0, batch_size=4, optimizer="adamw", lr=1e-3, weight_decay=1e-4,
-            warmup_steps=50, clip_norm=0.1, ema_decay=0.99, validate_every=9, checkpoint_minutes=1.0,
-            compile="off", precision="fp32",
-        ),
-        evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.1"]),
-    )  # fmt: skip
+        train=replace(slim.train, lr=1e-3, weight_decay=1e-4, clip_norm=0.1, precision="fp32"),
+    )
 
 
 def dfine_finetune() -> Config:

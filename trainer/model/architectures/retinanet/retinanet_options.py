@@ -1,6 +1,6 @@
 """Options and recipes of RetinaNet."""
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -49,7 +49,10 @@ def debug() -> Config:
         recipe="debug",
         data=DataConfig(shard_bytes=2 * 1024 * 1024, processes=2),
         loader=LoaderConfig(image_size=128, workers=1, scale=[0.9, 1.1]),
-        model=_narrow(),
+        model=RetinaNetOptions(
+            backbone="resnet18", backbone_width=24, fpn_channels=32, head_depth=2,
+            anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0],
+        ),
         train=TrainConfig(
             epochs=30, minutes=3.3, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01,
             warmup_steps=50, clip_norm=5.0, ema_decay=0.98, validate_every=10, checkpoint_minutes=1.0,
@@ -61,27 +64,17 @@ def debug() -> Config:
 
 def small() -> Config:
     """A slim detector from scratch, for a set of a few hundred images on a CPU."""
-    return Config(
+    quick = debug()
+    return replace(
+        quick,
         recipe="small",
         data=DataConfig(shard_bytes=8 * 1024 * 1024),
         loader=LoaderConfig(
             image_size=320, workers=1, scale=[0.8, 1.25],
             brightness=0.2, contrast=0.2, saturation=0.2, hue=0.02,
         ),
-        model=_narrow(),
-        train=TrainConfig(
-            epochs=45, minutes=30.0, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01,
-            warmup_steps=50, clip_norm=5.0, ema_decay=0.99, validate_every=9, checkpoint_minutes=1.0,
-            compile="off",
-        ),
+        train=replace(quick.train, epochs=45, minutes=30.0, ema_decay=0.99, validate_every=9),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.1"]),
-    )  # fmt: skip
-
-
-def _narrow() -> RetinaNetOptions:
-    return RetinaNetOptions(
-        backbone="resnet18", backbone_width=24, fpn_channels=32, head_depth=2,
-        anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0],
     )  # fmt: skip
 
 

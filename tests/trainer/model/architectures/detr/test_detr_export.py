@@ -17,7 +17,7 @@ from trainer.export.export import export
 from trainer.export.formats import OnnxRuntime
 from trainer.export.verify import EXACT, Comparison
 from trainer.model import recipes
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import Detections
 from trainer.training import checkpoint
 from trainer.training.loop import train
 

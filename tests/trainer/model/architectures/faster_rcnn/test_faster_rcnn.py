@@ -16,9 +16,9 @@ from trainer.model.architecture import build
 from trainer.model.architectures.faster_rcnn.faster_rcnn import draw
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
+from trainer.model.deployment import Detections
 from trainer.model.focal import BACKGROUND, IGNORED
 from trainer.model.global_batch import Part, random_keys
-from trainer.model.postprocess import Detections
 from trainer.model.upstream_fitting import COCO_PLACES
 
 SIZE, CLASSES = 128, 4

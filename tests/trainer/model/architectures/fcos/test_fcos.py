@@ -12,7 +12,7 @@ from trainer.export.verify import EXACT, Comparison
 from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import Detections
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 

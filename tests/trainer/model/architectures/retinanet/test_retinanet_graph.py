@@ -7,8 +7,7 @@ from trainer.export.formats import select
 from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.deployment import nms_keep
-from trainer.model.postprocess import Detections
+from trainer.model.deployment import Detections, nms_keep
 
 SIZE = 96
 
