@@ -172,7 +172,7 @@ class ModelConfig:
     """Whether the losses can ignore classes that were not verified in an image."""
 
     architecture: str = architectures.DEFAULT
-    """Kind of detector. Each has different options."""
+    """Kind of detector. Each has its own options: those of another are refused."""
     weights: WeightsUri = ""
     """Pretrained weights of a detector or backbone, in the layout of the architecture's library:
     torchvision:NAME, hf:ORG/NAME, or a URI of a file or folder; none starts from scratch."""

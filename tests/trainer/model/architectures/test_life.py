@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from finished_runs import losses
 from life import live
 from two_processes import LIKE_PASSES, assert_two_equal_one
 
@@ -14,6 +15,7 @@ from trainer.export.formats import OnnxRuntime
 from trainer.export.verify import EXACT, Comparison
 from trainer.model import recipes
 from trainer.model.deployment import Detections
+from trainer.training.loop import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_processes")]
 
@@ -105,3 +107,19 @@ def assert_images_are_found_alone_as_together(runtime, path):
 )
 def test_two_processes_equal_one_on_the_same_global_batch(architecture, narrow, shards, tmp_path):
     assert_two_equal_one(narrow(architecture, **LIKE_PASSES), shards, tmp_path, steps=4, weights=0.05)
+
+
+def test_several_passes_equal_a_larger_batch(narrow, shards, tmp_path, monkeypatch):
+    """Passes of 1, 2 and 2 images: D-FINE's boxes are counted over all five."""
+    # A batch's own statistics are no sum over images.
+    monkeypatch.setattr(
+        torch.nn.BatchNorm2d, "train", lambda self, mode=True: torch.nn.Module.train(self, False)
+    )
+    common = {"train__precision": "fp32", "train__epochs": 1, "train__lr": 1e-5, "train__clip_norm": 0.5}
+    train(narrow("dfine", **common, train__batch_size=5), shards, str(tmp_path / "whole"))
+    split = {"train__batch_size": 2, "train__global_batch": 5}
+    train(narrow("dfine", **common, **split), shards, str(tmp_path / "parts"))
+    one, other = losses(str(tmp_path / "whole")), losses(str(tmp_path / "parts"))
+    assert len(one) == len(other) >= 4
+    for step in one:
+        assert other[step] == pytest.approx(one[step], rel=2e-3), step

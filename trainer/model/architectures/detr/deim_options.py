@@ -51,7 +51,6 @@ class Deimv2Options(SetOptions):
     """DEIMv2 on PPHGNetV2 or DINOv3, by transformers (`pip install 'kubedet[detr]'`)."""
 
     architecture: Literal["deimv2"] = "deimv2"
-    """Kind of detector. Each has its own options: those of another are refused."""
     size: Literal["atto", "femto", "pico", "n", "s", "m", "l", "x"] = "n"
     """Published size: 0.5, 1, 1.5, 3.6, 10, 18, 32 and 50 million parameters. The authors train the first
     three with 100, 150 and 200 queries at 320, 416 and 640 pixels. s to x are on DINOv3: their weights are

@@ -121,7 +121,6 @@ class DFineOptions(DetrOptions):
     """D-FINE: decoder of distributions on PPHGNetV2, by transformers (`pip install 'kubedet[detr]'`)."""
 
     architecture: Literal["dfine"] = "dfine"
-    """Kind of detector. Each has its own options: those of another are refused."""
     size: Literal["n", "s", "m", "l", "x"] = "s"
     """Published size; nano has 4, s 10, m 20, l 31 and x 63 million parameters."""
 
@@ -131,7 +130,6 @@ class RTDetrOptions(DetrOptions):
     """RT-DETRv2 on ResNet-vd, by transformers (`pip install 'kubedet[detr]'`)."""
 
     architecture: Literal["rtdetr"] = "rtdetr"
-    """Kind of detector. Each has its own options: those of another are refused."""
     size: Literal["r18", "r34", "r50", "r101"] = "r50"
     """Published backbone; with r18 20, r34 31, r50 43 and r101 77 million parameters."""
 

@@ -73,7 +73,6 @@ class RFDetrOptions(GroupOptions):
     """RF-DETR on DINOv2 with windows, by transformers (`pip install 'kubedet[detr]'`)."""
 
     architecture: Literal["rfdetr"] = "rfdetr"
-    """Kind of detector. Each has its own options: those of another are refused."""
     size: Literal["nano", "small", "medium", "large"] = "nano"
     """Published size: 30, 32, 34 and 34 million parameters, at 384, 512, 576 and 704 pixels."""
 
@@ -85,7 +84,6 @@ class LWDetrOptions(GroupOptions):
     stride: ClassVar[int] = 64
 
     architecture: Literal["lwdetr"] = "lwdetr"
-    """Kind of detector. Each has its own options: those of another are refused."""
     size: Literal["tiny", "small", "medium", "large", "xlarge"] = "tiny"
     """Published size: 12, 15, 28, 47 and 118 million parameters, at 640 pixels. The authors train tiny with
     100 queries."""

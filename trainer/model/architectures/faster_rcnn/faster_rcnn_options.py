@@ -19,7 +19,6 @@ class FasterRcnnOptions(PyramidOptions):
     published: ClassVar[str] = "FasterRCNN_"
 
     architecture: Literal["faster_rcnn"] = "faster_rcnn"
-    """Kind of detector. Each has its own options: those of another are refused."""
     anchor_sizes: Annotated[Sizes, Field(min_length=5, max_length=5)] = field(
         default_factory=lambda: [32.0, 64.0, 128.0, 256.0, 512.0]
     )

@@ -18,15 +18,12 @@ class FcosOptions(PyramidOptions):
     published: ClassVar[str] = "FCOS_"
 
     architecture: Literal["fcos"] = "fcos"
-    """Kind of detector. Each has its own options: those of another are refused."""
     head_depth: Positive = 4
     """Convolutions in each head before its last."""
     center_radius: Annotated[float, Field(gt=0)] = 1.5
     """Largest distance of a place from the centre of the object that it learns, in strides of its level."""
     score_threshold: Fraction = 0.2
-    """Detections below this score are dropped."""
     nms_threshold: Fraction = 0.6
-    """Overlap above which the weaker detection of a class is dropped."""
 
 
 def fcos_r50() -> Config:

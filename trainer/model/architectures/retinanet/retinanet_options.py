@@ -21,7 +21,6 @@ class RetinaNetOptions(PyramidOptions):
     federated: ClassVar[bool] = True
 
     architecture: Literal["retinanet"] = "retinanet"
-    """Kind of detector. Each has its own options: those of another are refused."""
     version: Literal["v1", "v2"] = "v2"
     """torchvision's retinanet_*_fpn (v1) or retinanet_*_fpn_v2: in v2 the heads have
     GroupNorm, P6 comes from C5 instead of P5, and boxes are trained on GIoU, not L1."""
