@@ -36,19 +36,9 @@ from trainer.base.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.base.safe_text import whole_number
 from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import threads_of_process
-from trainer.launching import heartbeat
+from trainer.launching import heartbeat, worker_failures
 from trainer.launching.stop_signals import exit_on_signal, handling
 from trainer.launching.usage import of_node
-from trainer.launching.worker_failures import (
-    exit_code,
-    explain,
-    first_cause,
-    is_retryable,
-    node_grace,
-    only_lost_peer,
-    reason,
-    worker_grace,
-)
 
 _DEFAULT_PORT = 29500
 _exit_codes: dict[int, int] = {
@@ -108,7 +98,7 @@ def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int
                 f"another program of this machine listens at {config.rdzv_endpoint}",
                 fix="choose another port (PET_MASTER_PORT, or PET_RDZV_ENDPOINT), or end that program",
             ) from None
-        cause = reason(error.__cause__ or error)
+        cause = worker_failures.reason(error.__cause__ or error)
         if isinstance(error, RendezvousClosedError):
             cause = "the others have ended the run"
         elif isinstance(error, RendezvousTimeoutError):
@@ -122,9 +112,9 @@ def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int
         if result is not None:
             if not result.is_failed():
                 return 0
-            rank, failure = first_cause(result.failures)
-            message, code = explain(rank, failure), exit_code(failure)
-            if not only_lost_peer(failure):
+            rank, failure = worker_failures.first_cause(result.failures)
+            message, code = worker_failures.explain(rank, failure), worker_failures.exit_code(failure)
+            if not worker_failures.only_lost_peer(failure):
                 print(message, file=sys.stderr, flush=True)
                 return code
     print(message, file=sys.stderr, flush=True)
@@ -136,7 +126,7 @@ def _wait_for_peers(config: LaunchConfig) -> None:
     """Wait so that the failed node ends first; SIGTERM ends the wait."""
     if config.max_nodes > 1:
         with exit_on_signal(_exit_codes):
-            time.sleep(node_grace())
+            time.sleep(worker_failures.node_grace())
 
 
 def rendezvous_options(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) -> list[str]:
@@ -219,7 +209,7 @@ class _Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started = super()._start_workers(worker_group)
         # By default workers that ignore SIGTERM are killed after 30 s, but this node may have less time.
-        context, grace = self._pcontext, worker_grace()
+        context, grace = self._pcontext, worker_failures.worker_grace()
         assert context is not None
         close = context.close
 
@@ -233,11 +223,11 @@ class _Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
-            rank, failure = first_cause(result.failures)
-            if not is_retryable(failure):
+            rank, failure = worker_failures.first_cause(result.failures)
+            if not worker_failures.is_retryable(failure):
                 self._remaining_restarts = 0
             elif self._remaining_restarts:
-                message = explain(rank, failure).splitlines()[0]
+                message = worker_failures.explain(rank, failure).splitlines()[0]
                 restarts = f"{self._remaining_restarts - 1} more restarts"
                 print(f"launch: {message}; continuing with the remaining nodes ({restarts})", file=sys.stderr)
         return result

@@ -123,3 +123,15 @@ def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
             return function(*arguments)
 
     return call  # type: ignore[return-value]
+
+
+def compiled_for_steps(function: _Function, mode: str, *, fullgraph: bool = False) -> _Function:
+    """Compile a function of a tensor, called once a pass, for one shape in a mode of torch.compile."""
+    compiled = guarded(torch.compile(function, mode=mode, dynamic=False, fullgraph=fullgraph), function)
+
+    def run(argument: torch.Tensor) -> Any:
+        # CUDA graphs reuse their outputs' memory from here on.
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(argument)
+
+    return run  # type: ignore[return-value]

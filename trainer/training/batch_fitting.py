@@ -6,7 +6,6 @@ run on as many GPUs with as much memory keeps its number, and so its exact resul
 
 import bisect
 import functools
-import itertools
 import logging
 import operator
 
@@ -120,9 +119,7 @@ class Trial:
         copies = range(_OPTIMIZER_COPIES[config.optimizer])
         optimizer_memory = [torch.empty_like(parameter) for parameter in state.parameters for _ in copies]
         squares = torch.full((images, 3, self.side, self.side), 114, dtype=torch.uint8, device=device)
-        corners = torch.tensor(
-            [[x, y] for x, y in itertools.islice(itertools.product(range(8), repeat=2), self._boxes)]
-        )
+        corners = torch.cartesian_prod(torch.arange(8), torch.arange(8))[: self._boxes]
         step = self.side / 8
         boxes = torch.cat([corners * step, corners * step + 0.9 * step], dim=1).to(device, torch.float32)
         labels = torch.arange(self._boxes, device=device) % state.detector.num_classes

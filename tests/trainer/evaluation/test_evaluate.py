@@ -324,5 +324,5 @@ def test_other_folders_are_refused_as_baselines(root):
         baseline_of(root, baseline=str(root / "runs"))
     for text in ("{}", "[]", '{"fingerprint": 1, "split": "", "predictions": null, "checkpoint": []}'):
         (root / "runs" / "first" / "evaluation" / "metrics.json").write_text(text)
-        with pytest.raises(FormError, match="metrics.json"):
+        with pytest.raises(FormError, match=r"metrics\.json"):
             baseline_of(root, baseline=str(root / "runs" / "first"))

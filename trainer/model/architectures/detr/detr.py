@@ -67,6 +67,7 @@ from trainer.model.batchnorm_folding import (
 )
 from trainer.model.boxes import to_centre, to_corners
 from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph
+from trainer.model.fused_functions import compiled_for_steps
 from trainer.model.global_batch import Part
 from trainer.model.upstream_fitting import load
 
@@ -320,14 +321,8 @@ class Detr(Architecture):
 
     def compile_network(self, mode: str) -> bool:
         """Compile the backbone: the encoder reads values, and the number of queries depends on the batch."""
-        compiled = torch.compile(self._levels, mode=mode, dynamic=False)
+        self._compiled = compiled_for_steps(self._levels, mode)
         self._cast = _matrices(self.model, leave=self.backbone)  # the compiler casts its weights
-
-        def run(pixels: Tensor) -> list[Tensor]:
-            torch.compiler.cudagraph_mark_step_begin()
-            return compiled(pixels)
-
-        self._compiled = run
         return True
 
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:

@@ -21,7 +21,7 @@ from trainer.model import upstream_fitting
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.focal import conv_focal_loss, focal_loss, supports
-from trainer.model.fused_functions import fused, guarded
+from trainer.model.fused_functions import compiled_for_steps, fused
 from trainer.model.pyramid_detector import DenseDetector, build_backbone, group_norm, match, shape_of
 
 LEVELS = 5
@@ -87,14 +87,7 @@ class RetinaNet(DenseDetector):
 
     def compile_network(self, mode: str) -> bool:
         """Compile `trunk`; one shape, one graph. The loss is compiled by itself."""
-        compiled = guarded(torch.compile(self.trunk, mode=mode, dynamic=False, fullgraph=True), self.trunk)
-
-        def run(images: Tensor) -> tuple[list[Tensor], Tensor]:
-            # CUDA graphs reuse their outputs' memory from here on.
-            torch.compiler.cudagraph_mark_step_begin()
-            return compiled(images)
-
-        self._compiled_trunk = run
+        self._compiled_trunk = compiled_for_steps(self.trunk, mode, fullgraph=True)
         return True
 
     def outputs(self, features: list[Tensor]) -> tuple[list[Tensor], Tensor]:
