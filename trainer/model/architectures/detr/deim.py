@@ -9,10 +9,9 @@ from transformers.models.deimv2.modeling_deimv2 import Deimv2EncoderLayer, Deimv
 from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTLayerScale
 
 from trainer.model.architecture import UpstreamWeights
-from trainer.model.architectures.detr.deim_options import Deimv2Options, library_arguments
+from trainer.model.architectures.detr.deim_options import Deimv2Options
 from trainer.model.architectures.detr.detr import DFine
 from trainer.model.architectures.detr.detr_criterion import Criterion, mal
-from trainer.model.architectures.detr.detr_options import Arguments
 
 _WEIGHTS = {"mal": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
 
@@ -38,9 +37,6 @@ class Deimv2(DFine):
     @property
     def layout(self) -> str:
         return "deimv2 dino" if self.config.dino else "deimv2 lite" if self.config.lite else "deimv2"
-
-    def arguments(self) -> Arguments:
-        return library_arguments(self.config)
 
     def take(self, whole: Any) -> None:
         super().take(whole)

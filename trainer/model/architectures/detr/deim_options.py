@@ -70,52 +70,51 @@ class Deimv2Options(SetOptions):
         """Whether the backbone is a vision transformer combined with convolutions."""
         return self.size in ("s", "m", "l", "x")
 
-
-def library_arguments(config: Deimv2Options) -> Arguments:
-    """Arguments of transformers' Deimv2Config for a size and width."""
-    (net, hidden, feed_forward, size), width = _SIZES[config.size], config.width
-    # Eight heads divide it; halves of the embedding of places are even.
-    hidden, feed_forward = scaled([hidden, feed_forward], width, 16)
-    levels = len(size["decoder_n_points"])
-    if config.dino:
-        # L and X have Meta's own network, the others a smaller one without register tokens.
-        heads, meta, gated = net[0] // 64, net[0] == 384, config.size == "x"
-        (channels,), inward = scaled([net[0]], width, 8 * heads), [hidden] * levels
-        backbone: Arguments = {
-            "model_type": "dinov3_vit", "out_indices": [6, 9, 12] if meta else [4, 8, 12],
-            "hidden_size": channels, "intermediate_size": 4 * channels, "num_attention_heads": heads,
-            "num_register_tokens": 4 if meta else 0, "key_bias": not meta,
-            "layer_norm_eps": 1e-5 if meta else 1e-6, "layerscale_value": 1e-5, "use_gated_mlp": gated,
-            "hidden_act": "silu" if gated else "gelu", "pos_embed_rescale": None,
-        }  # fmt: skip
-        size = size | {"spatial_tuning_adapter_inplanes": scaled([net[1]], width)[0]}
-    else:
-        last, blocks, kernel, *fourth = net
-        outward, stages = [64, 256, last, *fourth], 3 + len(fourth)
-        backbone = hgnet(
-            [16, 16], outward, [1, 1, blocks, 1][:stages], 3, width, out_indices=[3, 4][: stages - 2],
-            depths=[3] * stages, stage_kernel_size=[3, 3, kernel, kernel][:stages],
-            stage_downsample=[False, True, True, True][:stages],
-            stage_light_block=[False, False, True, True][:stages], use_learnable_affine_block=True,
-        )  # fmt: skip
-        inward = backbone["hidden_sizes"][2:]
-    return {
-        **size,
-        "backbone_config": backbone,
-        "freeze_backbone_batch_norms": False,
-        "encoder_in_channels": inward,
-        "encoder_hidden_dim": hidden,
-        "encoder_ffn_dim": scaled([size["encoder_ffn_dim"]], width)[0],
-        "encode_proj_layers": [levels - 1],
-        "feat_strides": [8, 16, 32][-levels:],
-        "d_model": hidden,
-        "decoder_in_channels": [hidden] * levels,
-        "decoder_ffn_dim": feed_forward,
-        "decoder_activation_function": "silu",
-        "num_feature_levels": levels,
-        "num_queries": config.queries,
-        "num_denoising": config.denoising,
-    }
+    def arguments(self) -> Arguments:
+        """Arguments of transformers' Deimv2Config for a size and width."""
+        (net, hidden, feed_forward, size), width = _SIZES[self.size], self.width
+        # Eight heads divide it; halves of the embedding of places are even.
+        hidden, feed_forward = scaled([hidden, feed_forward], width, 16)
+        levels = len(size["decoder_n_points"])
+        if self.dino:
+            # L and X have Meta's own network, the others a smaller one without register tokens.
+            heads, meta, gated = net[0] // 64, net[0] == 384, self.size == "x"
+            (channels,), inward = scaled([net[0]], width, 8 * heads), [hidden] * levels
+            backbone: Arguments = {
+                "model_type": "dinov3_vit", "out_indices": [6, 9, 12] if meta else [4, 8, 12],
+                "hidden_size": channels, "intermediate_size": 4 * channels, "num_attention_heads": heads,
+                "num_register_tokens": 4 if meta else 0, "key_bias": not meta,
+                "layer_norm_eps": 1e-5 if meta else 1e-6, "layerscale_value": 1e-5, "use_gated_mlp": gated,
+                "hidden_act": "silu" if gated else "gelu", "pos_embed_rescale": None,
+            }  # fmt: skip
+            size = size | {"spatial_tuning_adapter_inplanes": scaled([net[1]], width)[0]}
+        else:
+            last, blocks, kernel, *fourth = net
+            outward, stages = [64, 256, last, *fourth], 3 + len(fourth)
+            backbone = hgnet(
+                [16, 16], outward, [1, 1, blocks, 1][:stages], 3, width, out_indices=[3, 4][: stages - 2],
+                depths=[3] * stages, stage_kernel_size=[3, 3, kernel, kernel][:stages],
+                stage_downsample=[False, True, True, True][:stages],
+                stage_light_block=[False, False, True, True][:stages], use_learnable_affine_block=True,
+            )  # fmt: skip
+            inward = backbone["hidden_sizes"][2:]
+        return {
+            **size,
+            "backbone_config": backbone,
+            "freeze_backbone_batch_norms": False,
+            "encoder_in_channels": inward,
+            "encoder_hidden_dim": hidden,
+            "encoder_ffn_dim": scaled([size["encoder_ffn_dim"]], width)[0],
+            "encode_proj_layers": [levels - 1],
+            "feat_strides": [8, 16, 32][-levels:],
+            "d_model": hidden,
+            "decoder_in_channels": [hidden] * levels,
+            "decoder_ffn_dim": feed_forward,
+            "decoder_activation_function": "silu",
+            "num_feature_levels": levels,
+            "num_queries": self.queries,
+            "num_denoising": self.denoising,
+        }
 
 
 def deimv2_s() -> Config:

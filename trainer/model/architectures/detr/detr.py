@@ -50,11 +50,9 @@ from trainer.model.architectures.detr.detr_criterion import (
     bin_values,
 )
 from trainer.model.architectures.detr.detr_options import (
-    Arguments,
     DFineOptions,
     RTDetrOptions,
     SetOptions,
-    library_arguments,
 )
 from trainer.model.architectures.detr.layouts import library_names
 from trainer.model.architectures.detr.sampling import sampled
@@ -116,7 +114,7 @@ class Detr(Architecture):
 
     def __init__(self, config: SetOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
-        self.library_config = self.upstream.config_class(**self.arguments(), num_labels=num_classes)
+        self.library_config = self.upstream.config_class(**config.arguments(), num_labels=num_classes)
         self.denoising = getattr(config, "denoising", 0)
         self.take(self.upstream(self.library_config))
         if self.pixel_scale:
@@ -139,10 +137,6 @@ class Detr(Architecture):
     def layout(self) -> str:
         """The names of the authors' tensors, see `layouts`."""
         return str(self.config.architecture)
-
-    def arguments(self) -> Arguments:
-        """Arguments of the library's configuration, without the number of classes."""
-        return library_arguments(self.config)
 
     def take(self, whole: Any) -> None:
         """Take the parts of the library's detector, and draw its first weights."""

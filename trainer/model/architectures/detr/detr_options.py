@@ -79,6 +79,10 @@ class SetOptions(ModelConfig):
     queries: Positive = 300
     """Queries of an image; it can have no more detections of a class."""
 
+    def arguments(self) -> Arguments:
+        """Arguments of transformers' configuration for this size and width, without the number of classes."""
+        raise NotImplementedError
+
     def misfit(self) -> str:
         """Say whether published weights are of another size or width, by their name alone."""
         named = self.weights.lower().replace("rf-detr", "rfdetr") if self.weights.startswith(_HUB) else ""
@@ -115,6 +119,46 @@ class DetrOptions(SetOptions):
         """Return the options that keep loaded weights, each with the value that trains them."""
         return {key: False for key in ("frozen_norm", "frozen_stem") if getattr(self, key)}
 
+    def arguments(self) -> Arguments:
+        """Arguments of transformers' DFineConfig or RTDetrV2Config for a size and width."""
+        (backbone, size), width = _SIZES[self.architecture][self.size], self.width
+        widths = {"encoder_hidden_dim": 256, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, **size}
+        (hidden,) = scaled([widths["encoder_hidden_dim"]], width, 4 * _UNIT)
+        if self.architecture == "dfine":
+            size = {"decoder_n_points": [3, 6, 3], **size}
+            levels = len(size["decoder_n_points"])
+            stem, first, blocks, layers = _NETS[backbone["net"]]
+            affine = backbone["net"] in ("b0", "b2")
+            # Two levels of D-FINE-N, three of the others: the last ones of the backbone.
+            net = hgnet(
+                stem, [first * factor for factor in (1, 4, 8, 16)], blocks, layers, width,
+                out_indices=[2, 3, 4][-levels:], use_learnable_affine_block=affine,
+            )  # fmt: skip
+            size |= {
+                "feat_strides": [8, 16, 32][-levels:], "encode_proj_layers": [levels - 1],
+                "num_feature_levels": levels,
+            }  # fmt: skip
+        else:
+            levels, basic = 3, backbone.get("layer_type") == "basic"
+            outward = scaled([64, 128, 256, 512] if basic else [256, 512, 1024, 2048], width)
+            net = {
+                **backbone, "model_type": "rt_detr_resnet", "out_indices": [2, 3, 4],
+                "embedding_size": scaled([64], width, 2 * _UNIT)[0], "hidden_sizes": outward,
+            }  # fmt: skip
+        return {
+            **size,
+            "backbone_config": net,
+            "encoder_in_channels": net["hidden_sizes"][-levels:],
+            # The queries of X and R101 are 256 wide although the encoder is 384 wide.
+            "d_model": min(hidden, 256),
+            "encoder_hidden_dim": hidden,
+            "decoder_in_channels": [hidden] * levels,
+            **{key: scaled([widths[key]], width)[0] for key in ("encoder_ffn_dim", "decoder_ffn_dim")},
+            "num_queries": self.queries,
+            "num_denoising": self.denoising,
+            "freeze_backbone_batch_norms": self.frozen_norm,
+        }
+
 
 @dataclass(config=STRICT, frozen=True)
 class DFineOptions(DetrOptions):
@@ -132,48 +176,6 @@ class RTDetrOptions(DetrOptions):
     architecture: Literal["rtdetr"] = "rtdetr"
     size: Literal["r18", "r34", "r50", "r101"] = "r50"
     """Published backbone; with r18 20, r34 31, r50 43 and r101 77 million parameters."""
-
-
-def library_arguments(config: DetrOptions) -> Arguments:
-    """Arguments of transformers' DFineConfig or RTDetrV2Config for a size and width."""
-    (backbone, size), width = _SIZES[config.architecture][config.size], config.width
-    widths: Arguments = {"encoder_hidden_dim": 256, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024} | size
-    (hidden,) = scaled([widths["encoder_hidden_dim"]], width, 4 * _UNIT)
-    if config.architecture == "dfine":
-        points: Arguments = {"decoder_n_points": [3, 6, 3]}
-        size = points | size
-        levels = len(size["decoder_n_points"])
-        stem, first, blocks, layers = _NETS[backbone["net"]]
-        affine = backbone["net"] in ("b0", "b2")
-        # Two levels of D-FINE-N, three of the others: the last ones of the backbone.
-        net = hgnet(
-            stem, [first * factor for factor in (1, 4, 8, 16)], blocks, layers, width,
-            out_indices=[2, 3, 4][-levels:], use_learnable_affine_block=affine,
-        )  # fmt: skip
-        size |= {
-            "feat_strides": [8, 16, 32][-levels:], "encode_proj_layers": [levels - 1],
-            "num_feature_levels": levels,
-        }  # fmt: skip
-    else:
-        levels, basic = 3, backbone.get("layer_type") == "basic"
-        outward = scaled([64, 128, 256, 512] if basic else [256, 512, 1024, 2048], width)
-        net = {
-            **backbone, "model_type": "rt_detr_resnet", "out_indices": [2, 3, 4],
-            "embedding_size": scaled([64], width, 2 * _UNIT)[0], "hidden_sizes": outward,
-        }  # fmt: skip
-    return {
-        **size,
-        "backbone_config": net,
-        "encoder_in_channels": net["hidden_sizes"][-levels:],
-        # The queries of X and R101 are 256 wide although the encoder is 384 wide.
-        "d_model": min(hidden, 256),
-        "encoder_hidden_dim": hidden,
-        "decoder_in_channels": [hidden] * levels,
-        **{key: scaled([widths[key]], width)[0] for key in ("encoder_ffn_dim", "decoder_ffn_dim")},
-        "num_queries": config.queries,
-        "num_denoising": config.denoising,
-        "freeze_backbone_batch_norms": config.frozen_norm,
-    }
 
 
 def hgnet(

@@ -17,12 +17,10 @@ from trainer.model.architecture import ParameterGroups
 from trainer.model.architectures.detr.denoising import Denoising
 from trainer.model.architectures.detr.detr import FIRST_LOGIT, Detr, draw, integers
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, ia_bce
-from trainer.model.architectures.detr.detr_options import Arguments
 from trainer.model.architectures.detr.group_detr_options import (
     GroupOptions,
     LWDetrOptions,
     RFDetrOptions,
-    library_arguments,
 )
 from trainer.model.upstream_fitting import chosen, select
 
@@ -37,9 +35,6 @@ class GroupDetr(Detr):
     config: GroupOptions
     pixel_scale = True
     heads = ("class_embed.", "model.enc_out_class_embed.")
-
-    def arguments(self) -> Arguments:
-        return library_arguments(self.config)
 
     def take(self, whole: Any) -> None:
         self.model, self.class_embed, self.bbox_embed = whole.model, whole.class_embed, whole.bbox_embed

@@ -67,6 +67,26 @@ class GroupOptions(SetOptions):
         groups = described.get("group_detr") or self.groups
         return {"groups": groups, "queries": rows // groups} if rows else {}
 
+    def arguments(self) -> Arguments:
+        """Arguments of transformers' RfDetrConfig or LwDetrConfig for a size and width."""
+        channels, hidden, backbone, further = _SIZES[self.architecture][self.size]
+        (hidden,) = scaled([hidden], self.width, _HEAD)
+        if self.architecture == "lwdetr":
+            further = {"projector_scale_factors": [1.0]} | further
+        return {
+            "decoder_n_points": 2,
+            **further,
+            # 12 heads divide it, or 6.
+            "backbone_config": backbone | {"hidden_size": scaled([channels], self.width, 24)[0]},
+            "d_model": hidden,
+            "dropout": 0.0,
+            "decoder_ffn_dim": scaled([2048], self.width)[0],
+            "decoder_self_attention_heads": hidden // _HEAD,
+            "decoder_cross_attention_heads": 2 * hidden // _HEAD,
+            "num_queries": self.queries,
+            "group_detr": self.groups,
+        }
+
 
 @dataclass(config=STRICT, frozen=True)
 class RFDetrOptions(GroupOptions):
@@ -87,27 +107,6 @@ class LWDetrOptions(GroupOptions):
     size: Literal["tiny", "small", "medium", "large", "xlarge"] = "tiny"
     """Published size: 12, 15, 28, 47 and 118 million parameters, at 640 pixels. The authors train tiny with
     100 queries."""
-
-
-def library_arguments(config: GroupOptions) -> Arguments:
-    """Arguments of transformers' RfDetrConfig or LwDetrConfig for a size and width."""
-    channels, hidden, backbone, further = _SIZES[config.architecture][config.size]
-    (hidden,) = scaled([hidden], config.width, _HEAD)
-    if config.architecture == "lwdetr":
-        further = {"projector_scale_factors": [1.0]} | further
-    return {
-        "decoder_n_points": 2,
-        **further,
-        # 12 heads divide it, or 6.
-        "backbone_config": backbone | {"hidden_size": scaled([channels], config.width, 24)[0]},
-        "d_model": hidden,
-        "dropout": 0.0,
-        "decoder_ffn_dim": scaled([2048], config.width)[0],
-        "decoder_self_attention_heads": hidden // _HEAD,
-        "decoder_cross_attention_heads": 2 * hidden // _HEAD,
-        "num_queries": config.queries,
-        "group_detr": config.groups,
-    }
 
 
 def rfdetr_finetune() -> Config:

@@ -31,13 +31,9 @@ _HGNET: _Rules = (
 )
 """PPHGNetV2 by its authors, D-FINE's, DEIMv2's and timm."""
 _RESNET: _Rules = (
-    (r"^conv1\.conv1_1\.", "embedder.embedder.0."),
-    (r"^conv1\.conv1_2\.", "embedder.embedder.1."),
-    (r"^conv1\.conv1_3\.", "embedder.embedder.2."),
+    *((rf"^conv1\.conv1_{place + 1}\.", f"embedder.embedder.{place}.") for place in range(3)),
     (r"^res_layers\.(\d+)\.blocks\.", r"encoder.stages.\1.layers."),
-    (r"\.branch2a\.", ".layer.0."),
-    (r"\.branch2b\.", ".layer.1."),
-    (r"\.branch2c\.", ".layer.2."),
+    *((rf"\.branch2{letter}\.", f".layer.{place}.") for place, letter in enumerate("abc")),
     (r"\.short\.conv\.(?=conv|norm)", ".shortcut.1."),
     (r"\.short\.", ".shortcut."),
     (r"\.conv\.", ".convolution."),
@@ -132,8 +128,7 @@ _DEIM_DINO: _Rules = (
     (r"\.mlp\.w1\.", ".mlp.gate_proj."),
     (r"\.mlp\.(fc1|w2)\.", ".mlp.up_proj."),
     (r"\.mlp\.(fc2|w3)\.", ".mlp.down_proj."),
-    (r"^convs\.(\d)\.", r"fusion_proj.\1.conv."),
-    (r"^norms\.(\d)\.", r"fusion_proj.\1.norm."),
+    (r"^(conv|norm)s\.(\d)\.", r"fusion_proj.\2.\1."),
     (r"^sta\.(stem\.0|conv2\.0|conv[34]\.1)\.", r"sta.\1.conv."),
     (r"^sta\.(stem\.1|conv2\.1|conv[34]\.2)\.", r"sta.\1.norm."),
     (r"^sta\.stem\.\d\.", "spatial_tuning_adapter.stem_conv."),
