@@ -10,7 +10,6 @@ import struct
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 FOLDER = "KUBEDET_TRAFFIC"  # environment variable: the folder
 _PAIR = struct.Struct("=QQ")
@@ -20,13 +19,6 @@ _counters: list[mmap.mmap | None] = []
 
 if hasattr(os, "register_at_fork"):  # Parent and child must not share a counter.
     os.register_at_fork(after_in_child=_counters.clear)
-
-
-class ByteCounts(NamedTuple):
-    """Bytes."""
-
-    read: int
-    written: int
 
 
 def read(count: int) -> None:
@@ -48,12 +40,12 @@ def count_in(folder: Path | None) -> None:
     _counters.clear()
 
 
-def total(folder: Path) -> ByteCounts:
-    """Return what all processes have counted in a folder."""
+def total(folder: Path) -> tuple[int, int]:
+    """Return the bytes read and written that all processes have counted in a folder."""
     contents = [path.read_bytes() for path in folder.iterdir()]
     # A file that is just being created is still empty.
     pairs = [_PAIR.unpack(data) for data in contents if len(data) == _PAIR.size]
-    return ByteCounts(sum(read for read, _ in pairs), sum(written for _, written in pairs))
+    return sum(read for read, _ in pairs), sum(written for _, written in pairs)
 
 
 def _add(read: int, written: int) -> None:

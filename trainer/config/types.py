@@ -95,10 +95,6 @@ def _checked_uri(value: str, info: ValidationInfo) -> str:
     return value
 
 
-def _none_is_empty(value: str) -> str:
-    return "" if value == NO_WEIGHTS else value
-
-
 Uri = Annotated[str, AfterValidator(_checked_uri)]
-WeightsUri = Annotated[Uri, AfterValidator(_none_is_empty)]
+WeightsUri = Annotated[Uri, AfterValidator(lambda value: "" if value == NO_WEIGHTS else value)]
 Range = Annotated[Sizes, Field(min_length=2, max_length=2), AfterValidator(_ascending)]

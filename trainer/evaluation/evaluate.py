@@ -115,10 +115,11 @@ def evaluate(
             storage.remove_stale(output_uri)
         # Problems of the baseline are reported before the model's hours of work.
         baseline = find_baseline(config, shards_uri)
+        tile, overlap = tile_settings(model.config, config.evaluation.tile)
         identity = {
             "fingerprint": dataset.fingerprint, "split": dataset.split,
             "checkpoint": storage.absolute(model.uri), "sha256": model.sha256,
-            "tile": _tile_text(tile_settings(model.config, config.evaluation.tile)),
+            "tile": f"{tile} px, overlap {overlap:g}" if tile else "",
         }  # fmt: skip
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
         file = f"predictions.{config.evaluation.predictions}"
@@ -204,11 +205,6 @@ def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: W
     changed = replace(config, loader=replace(config.loader, image_size=size, resize=resize, fill=fill))
     tile = tile_settings(model.config, config.evaluation.tile)
     return predict_split(model.predict, dataset, changed, world, reentrant=model.reentrant, tile=tile)
-
-
-def _tile_text(tile: tuple[int, float]) -> str:
-    """Tiles in the identity of an evaluation; "" for whole images, as in older ones."""
-    return f"{tile[0]} px, overlap {tile[1]:g}" if tile[0] else ""
 
 
 def _earlier_predictions(uri: str, identity: dict[str, str]) -> Predictions | None:
