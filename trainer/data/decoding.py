@@ -177,19 +177,17 @@ class Decoder:
         dataset = self._dataset
         shard = dataset.shards[int(dataset.samples["shard"][index])].name
         with self._lock:
-            if index in self._damaged:
-                return
+            is_new = index not in self._damaged
             self._damaged[index] = f"{name} ({shard}): {reason}"
             damaged, total = len(self._damaged), len(dataset)
             if damaged > self._max_bad_fraction * total:
                 shown = "".join(f"\n    {text}" for text in list(self._damaged.values())[:_MAX_EXAMPLES])
-                raise DataError(
-                    f"{damaged} of {total} images of {dataset.split} in the shards at {dataset.uri} are "
-                    f"damaged, more than data.max_bad_fraction {self._max_bad_fraction:g} allows; the first "
-                    f"ten:{shown}",
-                    fix=f"{_REMEDY}, or let more pass with data.max_bad_fraction",
-                )
-        if damaged <= _MAX_NAMED:
+                where = f"images of {dataset.split} in the shards at {dataset.uri}"
+                allowed = f"data.max_bad_fraction {self._max_bad_fraction:g} allows"
+                problem = f"{damaged} of {total} {where} are damaged, more than {allowed}"
+                fix = f"{_REMEDY}, or let more pass with data.max_bad_fraction"
+                raise DataError(f"{problem}; the first ten:{shown}", fix=fix)
+        if is_new and damaged <= _MAX_NAMED:
             more = "; `kubedet data verify` names all others" if damaged == _MAX_NAMED else ""
             logger.warning(
                 "damaged image %s in %s: %s; %s (%d of %d so far)%s", name, shard, reason, consequence,
