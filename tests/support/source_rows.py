@@ -1,10 +1,19 @@
-"""The images of a source's split, as tests look at them."""
+"""The images of a source's split, as tests look at them, and its shards."""
 
 import json
 from typing import Any
 
+from trainer.config.schema import DataConfig
+from trainer.data.download import download
 from trainer.data.raw_folder import RawManifest, Table
+from trainer.data.shard_folder import ShardIndex
+from trainer.data.shards import shard
 from trainer.data.sources.source import Box, Entry, Rows
+
+
+def shards_of(source: object, root: object, config: DataConfig) -> ShardIndex:
+    """Prepare a source in a data root."""
+    return shard(download(str(source), str(root), config), str(root), config)
 
 
 def rows_of(rows: Rows) -> list[dict[str, Any]]:

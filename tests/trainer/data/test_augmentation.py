@@ -9,14 +9,13 @@ import pytest
 import torch
 from batches import take
 from PIL import Image
+from source_rows import shards_of
 
 from trainer.config.schema import LoaderConfig
 from trainer.data.augmentation import Augmentation
 from trainer.data.batch import PADDING
-from trainer.data.download import download
 from trainer.data.sample_order import SampleStream
 from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import shard
 from trainer.data.transforms import FILL
 from trainer.model import recipes
 
@@ -54,8 +53,7 @@ def rectangles(tmp_path_factory):
     form = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "white"}]}
     (folder / "train.json").write_text(json.dumps(form))
     config = recipes.load("debug", {"data.processes": 1}).data
-    raw = download(f"coco:{folder}/train.json", str(folder / "root"), config)
-    return ShardDataset(shard(raw, str(folder / "root"), config).uri, "train")
+    return ShardDataset(shards_of(f"coco:{folder}/train.json", folder / "root", config).uri, "train")
 
 
 def targets(batch, row):

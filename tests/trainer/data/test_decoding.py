@@ -8,13 +8,12 @@ import pytest
 import torch
 from batches import take
 from PIL import Image
+from source_rows import shards_of
 
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig, LoaderConfig
 from trainer.data.decoding import decode, read_sample
-from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import shard
 from trainer.data.transforms import FILL
 
 DATA = DataConfig(val_fraction=0.0, processes=1, threads=1)
@@ -47,12 +46,7 @@ def source(make_coco):
 
 @pytest.fixture
 def dataset(source, tmp_path):
-    return ShardDataset(made(source, tmp_path, DATA), "train")
-
-
-def made(source, tmp_path, config):
-    root = str(tmp_path / "data")
-    return shard(download(f"coco:{source}", root, config), root, config).uri
+    return ShardDataset(shards_of(source, tmp_path / "data", DATA).uri, "train")
 
 
 def named(dataset):

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from patience import until
+from source_rows import shards_of
 
 from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import shard_index
-from trainer.data.download import download
 from trainer.data.shard_index import ShardCache, ShardDataset
-from trainer.data.shards import shard
 from trainer.storage.cache import FOLDER, CacheBusy
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000, val_fraction=0.0)
@@ -30,8 +29,7 @@ def source(make_coco) -> Path:
 
 @pytest.fixture
 def uri(source, tmp_path) -> str:
-    raw = download(str(source), str(tmp_path / "data"), CONFIG)
-    return shard(raw, str(tmp_path / "data"), CONFIG).uri
+    return shards_of(source, tmp_path / "data", CONFIG).uri
 
 
 def test_it_reads_every_sample(uri, source):
@@ -82,11 +80,8 @@ def flip_a_byte(path: Path, at: int) -> None:
 def test_every_byte_of_a_sample_counts(uri):
     dataset = ShardDataset(uri, "train")
     row = dataset.samples[2]
-    for at in (
-        row["offset"],
-        row["offset"] + row["length"] // 2,
-        row["json_offset"] + row["json_length"] - 2,
-    ):
+    offset, end = row["offset"], row["json_offset"] + row["json_length"]
+    for at in (offset, offset + row["length"] // 2, end - 2):
         flip_a_byte(first_shard(uri), int(at))
         with pytest.raises(DataError, match=r"train-00000\.tar is damaged") as caught:
             dataset.read(2)
@@ -109,8 +104,7 @@ def test_a_damaged_table_is_an_error(uri, damage):
 @pytest.fixture
 def remote(source, bucket) -> str:
     """Shards in an object store."""
-    raw = download(str(source), "s3://bucket/data", CONFIG)
-    return shard(raw, "s3://bucket/data", CONFIG).uri
+    return shards_of(source, "s3://bucket/data", CONFIG).uri
 
 
 def stored(remote, bucket, name) -> Path:
@@ -167,22 +161,14 @@ SIZE = 1000
 
 @pytest.fixture
 def store(tmp_path):
-    """A folder that plays the store; gives what writes shards there: URI, sha256 and bytes of each."""
-
-    def write(*contents):
-        entries = []
-        for number, content in enumerate(contents):
-            path = tmp_path / "store" / f"{number}.tar"
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
-            entries.append((str(path), hashlib.sha256(content).hexdigest(), len(content)))
-        return entries
-
-    return write
-
-
-def shards(store, count):
-    return store(*(bytes([number]) * SIZE for number in range(count)))
+    """Two shards in a folder that plays the store: URI, sha256 and bytes of each."""
+    (tmp_path / "store").mkdir()
+    entries = []
+    for number in (0, 1):
+        path, content = tmp_path / "store" / f"{number}.tar", bytes([number]) * SIZE
+        path.write_bytes(content)
+        entries.append((str(path), hashlib.sha256(content).hexdigest(), SIZE))
+    return entries
 
 
 def names(folder):
@@ -190,50 +176,46 @@ def names(folder):
 
 
 def test_what_arrives_damaged_once_is_fetched_again(store, tmp_path, monkeypatch):
-    (one,) = shards(store, 1)
     answers = [b"x" * SIZE, bytes(SIZE)]
     monkeypatch.setattr(shard_index.storage, "read_range", lambda *_: answers.pop(0))
-    assert ShardCache(tmp_path, SIZE).fetch(*one)
+    assert ShardCache(tmp_path, SIZE).fetch(*store[0])
 
 
 def test_what_arrives_damaged_always_is_named_and_not_kept(store, tmp_path):
-    uri, sha256, size = shards(store, 1)[0]
-    Path(uri).write_bytes(b"x" * SIZE)
+    Path(store[0][0]).write_bytes(b"x" * SIZE)
     with pytest.raises(StorageError, match=r"0\.tar is damaged: its sha256 is"):
-        ShardCache(tmp_path / "cache", SIZE).fetch(uri, sha256, size)
+        ShardCache(tmp_path / "cache", SIZE).fetch(*store[0])
     assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
 
 
 def test_what_a_killed_process_left_is_removed_and_its_room_free(store, tmp_path):
-    two = shards(store, 2)
     script = (
         "import sys, time; from trainer.data import shard_index as s; from pathlib import Path\n"
         "def read(*_):\n    print('reading', flush=True); time.sleep(60)\n"
         "s.storage.read_range = read\n"
         "s.ShardCache(Path(sys.argv[1]), 1000).fetch(sys.argv[2], sys.argv[3], 1000)\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path), *two[0][:2]]
+    command = [sys.executable, "-c", script, str(tmp_path), *store[0][:2]]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         with pytest.raises(CacheBusy):
-            ShardCache(tmp_path, SIZE).fetch(*two[0])
-        assert not ShardCache(tmp_path, SIZE).fetch(*two[1])
+            ShardCache(tmp_path, SIZE).fetch(*store[0])
+        assert not ShardCache(tmp_path, SIZE).fetch(*store[1])
         process.kill()
     assert list(tmp_path.glob("*.part"))
-    assert ShardCache(tmp_path, SIZE).fetch(*two[1])
+    assert ShardCache(tmp_path, SIZE).fetch(*store[1])
     assert not list(tmp_path.glob("*.part"))
 
 
 def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):
-    many = shards(store, 2)
     cache = ShardCache(tmp_path / "cache", 10 * SIZE)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, limits[1]))  # The system refuses what is longer.
     try:
-        assert [cache.fetch(*one) for one in many] == [False] * 2
+        assert [cache.fetch(*one) for one in store] == [False] * 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
     (message,) = [record.getMessage() for record in caplog.records]
     assert ": File too large; images are read" in message and FOLDER in message
-    assert cache.fetch(*many[0])
+    assert cache.fetch(*store[0])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from source_rows import shards_of
 
 from trainer import storage
 from trainer.base.errors import DataError
@@ -21,15 +22,15 @@ from trainer.data.download import download, fetch_partition, plan
 from trainer.data.download import join as join_raw
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import Category
-from trainer.data.shard_folder import read_index
+from trainer.data.shard_folder import ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import clean, join, place, shard, shard_partition
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000)
 
 
-def made(source: Path | str, root: Path | str, config: DataConfig = CONFIG) -> dict:
-    return shard(download(str(source), str(root), config), str(root), config)
+def made(source: Path | str, root: Path | str, config: DataConfig = CONFIG) -> ShardIndex:
+    return shards_of(source, root, config)
 
 
 def contents(index: dict) -> dict[str, bytes]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from source_rows import shards_of
 
 from trainer.config.schema import DataConfig
 from trainer.data import tiles, training_record
@@ -72,7 +73,7 @@ def large(tmp_path):
 
 
 def made(source, root, config=CONFIG):
-    return shard(download(source, str(root), config), str(root), config)
+    return shards_of(source, root, config)
 
 
 def test_training_images_are_cut_and_others_stay_whole(large, tmp_path):

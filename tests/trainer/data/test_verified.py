@@ -5,13 +5,12 @@ import pytest
 import torch
 from batches import take
 from openimages_mirror import MIDS
+from source_rows import shards_of
 
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import LoaderConfig
-from trainer.data.download import download
 from trainer.data.sample_order import check_verified
 from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import shard
 from trainer.model import recipes
 from trainer.training.loop import train
 
@@ -23,8 +22,7 @@ def open_images(mirror, tmp_path):
     """Shards of the small Open Images, with the verified classes of train."""
     config = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.2}).data
     source = f"openimages:base={mirror}/base/,pixels={mirror}/pixels,labels=all"
-    root = str(tmp_path / "root")
-    return shard(download(source, root, config), root, config).uri
+    return shards_of(source, tmp_path / "root", config).uri
 
 
 def batches(uri, count, **changes):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from openimages_mirror import CLICKS, IDS, MIDS, box, source
+from source_rows import shards_of
 from web_server import WebServer
 
 from trainer.config.schema import DataConfig
@@ -21,15 +22,13 @@ from trainer.evaluation.openimages_metric import image_labels
 
 def test_evaluation_learns_the_hierarchy_of_the_classes_kept(mirror, tmp_path):
     config = DataConfig(processes=1, max_bad_fraction=0.5, classes=["Dog", "Cat", "Animal", "Tree, large"])
-    raw = download(source(mirror).uri, str(tmp_path / "data"), config)
-    index = shard(raw, str(tmp_path / "data"), config)
-    assert raw.hierarchy == index.hierarchy == {"0": [2], "1": [2]}
+    index = shards_of(source(mirror).uri, tmp_path / "data", config)
+    assert index.hierarchy == {"0": [2], "1": [2]}
     for split in ("train", "test"):
         truth = ShardDataset(index.uri, split).annotations()
         assert truth["hierarchy"] == {"0": [2], "1": [2]}
-        assert [one["original_id"] for one in truth["categories"]] == [
-            MIDS[name] for name in config.classes
-        ]  # fmt: skip
+        mids = [MIDS[name] for name in config.classes]
+        assert [one["original_id"] for one in truth["categories"]] == mids
     # An object is one box; what is verified holds above and below: Cat is there, Dog not, Animal not.
     assert [len(truth["annotations"]), *(image["verified"] for image in truth["images"])] == [
         2, [0, 1, 2], [0, 1, 2],
@@ -48,20 +47,14 @@ def test_from_a_mirror_in_an_object_store_to_shards(mirror, bucket):
     config = DataConfig(processes=1, max_bad_fraction=0.5, classes=["/m/01yrx", "Dog"])
     text = "openimages:base=s3://bucket/base,pixels=s3://bucket/pixels,rotation=apply,hierarchy=expand"
     raw = download(text, str(mirror / "data"), config)
-    assert raw.categories == [
-        Category(0, "Cat", "/m/01yrx"),
-        Category(1, "Dog", "/m/0bt9lr"),
-    ]
-    assert {split: counts.images for split, counts in raw.splits.items()} == {
-        "train": 2, "val": 1, "test": 2,
-    }  # fmt: skip
+    assert raw.categories == [Category(0, "Cat", "/m/01yrx"), Category(1, "Dog", "/m/0bt9lr")]
+    counts = {split: part.images for split, part in raw.splits.items()}
+    assert counts == {"train": 2, "val": 1, "test": 2}
     assert raw.problems[reasons.IMAGE_WITHOUT_BOXES].count == 4
     uri = shard(raw, str(mirror / "data"), config).uri
     # Evaluation reads the ids of the verified classes: Cat in the first image, Dog in both not.
-    assert [image["verified"] for image in ShardDataset(uri, "test").annotations()["images"]] == [
-        [0, 1],
-        [0, 1],
-    ]
+    images = ShardDataset(uri, "test").annotations()["images"]
+    assert [image["verified"] for image in images] == [[0, 1], [0, 1]]
     data = ShardDataset(uri, "train")
     samples = {sample["file_name"]: sample for _, sample in map(data.read, range(len(data)))}
     upright, turned = (samples[f"{image_id}.jpg"] for image_id in IDS["train"][:2])
