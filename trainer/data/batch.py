@@ -18,9 +18,7 @@ class Batch(NamedTuple):
     labels: Tensor  # int64 [B, M]; PADDING where padded
     color: Tensor | None  # fp32 [B, 3, 4] colour maps, or None
     image_ids: list[int]  # ids of the images, on the host
-    scales: list[
-        tuple[float, float, float, float]
-    ]  # pixels of the square for one of the stored image, x y x y
+    scales: list[tuple[float, float, float, float]]  # pixels of the square for a stored one, x y x y
     counts: list[int]  # targets of each image, on the host
     verified: Tensor | None = None
     """bool [B, C]: the classes whose absence is known where an image has no box of them; None where that is

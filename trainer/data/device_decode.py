@@ -78,11 +78,10 @@ class DeviceDecoder(Decoder):
         except RuntimeError as error:
             check_resources(error, record["file_name"])
             reason = first_line(error)
-        raise DataError(
-            f"image {record['file_name']} in the shards at {self._dataset.uri} cannot be decoded: {reason}",
-            fix="set loader.decoder=cpu, which tolerates damaged images, or run "
-            "`kubedet data verify --repair` on that folder",
-        )
+        where = f"image {record['file_name']} in the shards at {self._dataset.uri}"
+        repair = "run `kubedet data verify --repair` on that folder"
+        fix = f"set loader.decoder=cpu, which tolerates damaged images, or {repair}"
+        raise DataError(f"{where} cannot be decoded: {reason}", fix=fix)
 
 
 def check(device: torch.device) -> None:

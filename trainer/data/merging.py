@@ -60,10 +60,8 @@ class CocoWriter:
 
     def __init__(self, folder: Path, categories: Sequence[Category], info: Mapping[str, object]) -> None:
         self._folder = folder
-        self._head = {
-            "info": info,
-            "categories": [{"id": item.original_id, "name": item.name} for item in categories],
-        }
+        listed = [{"id": item.original_id, "name": item.name} for item in categories]
+        self._head = {"info": info, "categories": listed}
         self._ids = {item.name: item.original_id for item in categories}
         self._names: set[tuple[str, str]] = set()
         self._splits: dict[str, dict[str, list[Mapping[str, object]]]] = {}

@@ -159,11 +159,9 @@ def check_verified(dataset: ShardDataset) -> None:
     """Check that images list their verified classes, from a few of them."""
     few = np.unique(np.linspace(0, len(dataset) - 1, _CHECKED_IMAGES).astype(int)).tolist()
     if not any("verified" in dataset.read(index)[1].get("extra", {}) for index in few):
-        raise DataError(
-            f"train.negatives=verified: of {len(few)} images in {dataset.uri} none says which classes were "
-            "looked for in it",
-            fix="take a source that does (openimages:labels=all), or set train.negatives=all",
-        )
+        problem = f"of {len(few)} images in {dataset.uri} none says which classes were looked for in it"
+        fix = "take a source that does (openimages:labels=all), or set train.negatives=all"
+        raise DataError(f"train.negatives=verified: {problem}", fix=fix)
 
 
 def repeat_factors(images: np.ndarray, labels: np.ndarray, samples: int, threshold: float) -> np.ndarray:

@@ -66,10 +66,8 @@ class ShardCache(CopyCache):
                     return
             folder, _, tar = uri.rpartition("/")
             note(folder, tar)
-            raise StorageError(
-                f"{uri} is damaged: its sha256 is {digest.hexdigest()}, not {sha256}, each time it is read",
-                fix=REPAIR.format(folder),
-            )
+            problem = f"its sha256 is {digest.hexdigest()}, not {sha256}, each time it is read"
+            raise StorageError(f"{uri} is damaged: {problem}", fix=REPAIR.format(folder))
 
         name = f"{sha256}.tar"
         if (self.folder / name).exists():

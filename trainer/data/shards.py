@@ -528,11 +528,8 @@ class _Split:
             # Shards of older versions have no hashes.
             hashes = base64.b64decode(sidecar.hashes) or plausibility.NO_HASH * len(rows)
             self.hashes.append(plausibility.hashes_of(hashes))
-            self._shards.append(
-                shard_folder.Shard(
-                    f"{name}.tar", sidecar.samples, sidecar.boxes, sidecar.bytes, sidecar.sha256
-                )
-            )
+            samples, boxes, size = sidecar.samples, sidecar.boxes, sidecar.bytes
+            self._shards.append(shard_folder.Shard(f"{name}.tar", samples, boxes, size, sidecar.sha256))
             self.statistics += sidecar.statistics
             self.quarantined += sidecar.quarantined[: _QUARANTINED_SHOWN - len(self.quarantined)]
             if self._truth is not None:

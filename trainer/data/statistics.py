@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -52,14 +51,9 @@ class SplitStatistics:
         return counts
 
     def __add__(self, other: "SplitStatistics") -> "SplitStatistics":
-        mine, others = vars(self), vars(other)
-        added: dict[str, Any] = {
-            name: [a + b for a, b in zip(mine[name], others[name], strict=True)]
-            if isinstance(mine[name], list)
-            else mine[name] + others[name]
-            for name in mine
-        }
-        return SplitStatistics(**added)
+        others = vars(other)
+        sums = {name: np.add(value, others[name]).tolist() for name, value in vars(self).items()}
+        return SplitStatistics(**sums)
 
 
 def describe(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:

@@ -260,11 +260,9 @@ def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, in
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
-        raise DataError(
-            f"{file.uri}: image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a "
-            "text",
-            fix="give it both, and use the same id in the annotations",
-        )
+        problem = f"image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a text"
+        fix = "give it both, and use the same id in the annotations"
+        raise DataError(f"{file.uri}: {problem}", fix=fix)
     sides = [int(_positive(image.get(side))) for side in ("width", "height")]
     width, height = (side if side < 2**31 else 0 for side in sides)
     url = url if is_fetched(url) else ""
@@ -277,11 +275,9 @@ def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, in
             url = f"/{name}"
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name or ":" in path.parts[0]:
-        raise DataError(
-            f"{file.uri}: refused file_name {name!r}, which leads out of the images' folder"
-            + (" and is no image on this machine" if path.is_absolute() else ""),
-            fix="make file_name relative to the folder of the images",
-        )
+        problem = f"{file.uri}: refused file_name {name!r}, which leads out of the images' folder"
+        problem += " and is no image on this machine" if path.is_absolute() else ""
+        raise DataError(problem, fix="make file_name relative to the folder of the images")
     return str(path), url, width, height, original_id
 
 
@@ -396,11 +392,10 @@ class ImageLocator:
         if hits[best]:
             self._best = best
         elif not any(probe.origin for probe in probes):
-            raise DataError(
-                f"the images of {uri} are not beside it; looked for {probes[0].file_name} in {self._base} "
-                f"and {storage.parent(self._base)}, and in their folders {', '.join(dict.fromkeys(names))}",
-                fix="put the images in one of these folders, or give them a coco_url",
-            )
+            looked = f"looked for {probes[0].file_name} in {self._base} and {storage.parent(self._base)}"
+            looked += f", and in their folders {', '.join(dict.fromkeys(names))}"
+            fix = "put the images in one of these folders, or give them a coco_url"
+            raise DataError(f"the images of {uri} are not beside it; {looked}", fix=fix)
 
     def locate(self, entry: Entry) -> str:
         """Set an entry's `origin` and `version`, or its `fault`; return text that changes with its file."""

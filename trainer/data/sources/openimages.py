@@ -190,10 +190,8 @@ class Meaning:
         """Build it from all classes, the kept ones, and the hierarchy (empty if it is not applied)."""
         position = {category.original_id: index for index, category in enumerate(categories)}
         mids = [str(category.original_id) for category in described]
-        groups = [
-            [position[name] for name in (mid, *sorted(above.get(mid, ()))) if name in position]
-            for mid in mids
-        ]
+        all_mids = [(mid, *sorted(above.get(mid, ()))) for mid in mids]
+        groups = [[position[one] for one in each if one in position] for each in all_mids]
         groups.append([UNKNOWN])  # Of MIDs that are not described.
         self._mids = pa.array(mids, pa.string())
         self._counts = np.array([len(group) for group in groups])
@@ -289,9 +287,7 @@ _COLUMNS = {
     **dict.fromkeys(_CORNERS, pa.float64()),
     "IsGroupOf": pa.int8(),
 }
-_STORED_ORIENTATION = (
-    1  # Exif orientation: boxes match the stored pixels, whatever the file's Exif block says.
-)
+_STORED_ORIENTATION = 1  # Boxes match the stored pixels, whatever the file's Exif block says.
 _ROWS = 10_000
 _SORT_BYTES = 128 * 1024 * 1024  # Bytes of a CSV that is sorted in memory.
 
@@ -327,7 +323,7 @@ def read_boxes(
             "width": share,
             "height": share,
             "orientation": pa.array(
-                [orientations.get(image_id, _STORED_ORIENTATION) for image_id in plain], pa.int8()
+                [orientations.get(name, _STORED_ORIENTATION) for name in plain], pa.int8()
             ),
             "original_id": pc.binary_join_element_wise('"', ids, '"', ""),
             "fault_reason": nothing,

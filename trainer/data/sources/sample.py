@@ -249,11 +249,8 @@ class SampleSource(Sample, Source):
         for split, count in (("train", self.images), ("val", held_out), ("test", held_out)):
             splits[split] = Rows.of(partial(self._entries, range(first, first + count)))
             first += count
-        return Listing(
-            categories=[Category(name, index + 1) for index, name in enumerate(CLASSES)],
-            splits=splits,
-            state=hashlib.sha256(f"{VERSION} {self.uri}".encode()).hexdigest(),
-        )
+        categories = [Category(name, number) for number, name in enumerate(CLASSES, 1)]
+        return Listing(categories, splits, hashlib.sha256(f"{VERSION} {self.uri}".encode()).hexdigest())
 
     def read(self, origin: str) -> bytes:
         """Draw a scene as JPEG."""

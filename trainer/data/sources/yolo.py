@@ -142,10 +142,9 @@ class YoloSource(Source):
             raise DataError(f"{self.uri}: no images in {', '.join(description.splits['train'])}", fix=fix)
         if not any(image.labels for image in train):
             looked = " and ".join(_label_places(train[0].origin))
-            raise DataError(
-                f"{self.uri}: none of {len(train)} images of train has a label file; looked for {looked}",
-                fix="put the label files into a folder labels beside the folder images",
-            )
+            problem = f"none of {len(train)} images of train has a label file; looked for {looked}"
+            fix = "put the label files into a folder labels beside the folder images"
+            raise DataError(f"{self.uri}: {problem}", fix=fix)
         shown = [
             f"{split} of {', '.join(_relative(place, description.root) for place in places)}"
             for split, places in description.splits.items()
@@ -204,11 +203,9 @@ class YoloSource(Source):
                     splits.setdefault(split, []).append(place)
                 elif split == "train":
                     fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
-                    raise DataError(
-                        f"{uri}: there are no images for {key}: {text}; looked at "
-                        f"{', '.join(_candidates(text, bases))}",
-                        fix=f"write path and {key} relative to the folder of the file{fetch}",
-                    )
+                    problem = f"{uri}: there are no images for {key}: {text}"
+                    fix = f"write path and {key} relative to the folder of the file{fetch}"
+                    raise DataError(f"{problem}; looked at {', '.join(_candidates(text, bases))}", fix=fix)
         if "train" not in splits:
             raise DataError(f"{uri} names no train", fix=FIX)
         return Description(bases[0], names, splits, "kpt_shape" in form)
