@@ -97,7 +97,7 @@ def test_images_come_one_by_one_from_zips_in_a_store(mirror, bucket, proxy, tmp_
 @pytest.mark.parametrize("kind", ["none", "corrupt", "death"])
 def test_a_web_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurried, tmp_path):
     # Four tries to connect take 2.8 s, so they outlast the server's absence on a busy machine too.
-    hurried(first=10.0, silence=10.0, wait=2.0)
+    hurried(first=10.0, read_timeout=10.0, wait=2.0)
     calm = download(f"coco:2017,base={mirror}", str(tmp_path / "calm"), CONFIG)
     proxy = Proxy(server, mirror)
     planned = plan(f"coco:2017,base={proxy.url}", str(tmp_path / "data"), CONFIG)
