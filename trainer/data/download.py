@@ -90,9 +90,8 @@ def choices(config: DataConfig) -> list[Any]:
     """Return the parts of a configuration that determine the images and boxes of raw tables."""
     chosen = [config.val_fraction, config.classes, config.max_images, config.empty_images]
     # Tables that are older than these keys keep their names.
-    later = {key: getattr(config, key) for key in ("boxes_from", "box_format", "merge_classes")}
-    defaults = DataConfig()
-    later = {key: value for key, value in later.items() if value != getattr(defaults, key)}
+    keys, now, defaults = ("boxes_from", "box_format", "merge_classes"), vars(config), vars(DataConfig())
+    later = {key: now[key] for key in keys if now[key] != defaults[key]}
     return [*chosen, *([config.test_fraction] if config.test_fraction else []), *([later] if later else [])]
 
 

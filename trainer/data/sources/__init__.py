@@ -29,12 +29,6 @@ from trainer.data.sources.source import AS_PUBLISHED, SOURCE_ROW, Listing, Readi
 from trainer.data.sources.voc import VocSource
 from trainer.data.sources.yolo import YAML, YoloSource, file_of
 
-_KINDS: dict[str, Callable[[str, str], Source]] = {
-    "coco": lambda location, confined: CocoSource(location, confined=confined),
-    "voc": lambda location, confined: VocSource(location),
-    "yolo": lambda location, confined: YoloSource(location, confined=confined),
-}
-"""Constructors by kind, of a location and of a folder that no path may leave."""
 _PUBLISHED: dict[type, Callable[..., Source]] = {
     Sample: SampleSource, OpenImages: OpenImagesSource, Coco2017: Coco2017Source,
 }  # fmt: skip
@@ -63,10 +57,14 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
     if not kind:
         fix = f"use {FORMS}; VOC has XML files, COCO annotations/*.json, YOLO data.yaml"
         raise DataError(f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder", fix=fix)
-    parsed = _KINDS[kind](uri, "")
-    if isinstance(parsed, YoloSource):
-        parsed = replace(parsed, allow_hosts=tuple(config.allow_hosts))
-    return _with_reading(parsed, reading)
+    return _with_reading(_source_at(kind, uri, allow_hosts=tuple(config.allow_hosts)), reading)
+
+
+def _source_at(kind: str, uri: str, confined: str = "", allow_hosts: tuple[str, ...] = ()) -> Source:
+    """Return the source of a kind at a URI; `confined` is a folder that no path may leave."""
+    if kind == "coco":
+        return CocoSource(uri, confined=confined)
+    return YoloSource(uri, confined, allow_hosts) if kind == "yolo" else VocSource(uri)
 
 
 def _with_reading(source: Source, reading: Reading) -> Source:
@@ -163,7 +161,7 @@ class ArchiveSource(Source):
         unpacked = unpack(self.location)
         try:
             kind, root = self._kind_and_root(unpacked)
-            listing = _with_reading(_KINDS[kind](root, unpacked.folder), self.reading).listing()
+            listing = _with_reading(_source_at(kind, root, unpacked.folder), self.reading).listing()
         except DataError as error:
             raise DataError(error.message.replace(unpacked.folder, self.location), fix=error.fix) from None
         lines = [f"{name} {version}\n" for name, version in sorted(unpacked.versions.items())]
