@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from kubernetes import client
@@ -147,8 +146,8 @@ def _permission(cluster: Cluster, group: str, resource: str, purpose: str) -> It
     about = {"namespace": cluster.namespace, "group": group, "resource": name, "subresource": part}
     refused = []
     for verb in verbs:
-        send = partial(review, {"spec": {"resourceAttributes": about | {"verb": verb}}})
-        answer = cluster.call("create", "selfsubjectaccessreviews", send, patience=_TIMEOUT)
+        body = {"spec": {"resourceAttributes": about | {"verb": verb}}}
+        answer = cluster.call("create", "selfsubjectaccessreviews", review, body, patience=_TIMEOUT)
         refused += [] if answer.status.allowed else [verb]
     detail = f"not allowed: {', '.join(refused)}" if refused else ", ".join(verbs)
     if refused and purpose:
@@ -167,18 +166,18 @@ def _orphaned(backend: ClusterBackend) -> Iterator[Check]:
 
 
 def _namespace(cluster: Cluster) -> Iterator[Check]:
-    read = partial(cluster.core.read_namespace, cluster.namespace)
+    name, read = cluster.namespace, cluster.core.read_namespace
     try:
-        cluster.call("get", "namespaces", read, name=cluster.namespace, patience=_TIMEOUT)
-        yield Check(f"namespace {cluster.namespace}", "ok", "exists")
+        cluster.call("get", "namespaces", read, name, name=name, patience=_TIMEOUT)
+        yield Check(f"namespace {name}", "ok", "exists")
     except ApiError as error:
         if error.status != 403:  # Most users may not read namespaces.
             raise
 
 
 def _secret(cluster: Cluster, name: str) -> Iterator[Check]:
-    read = partial(cluster.core.read_namespaced_secret, name, cluster.namespace)
-    secret = cluster.call("get", "secrets", read, name=name, patience=_TIMEOUT)
+    read = cluster.core.read_namespaced_secret
+    secret = cluster.call("get", "secrets", read, name, cluster.namespace, name=name, patience=_TIMEOUT)
     keys = sorted(set(secret.data or {}) & set(SECRET_KEYS))
     detail = f"has {', '.join(keys) or 'no key that kubedet reads'}"
     fix = "add AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -187,8 +186,8 @@ def _secret(cluster: Cluster, name: str) -> Iterator[Check]:
 
 def _claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
     """Check a volume claim that `nodes` share. One that waits for its first pod is pending until then."""
-    read = partial(cluster.core.read_namespaced_persistent_volume_claim, name, cluster.namespace)
-    claim = cluster.call("get", "persistentvolumeclaims", read, name=name, patience=_TIMEOUT)
+    read, place = cluster.core.read_namespaced_persistent_volume_claim, (name, cluster.namespace)
+    claim = cluster.call("get", "persistentvolumeclaims", read, *place, name=name, patience=_TIMEOUT)
     modes = claim.spec.access_modes or []
     phase = (claim.status and claim.status.phase) or "Pending"
     size = ((claim.status and claim.status.capacity) or {}).get("storage", "")
@@ -227,9 +226,9 @@ def _nodes(
             by_name[item.metadata.name] = _Node(item.metadata.name, item.status.allocatable or {})
     nodes = list(by_name.values())
     unfinished = "status.phase!=Succeeded,status.phase!=Failed"
-    list_pods = partial(cluster.core.list_pod_for_all_namespaces, field_selector=unfinished)
+    options, listing = {"field_selector": unfinished}, cluster.core.list_pod_for_all_namespaces
     try:
-        for pod in cluster.call("list", "pods", list_pods, patience=_TIMEOUT).items:
+        for pod in cluster.call("list", "pods", listing, patience=_TIMEOUT, **options).items:
             if node := by_name.get(pod.spec.node_name):
                 requests = _requests(pod.spec)
                 node.requested += requests

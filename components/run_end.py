@@ -7,7 +7,6 @@ pod's status (see `steps.TERMINATION_LOG`).
 import logging
 import os
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,12 +101,10 @@ def failures(run_id: str) -> list[Failure]:
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return []
     from components.launchers.cluster import client
+    from components.launchers.cluster.pods import with_labels
 
     try:
-        cluster = client.connect()
-        label = f"{environment.RUN_LABEL}={run_id}"
-        request = partial(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=label)
-        pods = cluster.call("list", "pods", request).items
+        pods = with_labels(client.connect(), f"{environment.RUN_LABEL}={run_id}")
     except KubedetError as error:
         logger.warning("the pods of the run cannot be read: %s", error)
         return []

@@ -10,14 +10,13 @@ import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from components import jobs
 from components.launchers import output
 from components.launchers.backend import Timings
 from components.launchers.cluster.client import ApiError, Cluster, connect
-from components.launchers.cluster.pods import events
+from components.launchers.cluster.pods import events, reason_of, with_labels
 from components.launchers.pod_template import LABEL_NAME
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.kubeflow import ENDED, Server, Unavailable, stopped
@@ -46,7 +45,6 @@ _NODE = "workflows.argoproj.io/node-name"  # Annotation with the names of a pod'
 _STANDALONE = "kubeflow"  # Namespace of the runs if Kubeflow Pipelines is not for several users.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
 _SLOW = 30.0  # Seconds after which the events of a starting pod are read.
-_USUAL = (None, "PodInitializing", "ContainerCreating")
 _LINES = 200  # Of a log, which are searched for the error.
 _LAST = 5  # Lines to show of a log without an error.
 _REASON_LIMIT = 500  # Characters of a reason.
@@ -97,9 +95,8 @@ class Pods:
     def without_secret(self, name: str) -> str:
         """Return the run's namespace if the Secret is missing there; empty if it exists, or if unknown."""
         for cluster in self._places[:1]:
-            read = partial(cluster.core.read_namespaced_secret, name, cluster.namespace)
             try:
-                cluster.call("get", "secrets", read)
+                cluster.call("get", "secrets", cluster.core.read_namespaced_secret, name, cluster.namespace)
             except ApiError as error:
                 return cluster.namespace if error.status == 404 else ""
         return ""
@@ -120,9 +117,8 @@ class Pods:
 
     def _all(self, label: str) -> Iterator[tuple[Cluster, Any]]:
         for cluster in list(self._places):
-            listing = partial(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=label)
             try:
-                pods = cluster.call("list", "pods", listing).items
+                pods = with_labels(cluster, label)
             except ApiError as error:
                 if not error.transient:
                     self._places.remove(cluster)
@@ -149,14 +145,9 @@ def _step_of(pod: Any) -> str:
 
 def _obstacle(cluster: Cluster, pod: Any) -> tuple[str, str] | None:
     """Return the reason, with a message, why a pending pod does not start; None if it may just be slow."""
-    for condition in pod.status.conditions or []:
-        if condition.type == "PodScheduled" and condition.status == "False":
-            return condition.reason or "Unschedulable", condition.message
-    for item in _containers(pod):
-        waiting = item.state and item.state.waiting
-        if waiting and waiting.reason not in _USUAL:
-            # Kubernetes alternates between the two names of the same problem.
-            return waiting.reason.replace("ErrImagePull", "ImagePullBackOff"), waiting.message
+    reason, text, _ = reason_of(pod)
+    if reason:  # Kubernetes alternates between the two names of the same problem.
+        return reason.replace("ErrImagePull", "ImagePullBackOff"), text
     if time.time() - _created(pod) > _SLOW:
         recent_events = events(cluster, "Pod", pod.metadata.name)
         if recent_events and recent_events[-1].startswith("Failed"):
@@ -173,10 +164,6 @@ def _created(pod: Any) -> float:
     return pod.metadata.creation_timestamp.timestamp()
 
 
-def _containers(pod: Any) -> list[Any]:
-    return [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
-
-
 def _short(text: str | None) -> str:
     return " ".join((text or "").split())[:_REASON_LIMIT]
 
@@ -184,7 +171,8 @@ def _short(text: str | None) -> str:
 def _failure_of(cluster: Cluster, pod: Any) -> str:
     if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...
         return f"{pod.status.reason}: {_short(pod.status.message)}"
-    ended = [(item.name, item.state.terminated) for item in _containers(pod) if item.state]
+    statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
+    ended = [(item.name, item.state.terminated) for item in statuses if item.state]
     bad = [(name, state) for name, state in ended if state and state.exit_code != 0]
     container, state = next((item for item in bad if item[0] == _MAIN), bad[0] if bad else ("", None))
     name, namespace = pod.metadata.name, cluster.namespace
@@ -194,11 +182,10 @@ def _failure_of(cluster: Cluster, pod: Any) -> str:
         return f"it used too much memory and was killed (OOMKilled)\n  fix: {_MEMORY}"
     if state.message and state.message.strip():
         return state.message.strip().removeprefix("error: ")
-    read = partial(
-        cluster.core.read_namespaced_pod_log, name, namespace, container=container, tail_lines=_LINES
-    )
+    read = cluster.core.read_namespaced_pod_log
+    options: Any = {"container": container, "tail_lines": _LINES}
     try:
-        printed = error_of_log(cluster.call("get", "pods/log", read))
+        printed = error_of_log(cluster.call("get", "pods/log", read, name, namespace, **options))
     except ApiError:
         printed = ""
     reason = "" if state.reason in (None, "Error") else f" ({state.reason})"

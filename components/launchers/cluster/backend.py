@@ -88,10 +88,8 @@ class ClusterBackend(Backend):
             self._guard = delete_with_run(
                 configuration, namespace, workflow["name"], own.name, resources, job.name
             )
-        self._submitted[job.name] = (
-            job.fingerprint,
-            "",
-        )  # Until it is known: a stop signal may come at any moment.
+        # Until the uid is known: a stop signal may come at any moment.
+        self._submitted[job.name] = job.fingerprint, ""
         self._submitted[job.name] = job.fingerprint, self._create_or_adopt(job)
         return job.fingerprint
 

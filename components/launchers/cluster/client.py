@@ -81,14 +81,10 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
         reason = f"no answer ({text or type(error).__name__})"
     about = answer.get("details") or {}
     where = "" if resource in _CLUSTER_SCOPED else f" in namespace {namespace}"
-    result = ApiError(
-        f"cannot {' '.join(filter(None, [verb, resource, name]))}{where}: {reason}",
-        status=status,
-        absent=status == 404
-        and bool(about)
-        and (about.get("kind") != "namespaces" or resource == "namespaces"),
-        fix=_FIXES.get(status, ""),
-    )
+    in_absent = about.get("kind") == "namespaces"  # A namespace that does not exist.
+    absent = status == 404 and bool(about) and (not in_absent or resource == "namespaces")
+    text = f"cannot {' '.join(filter(None, [verb, resource, name]))}{where}: {reason}"
+    result = ApiError(text, status=status, absent=absent, fix=_FIXES.get(status, ""))
     if result.webhook_away:
         result.fix = "start the controller of this webhook, which does not answer"
         if service := _SERVICE.search(result.message):
@@ -107,7 +103,7 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
         )
     elif status == 404 and not answer:
         result.fix = _INSTALL.get(resource, "")
-    elif status == 404 and about.get("kind") == "namespaces":
+    elif status == 404 and in_absent:
         result.fix = f"create the namespace {namespace}, or name another"
     return result
 
@@ -154,15 +150,10 @@ class Cluster:
             logger.warning("the API server has trouble: %s; still trying", reason)
 
     def call(
-        self,
-        verb: str,
-        resource: str,
-        request: Callable[[], T],
-        *,
-        name: str = "",
-        patience: float | None = None,
-    ) -> T:
-        """Make a request, and retry it with back-off while its failure is temporary.
+        self, verb: str, resource: str, request: Callable[..., T], *arguments: Any, name: str = "",
+        patience: float | None = None, **options: Any,
+    ) -> T:  # fmt: skip
+        """Call `request` with its arguments and options; retry with back-off while its failure is temporary.
 
         Temporary are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs. At 401 the
         credentials are loaded again, once. A webhook that does not answer is waited for as long as an API
@@ -175,7 +166,7 @@ class Cluster:
         refreshed = False
         while True:
             try:
-                return request()
+                return request(*arguments, **options)
             except (ApiException, HTTPError, OSError) as error:
                 cause = error
             if getattr(cause, "status", 0) == 401 and not refreshed:
@@ -202,8 +193,7 @@ class Cluster:
         method = getattr(self.custom, f"{verb}_namespaced_custom_object")
         place = [resource.group, resource.version, self.namespace, resource.plural]
         place += [name] if verb in ("get", "patch", "delete") else []
-        send = partial(method, *place, **options)
-        return self.call(verb, resource.plural, send, name=name, patience=patience)
+        return self.call(verb, resource.plural, method, *place, name=name, patience=patience, **options)
 
     def find(self, resource: Resource, name: str, *, patience: float | None = None, **options: Any) -> Any:
         """Return an object as in JSON; None if it does not exist."""

@@ -66,12 +66,8 @@ def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
     owner = {**_type(job), "name": job["metadata"]["name"], "uid": uid}
     for dependency in dependencies:
         try:
-            _send_object(
-                cluster,
-                "patch",
-                dependency,
-                body={**_type(dependency), "metadata": {"ownerReferences": [owner]}},
-            )
+            body = {**_type(dependency), "metadata": {"ownerReferences": [owner]}}
+            _send_object(cluster, "patch", dependency, body=body)
         except ApiError as error:
             kind, name = dependency["kind"], dependency["metadata"]["name"]
             logger.warning("the %s %s stays when its job is deleted: %s", kind, name, error.message)

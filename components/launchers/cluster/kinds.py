@@ -171,9 +171,7 @@ _ELASTIC = "kubedet/elastic"  # Annotation of an elastic job: its fewest and mos
 _NODE = "node"  # Name of the replicated job and of its container, which the controller requires.
 _ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _MANAGER_NAME = "kubedet.dev/launcher"
-_RESTARTS_PER_BACKOFF = (
-    10  # For each one that `backoff` allows: the launcher forgives those that a checkpoint followed.
-)
+_RESTARTS_PER_BACKOFF = 10  # The launcher forgives restarts that a newer checkpoint followed.
 
 # Fields of a pod and of a container that a TrainJob can patch; names in a container and in `spec.trainer`;
 # and fields of all pods of kubedet, which SHARED sets.

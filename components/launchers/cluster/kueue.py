@@ -6,7 +6,6 @@ Source: Kueue, `workload_types.go` and the visibility API.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from kubernetes import client
@@ -103,14 +102,14 @@ class Queues:
         """Return the positions in a queue, from 1, by Workload; none if the API is not served."""
         if not self._positions_served:
             return {}
-        path = f"/apis/{VISIBILITY}/{self._version}/namespaces/{self._cluster.namespace}/localqueues/{queue}"
-        request = partial(
-            self._cluster.api.call_api, f"{path}/pendingworkloads", "GET",
-            auth_settings=["BearerToken"], response_type="object", _return_http_data_only=True,
-        )  # fmt: skip
-        resource = "localqueues/pendingworkloads"
+        queues = f"/apis/{VISIBILITY}/{self._version}/namespaces/{self._cluster.namespace}/localqueues"
+        path = f"{queues}/{queue}/pendingworkloads"
         try:
-            body = self._cluster.call("get", resource, request, name=queue, patience=min(patience, 1.0))
+            body = self._cluster.call(
+                "get", "localqueues/pendingworkloads", self._cluster.api.call_api, path, "GET",
+                auth_settings=["BearerToken"], response_type="object", _return_http_data_only=True,
+                name=queue, patience=min(patience, 1.0),
+            )  # fmt: skip
         except ApiError as error:
             self._positions_served = not (error.unknown or error.status == 403)
             return {}
@@ -190,9 +189,9 @@ def release(cluster: Cluster) -> Release:
     served, _ = _workloads(cluster, VERSIONS, limit=1, patience=_SETUP_PATIENCE)
     if not served:
         return Release()
-    read = partial(client.AppsV1Api(cluster.api).read_namespaced_deployment, _MANAGER, NAMESPACE)
+    read = client.AppsV1Api(cluster.api).read_namespaced_deployment
     try:
-        manager = cluster.call("get", "deployments", read, name=_MANAGER, patience=_SETUP_PATIENCE)
+        manager = cluster.call("get", "deployments", read, _MANAGER, NAMESPACE, patience=_SETUP_PATIENCE)
     except ApiError:
         return Release(served)
     return Release(served, bool(manager.status and manager.status.ready_replicas))

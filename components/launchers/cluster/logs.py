@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from queue import Empty, Full, Queue
 
 from kubernetes.client import ApiException
@@ -91,9 +90,11 @@ class PodLog:
     def _state(self) -> tuple[int, bool, bool] | None:
         """Return restarts, and whether the container has started and the pod ended; None if it is gone."""
         cluster = self._cluster
-        request = partial(cluster.core.read_namespaced_pod, self._pod, cluster.namespace)
+        read, outage = cluster.core.read_namespaced_pod, cluster.timings.outage
         try:
-            pod = cluster.call("get", "pods", request, name=self._pod, patience=cluster.timings.outage)
+            pod = cluster.call(
+                "get", "pods", read, self._pod, cluster.namespace, name=self._pod, patience=outage
+            )
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -123,15 +124,12 @@ class PodLog:
         try:
             # The SDK's own method has no sinceTime.
             response = cluster.api.call_api(
-                "/api/v1/namespaces/{namespace}/pods/{name}/log",
-                "GET",
+                "/api/v1/namespaces/{namespace}/pods/{name}/log", "GET",
                 {"namespace": cluster.namespace, "name": self._pod},
                 [(name, value) for name, value in query.items() if value],
-                auth_settings=["BearerToken"],
-                _return_http_data_only=True,
-                _preload_content=False,
+                auth_settings=["BearerToken"], _return_http_data_only=True, _preload_content=False,
                 _request_timeout=(cluster.timings.connect, cluster.timings.quiet),
-            )
+            )  # fmt: skip
         except ApiException as error:
             self._check(error)
             return previous and error.status in (400, 404)  # There is none.

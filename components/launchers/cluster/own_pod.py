@@ -4,7 +4,6 @@ import logging
 import os
 import socket
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from components.launchers.cluster import pods
@@ -16,7 +15,8 @@ from components.launchers.pod_template import LABEL_QUEUE
 logger = logging.getLogger(__name__)
 
 _WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
-_TIMEOUT = (1.0, 1.0)  # Seconds to connect and to answer after a stop signal, when few are left.
+_GLANCE: dict[str, Any] = {"patience": 0.0, "_request_timeout": (1.0, 1.0)}
+"""One try, with a second to connect and one to answer: after a stop signal few are left."""
 _STEP = "main"  # Argo's name of the container that runs a step.
 
 
@@ -56,8 +56,8 @@ def read_image_id(cluster: Cluster) -> str:
 def delete(cluster: Cluster) -> None:
     """Delete the pod of this process at once: Kubeflow then runs its step again."""
     name, home = _read_self(cluster)
-    request = partial(home.core.delete_namespaced_pod, name, home.namespace, grace_period_seconds=0)
-    home.call("delete", "pods", request, name=name)
+    request = home.core.delete_namespaced_pod
+    home.call("delete", "pods", request, name, home.namespace, name=name, grace_period_seconds=0)
 
 
 def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
@@ -80,18 +80,14 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
 
 def run_has_ended(cluster: Cluster, workflow: str) -> bool:
     """Return whether a run has ended, by its Workflow; asks once."""
-    body = cluster.find(_WORKFLOWS, workflow, patience=0.0, _request_timeout=_TIMEOUT)
+    body = cluster.find(_WORKFLOWS, workflow, **_GLANCE)
     return body is None or has_ended(body)
 
 
 def read_workflow(cluster: Cluster) -> dict[str, Any]:
     """Return the Workflow that this process's pod belongs to; empty if none."""
-    owner = _read(cluster).workflow
-    if owner is None:
-        return {}
-    return (
-        _read_self(cluster)[1].find(_WORKFLOWS, owner["name"], patience=0.0, _request_timeout=_TIMEOUT) or {}
-    )
+    owner, (_, home) = _read(cluster).workflow, _read_self(cluster)
+    return (home.find(_WORKFLOWS, owner["name"], **_GLANCE) if owner else None) or {}
 
 
 def _read_self(cluster: Cluster) -> tuple[str, Cluster]:
@@ -106,9 +102,8 @@ def _read(cluster: Cluster, *, glance: bool = False) -> OwnPod:
     name, home = _read_self(cluster)
     if not name:
         return OwnPod()
-    options = {"_request_timeout": _TIMEOUT} if glance else {}
-    request = partial(home.core.read_namespaced_pod, name, home.namespace, **options)
-    pod = home.call("get", "pods", request, name=name, patience=0.0 if glance else None)
+    read, options = home.core.read_namespaced_pod, _GLANCE if glance else {}
+    pod = home.call("get", "pods", read, name, home.namespace, name=name, **options)
     images = {container.name: container.image for container in pod.spec.containers}
     # Without blockOwnerDeletion, which RBAC may forbid and a stuck job would abuse.
     owners = [

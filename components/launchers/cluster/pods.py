@@ -4,7 +4,6 @@ import itertools
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from kubernetes.client import ApiException
@@ -26,8 +25,15 @@ _WATCH_SECONDS = 300  # The server ends a watch then, and the next one goes on.
 def of_job(cluster: Cluster, kind: Kind, job: str, *, patience: float | None = None) -> list[Any]:
     """Return the pods (V1Pod) of a job; of all jobs of the kind if its name is empty."""
     labels = f"{kind.pod_label}={job}" if job else kind.pod_label
-    request = partial(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=labels)
-    return list(cluster.call("list", "pods", request, patience=patience).items)
+    return with_labels(cluster, labels, patience=patience)
+
+
+def with_labels(cluster: Cluster, labels: str, *, patience: float | None = None) -> list[Any]:
+    """Return the pods (V1Pod) that a selector of labels matches."""
+    call, listing = cluster.call, cluster.core.list_namespaced_pod
+    return list(
+        call("list", "pods", listing, cluster.namespace, label_selector=labels, patience=patience).items
+    )
 
 
 def _ending(pod: PodStatus) -> Ending | None:
@@ -41,7 +47,7 @@ def _status(pod: Any, kind: Kind, job: Body) -> PodStatus:
     main, container = main_container(pod)
     end = container and container.state and container.state.terminated
     last_end = container and container.last_state and container.last_state.terminated
-    reason, message, culprit = _reason(pod, main)
+    reason, message, culprit = reason_of(pod, main)
     containers = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
     return PodStatus(
         pod.metadata.name, phase=pod.status.phase or "Unknown", rank=kind.rank(job, labels),
@@ -69,7 +75,7 @@ def image_id(container: Any) -> str:
     return str((container and container.image_id) or "").rpartition("://")[2]
 
 
-def _reason(pod: Any, main: str) -> tuple[str, str, str]:
+def reason_of(pod: Any, main: str = "") -> tuple[str, str, str]:
     """Return why a pod waits or failed, the message, and the container that it is about."""
     if pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
         return pod.status.reason, pod.status.message or "", main
@@ -95,9 +101,10 @@ def describe(pod: PodStatus) -> str:
 def events(cluster: Cluster, kind: str, name: str) -> list[str]:
     """Return the newest events of an object, one line each; or one line on why they cannot be read."""
     selector = f"involvedObject.kind={kind},involvedObject.name={name}"
-    request = partial(cluster.core.list_namespaced_event, cluster.namespace, field_selector=selector)
+    options: Any = {"field_selector": selector, "patience": min(5.0, cluster.timings.patience)}
+    listing = cluster.core.list_namespaced_event
     try:
-        found = cluster.call("list", "events", request, patience=min(5.0, cluster.timings.patience)).items
+        found = cluster.call("list", "events", listing, cluster.namespace, **options).items
     except ApiError as error:
         return [f"its events are not known: {error.message}"]
     found.sort(key=lambda event: _rfc3339(event.last_timestamp or event.metadata.creation_timestamp))
