@@ -8,11 +8,16 @@ at the same time as `prepare`, which does not depend on them: see `components/sh
 """
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from kfp import dsl, kubernetes
+import yaml
+from kfp import compiler, dsl, kubernetes
 
 from components import environment, jobs
 from components.assist import assist
@@ -31,6 +36,8 @@ from operations.tuning.best import best
 from operations.tuning.trial import trial
 from pipelines import ASSIST, CLEANUP, NAME, SEARCH, TITLES, parameters
 from pipelines.parameters import CompileOptions, Values
+from trainer import storage
+from trainer.base.temporary_folders import temporary_folder
 
 _WAITING = ("250m", "512Mi")  # CPU and memory of a step that starts something and waits.
 
@@ -177,3 +184,100 @@ def pipeline(options: CompileOptions) -> Any:
     limits = {"active_deadline_seconds": options.deadline, **dict.fromkeys(ttls, options.ttl)}
     config = dsl.PipelineConfig(**{name: value for name, value in limits.items() if value})
     return dsl.pipeline(name=NAME, display_name=title, pipeline_config=config)(build)
+
+
+_PARAMETER_REFERENCE = re.compile(r"inputs\.parameter_values\['([^']+)'\]")
+_INPUT_PARAMETER = "componentInputParameter"
+
+Spec: TypeAlias = dict[str, Any]
+"""A compiled pipeline's first document, or a part of it; functions change it."""
+
+
+def compile_pipeline(path: Path, options: CompileOptions | None = None) -> None:
+    """Compile the pipeline to a YAML file, which is replaced atomically."""
+    storage.write_bytes(str(path.absolute()), compiled(options or CompileOptions()).encode(), sync=False)
+
+
+@cache
+def compiled(options: CompileOptions) -> str:
+    """Return the pipeline as YAML; compiling takes a second.
+
+    The output of kfp's compiler (2.17.0) is corrected: missing inputs of graphs, needless pods of conditions.
+    """
+    with temporary_folder() as folder:
+        path = folder / "pipeline.yaml"  # kfp decides on the format by the suffix.
+        compiler.Compiler().compile(pipeline(options), str(path))
+        text = path.read_text()
+    # The comment at the beginning lists the parameters for people.
+    head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+    documents = list(yaml.safe_load_all(text))
+    spec = documents[0]
+    pass_parameters(spec)
+    inline_conditions(spec)
+    for component in spec["components"].values():
+        inputs = component.get("inputDefinitions", {})
+        for items in (inputs.get("parameters", {}), inputs.get("artifacts", {})):
+            for name in items.keys() & parameters.STEP_ARGUMENTS.keys():
+                items[name]["description"] = parameters.STEP_ARGUMENTS[name]
+    for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items():
+        if choices := parameters.TABLE[name].choices:
+            parameter["literals"] = list(choices)  # kfp's compiler does not support them yet (2.17.0).
+    return head + yaml.safe_dump_all(documents, sort_keys=True)
+
+
+def pass_parameters(spec: Spec) -> None:
+    """Declare the missing inputs of graphs: parameters that their tasks take from the enclosing graph.
+
+    The compiler leaves out parameters that are used only in resource requests. The driver then refuses a
+    nested graph that refers to an input it does not get.
+    """
+    pipeline_parameters = spec["root"]["inputDefinitions"]["parameters"]
+    components = spec.get("components", {})
+    for _ in components:  # Each round gets at least one level nearer to the root.
+        for graph in [spec["root"], *components.values()]:
+            for task in graph.get("dag", {}).get("tasks", {}).values():
+                inner = components[task["componentRef"]["name"]]
+                tasks = inner.get("dag", {}).get("tasks", {}).values()
+                given = [item for of in tasks for item in of.get("inputs", {}).get("parameters", {}).values()]
+                needed = {item[_INPUT_PARAMETER] for item in given if _INPUT_PARAMETER in item}
+                for name in needed - set(task.get("inputs", {}).get("parameters", {})):
+                    outer = name.removeprefix("pipelinechannel--")
+                    if outer not in pipeline_parameters:
+                        continue  # The item of the graph's loop.
+                    source = {_INPUT_PARAMETER: outer if graph is spec["root"] else name}
+                    task.setdefault("inputs", {}).setdefault("parameters", {})[name] = source
+                    definitions = inner["inputDefinitions"].setdefault("parameters", {})
+                    definitions[name] = {"parameterType": pipeline_parameters[outer]["parameterType"]}
+
+
+def inline_conditions(spec: Spec) -> None:
+    """Replace every conditional graph of one task by that task, under the same condition.
+
+    `dsl.If` compiles to a task that holds an inner graph, and a cluster starts a pod for each graph. The
+    specification also allows a condition on the task itself (PipelineTaskSpec.trigger_policy in Kubeflow's
+    pipeline_spec.proto), which the task's driver checks.
+    """
+    components = spec.get("components", {})
+    for graph in [spec["root"], *list(components.values())]:
+        tasks = graph.get("dag", {}).get("tasks", {})
+        for name, outer in list(tasks.items()):
+            reference = outer["componentRef"]["name"]
+            inner = components.get(reference, {}).get("dag", {}).get("tasks", {})
+            if "condition" not in outer.get("triggerPolicy", {}) or len(inner) != 1:
+                continue
+            del tasks[name]
+            ((own, task),) = inner.items()
+            group, outer_inputs = components.pop(reference), outer.get("inputs", {})
+            for kind, key in (("parameters", _INPUT_PARAMETER), ("artifacts", "componentInputArtifact")):
+                for item, source in task.get("inputs", {}).get(kind, {}).items():
+                    if key in source:
+                        task["inputs"][kind][item] = outer_inputs[kind][source[key]]
+            read = task.setdefault("inputs", {}).setdefault("parameters", {})
+            component = components[task["componentRef"]["name"]]
+            definitions = component["inputDefinitions"].setdefault("parameters", {})
+            for item in _PARAMETER_REFERENCE.findall(outer["triggerPolicy"]["condition"]):
+                # Only the driver reads it, for the condition.
+                read[item] = outer_inputs["parameters"][item]
+                definitions[item] = group["inputDefinitions"]["parameters"][item] | {"isOptional": True}
+            before = {*outer.get("dependentTasks", []), *task.get("dependentTasks", [])}
+            tasks[own] = task | {"triggerPolicy": outer["triggerPolicy"], "dependentTasks": sorted(before)}

@@ -1,8 +1,4 @@
-"""Compiles the pipeline and executes it on this machine with Kubeflow's local runner.
-
-`kubedet run` starts `python -m pipelines.local FILE ROOT ARGUMENTS`, which imports kfp and writes the
-runner's log and the steps' output to stdout.
-"""
+"""`python -m pipelines.local FILE ROOT ARGUMENTS` runs the pipeline with Kubeflow's local runner."""
 
 import json
 import os
@@ -17,7 +13,7 @@ from types import FrameType
 import yaml
 from kfp import components, local
 
-from pipelines.compile import compile_pipeline
+from pipelines.graph import compile_pipeline
 from pipelines.parameters import CompileOptions
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY
 

@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import yaml
@@ -14,11 +14,10 @@ from components.launchers import kubernetes_names
 from operations import retention, retrain_condition
 from operations.tuning import space
 from pipelines import Access, parameters
-from pipelines.compile import compile_pipeline
+from pipelines.graph import compiled
 from pipelines.parameters import CompileOptions
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError, check_name
-from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import MINUTES
 from trainer.data import source_names
 from trainer.evaluation.gate import check as check_rules
@@ -49,7 +48,7 @@ class Submission:
         """Refuse whatever a step would refuse, hours later."""
         get = self._get
         request = {name: get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
-        version = get("data_version")
+        versions = {get("data_version")} - {"", environment.SCHEDULED_TIME}
         parameters.check_all(
             [
                 lambda: self.options,
@@ -61,18 +60,14 @@ class Submission:
                 lambda: retention.check(get("prune")) if get("prune") else None,
                 lambda: parameters.check_sizes(get("step_cpu"), get("step_memory")),
                 lambda: model_registry.check_server(get("registry")) if get("registry") else None,
-                lambda: (
-                    None
-                    if version in ("", environment.SCHEDULED_TIME)
-                    else check_name(version, "data_version")
-                ),
+                *(partial(check_name, version, "data_version") for version in versions),
                 self._check_names_and_places,
             ]
         )
 
     def package(self) -> Mapping[str, object]:
         """Return the compiled pipeline as the API takes it."""
-        spec, platform = yaml.safe_load_all(_compiled(self.options))
+        spec, platform = yaml.safe_load_all(compiled(self.options))
         return {"pipeline_spec": spec, "platform_spec": platform}
 
     def commands(self, access: Access) -> list[str]:
@@ -135,15 +130,6 @@ class Submission:
             raise ConfigError("\n".join(problems))
 
 
-@cache
-def _compiled(options: CompileOptions) -> str:
-    """Return the pipeline as YAML; compiling takes a second."""
-    with temporary_folder() as folder:
-        path = folder / FILE
-        compile_pipeline(path, options)
-        return path.read_text()
-
-
 def compile_arguments(options: CompileOptions) -> list[str]:
     """Return the arguments of `kubedet cluster compile` for these options."""
     words = []
@@ -155,10 +141,7 @@ def compile_arguments(options: CompileOptions) -> list[str]:
 
 
 def argument(value: Any) -> str:
-    """Write a parameter's value so that `kfp run create` reads the same value.
-
-    It parses everything that looks like JSON, a number or a truth value.
-    """
+    """Write a value so that `kfp run create`, which parses JSON, numbers and truth values, reads the same."""
     is_json = not isinstance(value, str) or value.lower() in ("true", "false")
     for read in (json.loads, float) if not is_json else ():
         try:

@@ -13,7 +13,7 @@ from components.environment import SECRET_KEYS, SIGNING_FOLDER, SIGNING_KEY
 from components.images import COMPONENT_IMAGE
 from operations import notifications, openlineage
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
-from pipelines.compile import compile_pipeline
+from pipelines.graph import compile_pipeline
 from pipelines.local import for_this_machine
 from pipelines.parameters import SIZES, CompileOptions
 from trainer.base.errors import StorageError
@@ -295,7 +295,7 @@ def test_limits_of_a_run(compiled):
 
 @pytest.mark.slow
 def test_the_image_can_be_another_registrys_and_no_secret_is_compiled(tmp_path):
-    code = "from pathlib import Path; from pipelines.compile import compile_pipeline; "
+    code = "from pathlib import Path; from pipelines.graph import compile_pipeline; "
     code += f"compile_pipeline(Path({str(tmp_path / 'p.yaml')!r}))"
     image = "registry.example/team/kubedet:7"
     secrets = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "MINIO_SECRET_KEY": "minio123"}

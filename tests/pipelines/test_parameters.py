@@ -9,7 +9,7 @@ from components.jobs import PARAMETERS
 from components.launchers.spec import JobSpec, from_fields
 from pipelines import cli, parameters
 from pipelines.commands import options
-from pipelines.compile import compile_pipeline
+from pipelines.graph import compile_pipeline
 from pipelines.parameters import LOCAL, REQUIRED, TABLE, TRAINING, CompileOptions
 
 OTHER_OPTIONS = {"overrides": "--set KEY=VALUE", "job": "--job FIELD=VALUE"}
