@@ -108,10 +108,7 @@ def file_of(name: str) -> Path:
 
 
 def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> list[Path]:
-    """Write our part of the catalogue into an empty folder or a clone of it; return the components' folders.
-
-    `owners` are names at GitHub, `links` addresses that each page shows.
-    """
+    """Write our part of the catalogue, with `owners` at GitHub and `links`; return components' folders."""
     for category in {entry.category for entry in ENTRIES.values()}:
         shutil.rmtree(folder / "components" / category / GROUP, ignore_errors=True)  # An earlier version's.
     verified = datetime.now(UTC).replace(microsecond=0)

@@ -1,9 +1,4 @@
-"""Automatic choice of epochs, image size, batch and validations for a data set and a machine.
-
-The choice follows from the number of images and from the speed that is measured before the training. It is
-stored in the run's folder, where a resumed run reads it. Values that the user set stay. The training chooses
-its last step by itself, see `trainer.training.time_limit`.
-"""
+"""Chooses epochs, image size, batch and validations by the number of images and the measured speed."""
 
 import math
 import time

@@ -1,8 +1,4 @@
-"""The environment of a run's pods: the run's id, settings and keys of stores and trackers, a signing key.
-
-Secret values stay in Secrets, to which pods refer by name and key. The variables of object stores are those
-that `trainer/storage/environment.py` reads.
-"""
+"""The environment of a run's pods: the run's id, settings and keys of stores and trackers, a signing key."""
 
 import os
 import socket

@@ -1,8 +1,4 @@
-"""Hooks of optional features into the steps of a run. A step works without any of them.
-
-A feature subclasses `Hooks` and registers an instance as an entry point of the group `kubedet.hooks`
-(`operations.hooks` does so). If there are several, they are called in the order of their names.
-"""
+"""Hooks of optional features: entry points with instances of `Hooks`. Steps work without any of them."""
 
 import logging
 from dataclasses import dataclass, field

@@ -70,10 +70,7 @@ class Request:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], **surroundings: Any) -> "Request":
-        """Make a request from a run's parameters, and further fields in `surroundings`.
-
-        Kubeflow turns values in a mapping into strings: numbers are parsed again.
-        """
+        """Make a request of a run's parameters, whose numbers Kubeflow makes texts, and further fields."""
         own = {name: parameters[name] for name in PARAMETERS if name in parameters}
         for name, value in own.items():
             if isinstance(value, str) and spec.FIELDS[name].annotation is int:

@@ -94,10 +94,7 @@ def _ended_from_outside(state: str) -> str:
 
 
 def failures(run_id: str) -> list[Failure]:
-    """Return the failed steps of a run, in the order of their ends.
-
-    If the pods cannot be read, that is only logged.
-    """
+    """Return the failed steps of a run by their ends; none, with a warning, if its pods cannot be read."""
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return []
     from components.launchers.cluster import client

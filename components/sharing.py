@@ -33,9 +33,7 @@ from trainer.model import recipes
 
 logger = logging.getLogger(__name__)
 
-MAX_PODS = (
-    256  # Most pods and most parts: images are stored in 256 folders, and each folder belongs to one part.
-)
+MAX_PODS = 256  # Most pods and parts: images are stored in 256 folders, each of which belongs to one part.
 FETCH, WRITE = "fetch", "write"  # Phases: fetch images, then write shards.
 
 PATIENCE = 300.0
@@ -111,10 +109,7 @@ class Team:
         return False
 
     def do(self, phase: str, manifest: RawManifest) -> int:
-        """Do all parts of a phase, together with the assistants; returns the number of parts.
-
-        `manifest` is for FETCH the result of `download.plan`, for WRITE that of `download.join`.
-        """
+        """Do all parts of a phase, by the manifest before it, with the assistants; return their number."""
         in_use.renew(self._data_root)
         if self.parts == 1:
             self._work(Work(self.token, phase, 1, manifest), 0)
@@ -142,10 +137,7 @@ class Team:
 
 @contextmanager
 def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
-    """Lead the pods that prepare the data of this run while the block runs.
-
-    `pods` counts this one, 1 to MAX_PODS. Outside of a run this one works alone.
-    """
+    """Lead the pods (1 to MAX_PODS, this one included) that prepare the data of this run in the block."""
     team = Team(data_root, config, pods if environment.run_id() else 1)
     if pods > 1:
         folder = storage.join(data_root, "sharing")
@@ -170,10 +162,7 @@ def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
 
 
 def assist(data_root: str, recipe: str, overrides: Overrides, patience: float = PATIENCE) -> None:
-    """Do parts of the work of the pod that leads this run, until that pod has all data.
-
-    `patience` in seconds, see `PATIENCE`.
-    """
+    """Do parts of the work of the pod that leads this run, until that has all data; see `PATIENCE`."""
     if not environment.run_id():
         logger.info("there is no pod to assist: this process belongs to no run")
         return

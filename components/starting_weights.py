@@ -18,9 +18,7 @@ WEIGHTS, WIDTH = "model.weights", "model.backbone_width"
 NETWORK = ("model.architecture", "model.backbone", "model.norm", WEIGHTS, WIDTH)
 """If one of these keys is set, the recipe does not choose its weights."""
 
-_EPOCHS_DIVISOR = (
-    4  # A training that starts from the current version has one epoch of so many of the recipe's.
-)
+_EPOCHS_DIVISOR = 4  # A training from the current version has one epoch for so many of the recipe's.
 
 
 def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
@@ -47,10 +45,7 @@ def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
 
 
 def chosen(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
-    """Return the values of further keys that follow from the weights of a recipe, see `ModelConfig.implied`.
-
-    It does not fetch the recipe's default weights: `secure` has done so.
-    """
+    """Return values of further keys that follow from the weights of a recipe, which `secure` has fetched."""
     default = _default(recipe, overrides)
     if default and not look_up(default, data_root).complete:
         return {}

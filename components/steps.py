@@ -46,9 +46,8 @@ STARTED, FINISHED = "step started", "step finished"
 
 _MESSAGE_BYTES = 4096  # Kubernetes keeps no more.
 _DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion.
-TRIES_VARIABLE = (
-    "KUBEDET_STEP_TRIES"  # Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere.
-)
+TRIES_VARIABLE = "KUBEDET_STEP_TRIES"
+"""Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere."""
 
 _POLL_SECONDS = 0.2
 
@@ -149,10 +148,7 @@ def run(
 
 
 def _orphaned(step: str) -> None:
-    """Report that the waiting process was killed, and have the step run again.
-
-    Kubeflow runs a step again only if its pod is deleted, so this pod deletes itself if it may.
-    """
+    """Report that the waiting process was killed, and delete this pod: then Kubeflow runs the step again."""
     _report(
         Killed(
             f"the main process of the step {step} was killed",

@@ -167,10 +167,7 @@ def _choose_weights(recipe: str, overrides: Overrides, data_root: str) -> dict[s
 
 
 class Images:
-    """Records the images that a run really runs, as soon as they are seen.
-
-    An image that cannot be read or recorded ends no training.
-    """
+    """Records the images that a run really runs, as soon as they are seen; a failure ends no training."""
 
     def __init__(self, data_root: str, run: str) -> None:
         self._data_root, self._seen = data_root, ImagesRecord(run)

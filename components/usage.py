@@ -1,9 +1,4 @@
-"""What the steps of a run use: metered in each step's process, and stored below the data root.
-
-    <data_root>/usage/<run id>/<step>-<began>-<rank>-<id>.json
-
-Each attempt of a step, and each node of a training, has a record, except the clean-up, which uses no store.
-"""
+"""What the steps of a run use: a record for each try of a step and each node of a training."""
 
 import logging
 from collections.abc import Iterator
@@ -24,7 +19,7 @@ _meters: list[Meter] = []
 
 
 def place(data_root: str, run_id: str) -> str:
-    """Return the URI of the folder of a run's records."""
+    """Return the URI of the folder of a run's records, <step>-<began>-<rank>-<id>.json."""
     return storage.join(data_root, "usage", run_id)
 
 

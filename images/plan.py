@@ -74,10 +74,7 @@ def read_pins(text: str) -> dict[str, str]:
 
 
 def read_lock(text: str, *, hashes: bool = True) -> dict[str, str]:
-    """Return the lines of each package of a lock by normalised name, with or without its hashes.
-
-    Without hashes another index may have other files of the same versions.
-    """
+    """Return the lines of each package of a lock; without hashes, another index's files fit too."""
     entries: dict[str, str] = {}
     for entry in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
         pin = entry.partition("--hash")[0].rstrip().removesuffix("\\").rstrip()

@@ -1,4 +1,1 @@
-"""Operation over months: lineage, retention, costs, notifications, drift and tuning.
-
-These read the records of runs. The steps of a run never import this package.
-"""
+"""Operation over months by the records of runs, whose steps never import this package."""

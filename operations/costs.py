@@ -1,8 +1,4 @@
-"""Usage and cost of a run by step: sums of usage records, with a small file of prices.
-
-The number of AMD's GPUs is unknown: a sum that lacks it is shown as `>=1.23`, and as `-` if all of it is
-unknown.
-"""
+"""Usage and cost of a run by step: sums of usage records, which may lack parts, and a file of prices."""
 
 import logging
 import math

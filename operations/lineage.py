@@ -4,15 +4,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.records import (
-    KEY,
-    ImagesRecord,
-    NothingNewRecord,
-    PublishedRecord,
-    RunRecord,
-    VerdictRecord,
-    below,
-)
+from components import records
+from components.records import KEY, ImagesRecord, PublishedRecord, RunRecord, VerdictRecord, below
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.data import exclusions
@@ -34,7 +27,7 @@ def verdicts(data_root: str) -> dict[str, VerdictRecord]:
 
 def without_news(data_root: str) -> frozenset[str]:
     """Return the ids of the runs that ended because there was nothing new; raises StorageError."""
-    names = storage.list_files(NothingNewRecord.place(data_root))
+    names = storage.list_files(records.NothingNewRecord.place(data_root))
     return frozenset(name.removesuffix(".json") for name in names)
 
 

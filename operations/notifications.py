@@ -1,7 +1,4 @@
-"""Notifications to a webhook when runs end, in Slack's form or as JSON.
-
-The address is secret: it is in no log, error, specification or artifact.
-"""
+"""Notifications to a webhook when runs end. Its secret address is in no log, error, job or artifact."""
 
 import json
 import logging
@@ -77,10 +74,7 @@ def post(url: str, body: bytes, variable: str, headers: Mapping[str, str] | None
 
 
 def tell(outcome: Outcome, folder: str = "") -> bool:
-    """Post a notice if there is a webhook for this event; return whether it was accepted. Raises nothing.
-
-    The run's `folder` (a URI) records that it was sent, so that a retried step does not send it twice.
-    """
+    """Post a notice if a webhook wants it, once for a run's `folder` (a URI); return whether it was sent."""
     headline = _HEADLINES[outcome.event]
     try:
         chosen = {word.strip().replace("-", " ") for word in setting(ON).lower().split(",")} - {""}

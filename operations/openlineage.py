@@ -1,7 +1,4 @@
-"""Sends OpenLineage events (https://openlineage.io) about the data that each step reads and writes.
-
-Address and key are in no log, specification or artifact. A server's error never makes a step fail.
-"""
+"""Sends OpenLineage events about each step's data. Errors and secrets of its server stay out of the step."""
 
 import logging
 import os

@@ -37,11 +37,7 @@ def check(min_new_images: int, min_drift: float) -> None:
 
 
 def skip_reason(listing: Listing) -> NothingNew | None:
-    """Return why nothing is new, or None if the run trains.
-
-    A run also trains if classes differ or an image must be forgotten. That nothing is new is recorded in the
-    lineage, and sent to the webhook, once for each run.
-    """
+    """Return why nothing is new, which is recorded and sent to the webhook once; None if the run trains."""
     from trainer.data import training_record
 
     check(listing.min_new_images, listing.min_drift)

@@ -1,8 +1,4 @@
-"""The pipeline, how it is compiled and run, and the operator's command line.
-
-Importing this package imports neither kfp nor torch: a command that only prints takes no
-seconds to start.
-"""
+"""The pipeline and the operator's command line. Importing this package imports neither kfp nor torch."""
 
 import os
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""The parameters of the pipeline, and the options that are fixed when it is compiled.
-
-The pipeline's signature, the descriptions in the compiled file, and the options of `kubedet submit`,
-`schedule` and `run` are generated from this table. Parameters that are fields of every training job (nodes,
-processes, GPUs) are described in `components/launchers/spec.py`.
-"""
+"""The parameters of the pipeline and its compile options: signature, options and docs come from here."""
 
 import inspect
 import re
@@ -36,10 +31,7 @@ _WORD = re.compile(r"`([^`\s]+|<[^`]+>)`")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Settings that are fixed in the compiled file.
-
-    Kubeflow Pipelines creates pods, loops and limits from them before a run's parameters are known.
-    """
+    """Settings for pods, loops and limits, which Kubeflow creates before the parameters are known."""
 
     volume: bool = False  # Every step mounts the PersistentVolumeClaim that the parameter `claim` names.
     partitions: int = 1  # Pods that share download and sharding, 1 to `sharing.MAX_PODS`.

@@ -16,10 +16,7 @@ from trainer.launching.stop_signals import handling
 
 
 def run(job: JobSpec) -> None:
-    """Run a job of one node on this machine to its end, its output on stdout.
-
-    SIGTERM and SIGINT are passed on: the job saves its checkpoint and ends.
-    """
+    """Run a job of one node here to its end, its output on stdout; pass stop signals on, for a checkpoint."""
     if job.nodes != 1:
         raise ConfigError(
             f"launcher local runs on this machine alone, not on {job.nodes} nodes",

@@ -1,7 +1,4 @@
-"""The pod of a node: the same for every kind of job that starts containers.
-
-Source of the variables: NCCL's user guide, "Environment Variables"; PyTorch's "CUDA semantics".
-"""
+"""The pod of a node, for every kind of job. Variables: NCCL's user guide; PyTorch's "CUDA semantics"."""
 
 import math
 from dataclasses import asdict

@@ -1,7 +1,4 @@
-"""The specification of a training job, the same for every launcher and renderer.
-
-The docstrings of the fields are the text of `kubedet job fields`.
-"""
+"""The specification of a training job; its fields' docstrings are the text of `kubedet job fields`."""
 
 import hashlib
 import json

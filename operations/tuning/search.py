@@ -30,14 +30,7 @@ from components.launchers.guarded_process import GuardedProcess
 from operations.tuning.space import ENDED, Choices, Range, parse, to_json
 from trainer import storage
 from trainer.base import json_files
-from trainer.base.errors import (
-    EXIT_RETRY,
-    ConfigError,
-    FormError,
-    Interrupted,
-    TrainingError,
-    check_name,
-)
+from trainer.base.errors import EXIT_RETRY, ConfigError, FormError, Interrupted, TrainingError, check_name
 from trainer.base.worker_pool import threads_of_process
 from trainer.config import parsing
 from trainer.config.schema import MINUTES
@@ -180,10 +173,7 @@ def _short(value: object) -> str:
 
 
 def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: int = 1) -> None:
-    """Train trials, `parallel` at a time, until all have ended; wait for those that other processes train.
-
-    A trial has a number of `processes`, one per GPU.
-    """
+    """Train trials, `parallel` at once, each with `processes`; wait for those that other processes train."""
     locks = Path(storage.absolute(study.uri), "locks")
     if study.journal:
         locks.mkdir(exist_ok=True)

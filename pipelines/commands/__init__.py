@@ -1,7 +1,4 @@
-"""The commands of `kubedet`: `add` of a module declares its command; what it needs is imported when it runs.
-
-This file is what they share: the parser, options, verbs and tables.
-"""
+"""What the commands share. `add` of a module declares its command, which imports what it needs later."""
 
 import argparse
 import difflib

@@ -54,10 +54,7 @@ class _Set(argparse.Action):
 
 
 def read_recipe(options: Options) -> Values:
-    """Return the overrides of --set and of a recipe file; replace the file in the options by its recipe.
-
-    --set wins over the file.
-    """
+    """Return the overrides of a recipe file and of --set, which wins; replace the file by its recipe."""
     overrides = parse_overrides(options.overrides)
     if options.recipe is None:
         return overrides
@@ -200,10 +197,7 @@ def connect(options: Options) -> "Server":
 def submission(
     options: Options, name: str, *, overrides: Values | None = None, **settings: int
 ) -> "Submission":
-    """Return the run or schedule `name` that the options of `add_run` describe, checked.
-
-    `overrides` is the result of `read_recipe` (None calls it), `settings` are further CompileOptions.
-    """
+    """Return the run or schedule that `add_run` describes, checked; `settings`: further CompileOptions."""
     from components.launchers.spec import JobSpec
     from operations import retrain_condition
     from pipelines.commands.job_options import set_field

@@ -54,10 +54,7 @@ def _recipes(options: argparse.Namespace) -> int:
 def describe(
     kind: type, text: str = "", values: Mapping[str, Any] | None = None, kinds: Kinds | None = None
 ) -> str:
-    """Describe the fields of a pydantic dataclass whose name or meaning contains a text, a paragraph each.
-
-    `values` replace the defaults; `kinds` are those of sections that have several.
-    """
+    """Describe the fields that contain a text, with `values` or defaults; `kinds`: variants of sections."""
     width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
     paragraphs: list[str] = []
     for item in _fields(kind, kinds or {}):

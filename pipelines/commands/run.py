@@ -306,10 +306,7 @@ def _short(path: str) -> str:
 
 
 def run(options: Options) -> int:
-    """Run the pipeline, report its results, and return the exit code.
-
-    It is 0 also if the gate failed, and 143 if the run was stopped and can be continued.
-    """
+    """Run the pipeline and report; return the exit code: 0 also if the gate failed, 143 if it was stopped."""
     record, progress, used = execute(options)
     report(record, progress, options.folder, again=options.command(), used=used)
     code: int = record.error.get("exit_code", 0)

@@ -41,9 +41,7 @@ system that holds containers (its default for imagefs.available)."""
 _COPY = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"-(\d+)\.part$")
 _WAIT_SECONDS = 0.05
-_MAX_LOCKED_COPIES = (
-    32  # copies that stay locked by this process: a caller opens the path later, maybe more than once
-)
+_MAX_LOCKED_COPIES = 32  # copies that stay locked: a caller opens the path later, maybe more than once
 _held: dict[Path, int] = {}  # their descriptors, the most recent last
 _lock = threading.Lock()
 

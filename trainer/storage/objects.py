@@ -181,10 +181,7 @@ _process = 0  # that has used a bucket: obstore's threads do not exist in its fo
 
 
 def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
-    """Return the bucket and the key of an object; the key is not decoded.
-
-    A bucket is looked up once, for all threads that ask for it at the same time.
-    """
+    """Return the bucket, which is looked up once for all threads, and the key of an object, not decoded."""
     global _process  # noqa: PLW0603 (of this process)
     if _process not in (0, os.getpid()):
         raise StorageError(

@@ -268,10 +268,7 @@ class Part(NamedTuple):
 
 
 def part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part:
-    """Ask for bytes of a file, by an address from the user.
-
-    `etag` is the version that is wanted; `via` the address after redirects, if it is known.
-    """
+    """Ask for bytes of a file by an address from the user: of version `etag`, at `via` after redirects."""
     headers = {"Range": f"bytes={start}-{stop - 1}"}
     if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
         headers["If-Match"] = etag
@@ -452,10 +449,7 @@ def _request(
 
 @lru_cache(maxsize=256)
 def _client(kind: str, host: str, port: int, policy: UrlPolicy) -> urllib3.PoolManager | HTTPConnectionPool:
-    """Return connections to a server, to addresses that the policy allows.
-
-    A proxy connects by itself: then only the names are checked.
-    """
+    """Return connections to the allowed addresses of a server; a proxy connects itself: names are checked."""
     origin = f"{kind}://{host}:{port}"
     if environment.proxy_of(origin):
         with suppress(OSError):  # The proxy may know the name.

@@ -74,10 +74,7 @@ def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
 
 
 def _create_or_orphan(cluster: Cluster, dependency: Body, job: Body) -> None:
-    """Create what a job refers to; an existing one is left from an earlier attempt or job.
-
-    The garbage collector may delete an earlier job's at any moment, so its owner references are removed.
-    """
+    """Create what a job refers to; remove the owners of an earlier job's, which would be deleted with it."""
     for _ in range(_MAX_TRIES):
         try:
             _send_object(cluster, "create", dependency, body=dependency)
@@ -110,10 +107,7 @@ def _send_object(cluster: Cluster, verb: str, about: Body, **options: Any) -> An
 def remove(
     cluster: Cluster, kind: Kind, name: str, uid: str, *, wait: bool = True, patience: float | None = None
 ) -> None:
-    """Delete the job of this uid ("" deletes none), and wait until it and its or older pods are gone.
-
-    A job that is created while pods of an older one exist waits for their names, with long back-offs.
-    """
+    """Delete the job of this uid, if one is given, and wait until it and all pods of its name are gone."""
     if uid:
         options = V1DeleteOptions(propagation_policy="Background", preconditions={"uid": uid})
         try:
@@ -149,10 +143,7 @@ class Kinds:
         self._answering: Kind | None = None  # The first kind whose resource the cluster has.
 
     def of_new(self) -> Kind:
-        """Return the kind of a new job: the first that the cluster knows and whose controller answers.
-
-        If no controller answers, it waits as for an API server.
-        """
+        """Return the kind of a new job: the first whose controller answers, waiting as for an API server."""
         timings = self._cluster.timings
         waits, end = timings.waits(), time.monotonic() + timings.outage
         while self._chosen is None:
@@ -217,10 +208,7 @@ class Kinds:
 
 
 def trouble(cluster: Cluster, kind: Kind) -> str:
-    """Return why the cluster would not run a job of a kind; empty if it would, or may not be asked.
-
-    A dry run calls the controller's webhook and creates nothing.
-    """
+    """Return why, by a dry run, a cluster would not run a job of a kind; empty if it would, or if unknown."""
     refusal = _refusal(cluster, kind)
     return "" if refusal is None or refusal.forbidden else _problem(kind, refusal).partition(": ")[2]
 

@@ -1,7 +1,4 @@
-"""Jobs in queues of Kueue: their positions, how long they wait, and fixes for jobs that Kueue ignores.
-
-Source: Kueue, `workload_types.go` and the visibility API.
-"""
+"""Jobs in queues of Kueue. Source: Kueue, `workload_types.go` and the visibility API."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -33,10 +33,7 @@ class OwnPod:
 
 
 def read_own_pod(cluster: Cluster) -> OwnPod:
-    """Read the pod that this process runs in: KFP_POD_NAME, or in a cluster the host's name.
-
-    If it cannot be read, the job has no owner and needs an image of its own.
-    """
+    """Read the pod of this process; if that fails, the job has no owner and needs an image of its own."""
     try:
         return _read(cluster)
     except ApiError as error:
@@ -45,12 +42,8 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
 
 
 def read_image_id(cluster: Cluster) -> str:
-    """Return what the step's container in this pod runs, with its digest; "" if unknown. It asks once."""
-    try:
-        return _read(cluster, glance=True).image_id
-    except ApiError as error:
-        logger.info("the digest of this pod's image is not known: %s", error)
-        return ""
+    """Return what the step's container in this pod runs, with its digest; "" outside of one. It asks once."""
+    return _read(cluster, glance=True).image_id
 
 
 def delete(cluster: Cluster) -> None:

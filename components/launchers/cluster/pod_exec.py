@@ -29,10 +29,7 @@ Outputs = Mapping[int, BinaryIO]  # Where the bytes of the channels 1 and 2 go.
 
 
 def interactive(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int:
-    """Run a command in a pod with this process's output and terminal; returns its exit code.
-
-    Without a terminal the command has no stdin: the protocol cannot say that it ended.
-    """
+    """Run a command in a pod with this process's output and terminal, if any; return its exit code."""
     terminal = sys.stdin.fileno() if sys.stdin.isatty() and sys.stdout.isatty() else None
     outputs = {ws_client.STDOUT_CHANNEL: sys.stdout.buffer, ws_client.STDERR_CHANNEL: sys.stderr.buffer}
     return _run(cluster, pod, command, outputs, terminal)

@@ -65,11 +65,7 @@ _RESUMED = re.compile(r"\bresumed at step (\d+) of \d+")  # Of trainer.launching
 
 
 class Restarts:
-    """Counts restarts, without those before a newer checkpoint.
-
-    A job of days on nodes that are preempted every few hours is healthy; one that fails ten times at the
-    same step is not.
-    """
+    """Counts restarts since the last newer checkpoint: preempted jobs are healthy if they get on."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
