@@ -12,15 +12,19 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
+import run_pods
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from webhook import Webhook
 
 from operations import costs
-from pipelines import cli
-from pipelines.commands.run import Options, _check_same
+from pipelines import Access, cli
+from pipelines.commands.run import Options, RunRecord, _check_same, report
+from pipelines.display import RunProgress, describe_step
+from pipelines.kubeflow import Server
+from pipelines.wait import Pods, raise_failure
 from trainer import storage
-from trainer.base.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError, DataError, LaunchError
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -203,3 +207,134 @@ def test_killed_and_stopped_it_leaves_nothing_behind_and_goes_on(tmp_path, kubed
     assert summary["status"] == "interrupted" and summary["error"]["step"] == "train"
     used = {step["step"]: step["tries"] for step in summary["used"]["steps"]}
     assert used["prepare"] == 2
+
+
+AGAIN = "kubedet run --name first"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps({"images": 80, "split": "test"}))
+    (tmp_path / "evaluation" / "table.txt").write_text("precision AP\n          0.5\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def record(folder):
+    return RunRecord(
+        "first", {}, "succeeded", "2026-01-01T10:00:00+00:00", "2026-01-01T11:00:05+00:00",
+        training={"steps": 10, "seconds": 62.0, "images_per_second": 12.34, "processes": 2},
+        metrics={"coco/AP": 0.5},
+        gate={"passed": True, "reason": "coco/AP 0.5 >= 0: passed"},
+        paths={"report": str(folder / "evaluation" / "report.html"), "model": str(folder / "a model")},
+    )  # fmt: skip
+
+
+def tell(record, folder):
+    report(record, RunProgress(folder / "events"), folder, again=AGAIN)
+
+
+def test_a_run_that_went_well(record, folder, capsys):
+    tell(record, folder)
+    printed, complaints = capsys.readouterr()
+    assert complaints == ""
+    for part in (
+        "80 images of the test split\n\nprecision AP\n          0.5\n",
+        "training: 10 steps in 1:02, 12.3 images/s on 2 processes\n",
+        "gate: passed\n  coco/AP 0.5 >= 0: passed\n",
+        "run first: succeeded in 1:00:05\n  report  evaluation/report.html\n  model   a model\n",
+        "kubedet predict 'a model' IMAGES... -o DIR\n",
+    ):
+        assert part in printed
+
+
+def test_without_a_model_there_is_none_to_try(record, folder, capsys):
+    del record.paths["model"]
+    record.gate = {"passed": False, "reason": "coco/AP 0.5 >= 0.9: failed"}
+    record.training["images_per_second"] = 0.0
+    tell(record, folder)
+    printed = capsys.readouterr().out
+    assert "try the model" not in printed and "training:" not in printed
+    assert "\n\ngate: failed, no model was exported\n  coco/AP 0.5 >= 0.9: failed\n\nrun first" in printed
+
+
+@pytest.mark.parametrize(("passed", "status"), [(False, "succeeded"), (True, "failed")])
+def test_a_run_succeeds_without_an_export_only_if_the_gate_failed(record, folder, passed, status):
+    progress = RunProgress(folder / "events")
+    for name in ("prepare", "train", "evaluate"):
+        progress.steps[name].state = "done"
+    record.gate["passed"] = passed
+    progress.finish()
+    record.end(progress)
+    assert record.status == status and bool(record.error) == passed
+    assert "held back by the gate" in describe_step(progress.steps["export"])
+
+
+def failed(*names, nodes=()):
+    tasks = [{"display_name": name, "state": "FAILED"} for name in names]
+    children = [{"pod_name": f"kubedet-abcde-{node}"} for node in nodes]
+    if children:
+        tasks.append({"display_name": "executor", "state": "FAILED", "child_tasks": children})
+    return tasks
+
+
+@pytest.fixture
+def judged(kfp_server):
+    """Returns the error for a run that failed, as the API describes it."""
+
+    def judge_(tasks, **further):
+        kfp_server.runs = [{"run_id": "r", "display_name": "try"}]
+        kfp_server.states = [("FAILED", tasks, further)]
+        server = Server(Access.find())
+        with pytest.raises(LaunchError) as caught:
+            raise_failure(server, server.run("r"), Pods("r", ""), 0)
+        return caught.value
+
+    return judge_
+
+
+def test_an_error_of_the_api_comes_first(judged, fake_cluster):
+    run_pods.put(
+        fake_cluster, "r", "train(0).executor(0)", main={"terminated": {"exitCode": 1, "message": "p"}}
+    )
+    error = judged([{"display_name": "train", "state": "FAILED", "error": {"message": "said"}}])
+    assert error.message == "the run try failed\n  Train: said"
+
+
+def test_a_driver_that_fails_is_named_with_its_cause(judged, fake_cluster):
+    log = "F1122 09:47:35.7 17 main.go:127] KFP driver: driver.Container(x) failed: no such Secret\nError: x"
+    run_pods.put(fake_cluster, "r", "train-driver(0)", main={"terminated": {"exitCode": 1}}, log=log)
+    error = judged(failed("train-driver", "train-driver(0)", "exit-handler-1", "root"))
+    assert error.message == "the run try failed\n  Train (its driver): no such Secret"
+    assert "kubectl -n kubeflow logs -l pipeline/runid=r" in error.fix
+
+
+def test_several_steps_have_their_own_remedies(judged, fake_cluster):
+    for name in ("train", "evaluate"):
+        ended = {"terminated": {"exitCode": 1, "message": f"{name} broke\nbadly\n  fix: mend {name}"}}
+        run_pods.put(fake_cluster, "r", f"{name}(0).executor(0)", main=ended)
+    error = judged(failed("train", "evaluate"))
+    assert "\n  Train: train broke\n    badly\n    fix: mend train" in error.message
+    assert "\n  Evaluate and decide: evaluate broke" in error.message and error.fix == "see the steps above"
+
+
+@pytest.mark.parametrize("template", ["retry-system-container-impl", "system-container-impl"])
+def test_the_log_that_is_shown_is_read_where_no_cluster_is_reached(judged, kfp_server, template):
+    kfp_server.logs[f"kubedet-abcde-{template}-77"] = "working\nerror: no disk\n  fix: free some\n"
+    error = judged(failed("train", nodes=[77]))
+    assert str(error) == "the run try failed\n  Train: no disk\n  fix: free some"
+
+
+def test_without_a_cause_the_log_is_named(judged, kfp_server):
+    error = judged(failed("train-driver", "evaluate"))
+    assert error.message == "the run try failed\n  Train (its driver): failed\n  Evaluate and decide: failed"
+    assert "look at the log of Train (its driver) and Evaluate and decide: in the UI at http" in error.fix
+    assert f"{kfp_server.url}/#/runs/details/r" in error.fix
+
+
+def test_the_run_itself_may_say_why(judged):
+    error = judged([], error={"message": "the workflow is too big"})
+    assert "  run: the workflow is too big" in error.message
+    assert "look at the log of the step that failed" in judged([]).fix

@@ -1,6 +1,8 @@
 """`kubedet job`, against a fake API server."""
 
 import json
+import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from fake_exec import give_exec
@@ -8,9 +10,14 @@ from fake_kueue import give_kueue
 from fake_pod import endless
 from kinds import plain, pod_name
 from patience import until
+from terminal import Terminal
 
+from components.launchers.backend import JobStatus, Phase, PodStatus
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
+from components.launchers.spec import JobSpec
 from pipelines.commands import job
+from trainer.launching.job_status import AP, LOSS, SPEED, Progress
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +157,69 @@ def test_without_a_cluster_the_message_says_what_to_set(kubedet, monkeypatch, tm
     assert code == 2
     assert "KUBECONFIG" in err
     assert "Traceback" not in err
+
+
+MENU = [sys.executable, "-m", "pipelines.cli", "job", "menu"]
+
+
+@pytest.mark.slow
+def test_jobs_are_handled_by_keys(fake_cluster, tmp_path):
+    give_exec(fake_cluster)
+    fake_cluster.lives["a-master-0"] = endless
+    ClusterBackend.connect().submit(JobSpec(name="a", image="i:1", command=("true",)))
+    with Terminal(MENU, fake_cluster.environment | {"HOME": str(tmp_path)}) as terminal:
+        terminal.until("q quit")
+        terminal.type("x 7\r")
+        terminal.until("number of a job")
+        terminal.type("i 1\r")
+        terminal.until("a-master-0")
+        terminal.type("l 1\r")
+        terminal.until("hello from a-master-0")
+        terminal.type("\x03")
+        terminal.until("q quit")
+        terminal.type("e 1\r")
+        terminal.type("echo by$((1+1)); exit\r")
+        terminal.until("by2")
+        terminal.until("q quit")
+        terminal.type("d 1\r")
+        terminal.until("[y/n]")
+        terminal.type("y\r")
+        terminal.until("deleted a")
+        terminal.type(f"s {tmp_path / 'none.yaml'}\r")
+        terminal.until("cannot read the specification")
+        terminal.type("q\r")
+    assert ClusterBackend.connect().list_jobs() == []
+
+
+def test_a_menu_needs_a_terminal(kubedet):
+    assert "needs a terminal" in kubedet("job", "menu")[2]
+
+
+CREATED = f"{datetime.now(UTC) - timedelta(days=12, hours=4, minutes=9):%Y-%m-%dT%H:%M:%SZ}"
+RUNS = PodStatus("big-master-0", "Running", 0, node="n1", restarts=2)
+WAITS = PodStatus("big-worker-0", "Pending", 1, "ErrImagePull", "no such\n  image")
+FAR = Progress(43, 725, {LOSS: 0.532, SPEED: 41.0, AP: 0.312})
+BIG = JobStatus(
+    "big", Phase.PENDING, "ErrImagePull", "no such\n  image", (WAITS, RUNS), CREATED, 2,
+    kind="PyTorchJob", progress=FAR, queue="gpus",
+)  # fmt: skip
+
+
+def test_a_job_is_a_row_of_a_table():
+    expected = ("big", "PyTorchJob", "pending", "43%", "1/2", "2", "12d4h", "ErrImagePull")
+    assert job.job_row(BIG) == expected
+    assert job.job_row(JobStatus("a", Phase.SUCCEEDED)) == ("a", "-", "succeeded", "-", "0/1", "0", "-", "-")
+
+
+def test_the_status_of_a_job_lists_its_pods_by_rank():
+    assert job.status_text(BIG).splitlines() == [
+        "big  pending",
+        f"created {CREATED}, 12d4h ago, on 2 nodes, a PyTorchJob, queue gpus",
+        "43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312",
+        "",
+        "RANK  POD           PHASE    RESTARTS  EXIT  NODE  REASON",
+        "0     big-master-0  Running  2         -     n1    -",
+        "1     big-worker-0  Pending  0         -     -     ErrImagePull",
+        "",
+        "big-worker-0: no such image",
+    ]

@@ -1,12 +1,23 @@
 """Positions and reasons of jobs in Kueue's queues, as written by Kueue v0.19.2."""
 
+import itertools
+import re
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+
 import pytest
-from fake_kueue import PREEMPTED, QUOTA, give_kueue
-from fake_pod import endless
+from fake_kueue import BOTH, PREEMPTED, QUOTA, give_kueue
+from fake_pod import endless, fine
 from kinds import both
 
-from components.launchers.backend import Phase
-from components.launchers.cluster.kueue import release
+from components.launchers.backend import JobStatus, Phase, PodStatus
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.cluster.kueue import framework, release
+from components.launchers.cluster.pods import PodHistory
+from trainer.base.errors import LaunchError
 
 
 @pytest.fixture
@@ -111,3 +122,142 @@ def test_a_list_reads_each_queue_once(fake_cluster, backend, job, kueue):
     assert {name: status.reason for name, status in statuses.items()} == dict.fromkeys("abc", "Queued")
     assert statuses["b"].message == "position 2 in queue gpus"
     assert len(asked(fake_cluster)) == 3
+
+
+@pytest.fixture
+def quick(kind, timings):
+    """The backend, which waits only half a second for Kueue."""
+    return ClusterBackend.connect(timings=replace(timings, unserved=0.5, place=0.3), kinds=[kind])
+
+
+@pytest.fixture
+def meanwhile(run):
+    """Do something, one step after the other, as soon as the run has said what each step waits for."""
+
+    def begin(*steps):
+        def walk():
+            start = 0
+            for words, act in steps:
+                while not any(words in line for line in run.lines[start:]):
+                    time.sleep(0.01)
+                start = len(run.lines)
+                act()
+
+        thread = threading.Thread(target=walk, daemon=True)
+        thread.start()
+
+    return begin
+
+
+def job_lines(lines):
+    return [line for line in lines if line.startswith("job ")]
+
+
+def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_cluster, meanwhile):
+    kueue = give_kueue(fake_cluster)
+
+    def quota():
+        kueue.waits("train", QUOTA)
+        threading.Timer(2.0, kueue.admit, ["train"]).start()
+
+    meanwhile(("position 1 in queue gpus", quota))
+    lines = job_lines(run(quick, kueue_queue="gpus", start_timeout=1))
+    assert lines[:2] == [
+        "job train: suspended, position 1 in queue gpus",
+        f"job train: suspended, position 1 in queue gpus: {QUOTA}",
+    ]
+    assert "job train: succeeded" in lines
+    assert sum("suspended" in line and "no line for" not in line for line in lines) == 2, lines
+
+
+@both
+def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster, kind):
+    ours, (other,) = framework(kind), [name for name in BOTH if name != framework(kind)]
+    give_kueue(fake_cluster, serves=[other])
+    with pytest.raises(LaunchError) as error:
+        run(quick, kueue_queue="gpus", start_timeout=600)
+    assert re.match(
+        r"the job train was given up after \d+ s in queue gpus: Kueue has no Workload", error.value.message
+    )
+    assert "Kueue (API kueue.x-k8s.io/v1beta2)" in error.value.message
+    assert f"name {ours} in integrations.frameworks" in error.value.fix
+    assert (
+        f"make it a {other.split('/')[1]}" in error.value.fix and "leave kueue_queue out" in error.value.fix
+    )
+    assert fake_cluster.job("train") is None
+
+
+def test_so_is_one_where_there_is_no_kueue(run, quick, fake_cluster):
+    with pytest.raises(LaunchError, match="no Kueue is installed: the cluster does not know its Workloads"):
+        run(quick, kueue_queue="gpus", start_timeout=600)
+    assert fake_cluster.job("train") is None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message", "fix"),
+    [
+        (lambda kueue: kueue.waits("train", "LocalQueue gpus doesn't exist", "Inadmissible"),
+         "in queue gpus: LocalQueue gpus doesn't exist", "set kueue_queue to one"),
+        (lambda kueue: kueue.workload("train")["spec"].update(active=False),
+         "in queue gpus: its Workload is not active", "kubectl describe workload"),
+        (lambda kueue: kueue._condition("train", "Admitted", "True", "Admitted", ""),
+         "in queue gpus: admitted, and not released yet", "run the same again"),
+    ],
+    ids=["no queue", "deactivated", "admitted and never released"],
+)  # fmt: skip
+def test_one_that_its_queue_never_lets_go_is_given_up(
+    run, quick, fake_cluster, meanwhile, spoil, message, fix
+):
+    kueue = give_kueue(fake_cluster)
+    meanwhile(("in queue gpus", lambda: spoil(kueue)))
+    with pytest.raises(LaunchError, match=r"the job train was given up after \d+ s") as error:
+        run(quick, kueue_queue="gpus", start_timeout=1)
+    assert message in error.value.message and fix in error.value.fix
+    assert fake_cluster.job("train") is None
+
+
+def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, fake_cluster, meanwhile):
+    def release():
+        time.sleep(1.5)
+        job = fake_cluster.job("train")
+        job["spec"]["runPolicy"]["suspend"] = False
+        fake_cluster.start(job)
+
+    meanwhile(("suspended", release))
+    lines = run(quick, suspend=True, start_timeout=1)
+    assert "job train: suspended: by its queue, or by a person" in lines
+    assert "job train: succeeded" in lines
+
+
+@both
+def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
+    run, quick, fake_cluster, meanwhile, master
+):
+    kueue = give_kueue(fake_cluster)
+    fake_cluster.lives[master] = [endless, endless, endless, fine]
+    fake_cluster.termination_seconds = 0.3
+    again = ("taken back by Kueue (Preempted: ", lambda: kueue.admit("train"))
+    runs = ("running", lambda: kueue.evict("train"))
+    meanwhile(("position 1 in queue", lambda: kueue.admit("train")), runs, again, runs, again, runs, again)
+    lines = run(quick, kueue_queue="gpus", backoff=0, start_timeout=5)
+    phases = [line.split()[2].strip(",:") for line in job_lines(lines)]
+    once = ["suspended", "pending", "running"]
+    kept = [phase for phase, _ in itertools.groupby(phases)]
+    assert kept[-1] == "succeeded"
+    assert [phase for phase in kept if phase in ("suspended", "running")][:6] == ["suspended", "running"] * 3
+    assert set(kept) <= {*once, "succeeded"}
+    assert not [line for line in lines if "restarted" in line]
+
+
+@pytest.mark.parametrize("kind", [kind.title for kind in KINDS.values()])
+def test_pods_that_end_slowly_when_their_job_is_taken_back_are_no_restarts(kind):
+    """A TrainJob's pods have other names each time: old ones and new ones are there side by side."""
+    count = PodHistory(None).completed
+    of = partial(JobStatus, "train", kind=kind, queue="gpus")
+    first, second, third = (PodStatus(f"train-{uid}", "Running", 0, uid=uid) for uid in "123")
+    count(of(Phase.RUNNING, pods=(first,)))
+    count(of(Phase.SUSPENDED, pods=(first,)))
+    both = count(of(Phase.PENDING, pods=(first, second)))
+    assert (both.phase, [item.restarts for item in both.pods]) == (Phase.PENDING, [0, 0])
+    lost = count(of(Phase.PENDING, pods=(third,)))
+    assert (lost.phase, lost.pods[0].restarts) == (Phase.RESTARTING, 1)

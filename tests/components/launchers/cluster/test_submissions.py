@@ -1,5 +1,6 @@
 """Jobs are created, adopted, replaced and deleted."""
 
+import logging
 import threading
 import time
 from dataclasses import replace
@@ -14,6 +15,7 @@ from components.launchers.backend import Phase
 from components.launchers.cluster import job_objects
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
+from components.launchers.cluster.kinds import KINDS
 from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC
 from trainer.base.errors import ConfigError, LaunchError
 
@@ -198,3 +200,217 @@ def test_any_of_several_controllers_is_waited_for(job, fake_cluster, timings):
     threading.Timer(0.5, lambda: setattr(fake_cluster, "operator", True)).start()
     backend.submit(job())
     assert backend.status("train").kind == "PyTorchJob"
+
+
+@pytest.fixture
+def knows(fake_cluster, timings):
+    """Let the fake cluster know some kinds; returns a backend of whatever there is."""
+
+    def install(*plurals):
+        fake_cluster.installed = set(plurals)
+        fake_cluster.lives |= {"train-master-0": endless, "train-node-0-0": endless}
+        return ClusterBackend.connect(timings=timings)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("installed", "chosen"),
+    [
+        (["pytorchjobs"], "PyTorchJob"),
+        (["trainjobs"], "TrainJob"),
+        (["pytorchjobs", "trainjobs"], "PyTorchJob"),
+    ],
+    ids=["v1", "v2", "both"],
+)
+def test_a_job_becomes_what_the_cluster_knows(knows, job, fake_cluster, caplog, installed, chosen):
+    caplog.set_level(logging.INFO)
+    backend = knows(*installed)
+    assert backend.status("train").phase == "gone"
+    backend.submit(job())
+    assert backend.status("train").kind == chosen
+    assert f"jobs are {chosen}s here" in caplog.text
+    assert (
+        len([seen for seen in fake_cluster.requests("POST") if "dryRun" in seen.path]) <= len(installed) + 1
+    )
+    # And again, by another launcher, which finds it and asks nothing more.
+    before = len(fake_cluster.requests("POST"))
+    ClusterBackend.connect().submit(job())
+    assert len(fake_cluster.requests("POST")) == before
+    backend.stop("train")
+    assert fake_cluster.job("train") is None
+
+
+def test_the_kind_whose_controller_is_away_is_passed_over(knows, job, fake_cluster, caplog):
+    caplog.set_level(logging.INFO)
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.operator = False
+    backend.submit(job())
+    assert backend.status("train").kind == "TrainJob"
+    assert "PyTorchJob: its controller does not answer (the Training Operator (v1.9))" in caplog.text
+
+
+def test_a_cluster_that_runs_no_jobs_says_what_to_install(knows, job, fake_cluster):
+    backend = knows("workloads")
+    for act in (lambda: backend.status("train"), backend.list_jobs, lambda: backend.submit(job())):
+        with pytest.raises(ConfigError, match="PyTorchJob: the cluster does not know them") as error:
+            act()
+        assert "TrainJob: the cluster does not know them" in error.value.message
+        assert "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9)" in error.value.fix
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.operator, fake_cluster.trainer.away = False, True
+    with pytest.raises(ConfigError) as error:
+        backend.submit(job())
+    assert error.value.message == (
+        "this cluster runs no training jobs:\n"
+        "  PyTorchJob: its controller does not answer (the Training Operator (v1.9))\n"
+        "  TrainJob: its controller does not answer (Kubeflow Trainer (v2.3) and JobSet)"
+    )
+    assert "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9)" in error.value.fix
+
+
+def test_a_kind_that_may_not_be_made_is_passed_over(knows, job, fake_cluster, caplog):
+    caplog.set_level(logging.INFO)
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.denied |= {(verb, "pytorchjobs") for verb in ("get", "list", "create")}
+    backend.submit(job())
+    assert [status.kind for status in backend.list_jobs()] == ["TrainJob"]
+    assert "PyTorchJob: you may not create them" in caplog.text
+    backend.stop("train")
+
+
+@pytest.mark.parametrize("what", ["trainjobs", "trainingruntimes"])
+def test_what_a_role_for_trainjobs_lacks_is_named(knows, job, fake_cluster, what):
+    backend = knows("trainjobs")
+    fake_cluster.denied.add(("create", what))
+    with pytest.raises(ApiError, match=f"cannot create {what}") as error:
+        backend.submit(job())
+    rule = f'apiGroups ["trainer.kubeflow.org"], resources ["{what}"], verbs ["create"]'
+    assert rule in error.value.fix and not fake_cluster.job("train")
+
+
+def test_jobs_of_both_kinds_are_in_one_list_and_found_by_name(knows, job, fake_cluster, timings):
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.lives |= {"old-master-0": endless, "new-node-0-0": endless}
+    ClusterBackend.connect(timings=timings, kinds=[backend.kinds.possible[0]]).submit(job(name="old"))
+    ClusterBackend.connect(timings=timings, kinds=[backend.kinds.possible[1]]).submit(job(name="new"))
+    assert {(status.name, status.kind) for status in backend.list_jobs()} == {
+        ("old", "PyTorchJob"),
+        ("new", "TrainJob"),
+    }
+    assert backend.status("new").kind == "TrainJob" and len(backend.status("new").pods) == 1
+    backend.submit(job(name="new"))  # It is taken up, and not made anew as a PyTorchJob.
+    assert not fake_cluster.requests("DELETE")
+    for name in ("new", "old"):
+        backend.stop(name)
+    assert backend.list_jobs() == []
+
+
+def test_a_job_of_the_other_kind_is_replaced_by_one_of_the_preferred(knows, job, fake_cluster, timings):
+    backend = knows("pytorchjobs", "trainjobs")
+    ClusterBackend.connect(timings=timings, kinds=[backend.kinds.possible[1]]).submit(job())
+    backend.submit(job(env={"A": "1"}))
+    assert backend.status("train").kind == "PyTorchJob"
+    assert [status.kind for status in backend.list_jobs()] == ["PyTorchJob"]
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize(
+    ("held", "phase"), [([], "suspended"), (["Failed"], "failed"), (["Suspended", "Failed"], "failed")]
+)
+def test_an_end_counts_more_than_a_suspension(job, kind, held, phase):
+    *_, body = kind.manifests(job(kueue_queue="q"), lambda *_: False)
+    conditions = [{"type": name, "status": "True"} for name in held]
+    assert kind.state({**body, "status": {"conditions": conditions}}).phase == phase
+
+
+RUNTIMES = "trainingruntimes"
+
+
+@pytest.fixture
+def backend(fake_cluster, timings):
+    fake_cluster.installed = {"trainjobs"}
+    return ClusterBackend.connect(timings=timings, kinds=[KINDS["trainjob"]])
+
+
+def runtimes(cluster):
+    return [body for (resource, *_), body in list(cluster.objects.items()) if resource == RUNTIMES]
+
+
+def owners(cluster):
+    (runtime,) = runtimes(cluster)
+    return [(owner["kind"], owner["uid"]) for owner in runtime["metadata"].get("ownerReferences") or []]
+
+
+def gone(cluster, seconds=30):
+    end = time.monotonic() + seconds
+    while runtimes(cluster) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not runtimes(cluster)
+
+
+def test_a_runtime_of_its_own_belongs_to_the_job_and_goes_with_it(backend, job, fake_cluster):
+    backend.submit(job(backoff=3))
+    assert owners(fake_cluster) == [("TrainJob", fake_cluster.job("train")["metadata"]["uid"])]
+    (runtime,) = runtimes(fake_cluster)
+    # With it a job that is deleted in the foreground would wait for ever.
+    assert "blockOwnerDeletion" not in str(runtime)
+    backend.stop("train")
+    assert gone(fake_cluster)
+
+
+def test_a_job_that_is_refused_leaves_no_runtime(backend, job, fake_cluster):
+    fake_cluster.faults.append(Fault("POST", "/trainjobs", status=422, message="no such field"))
+    with pytest.raises(ApiError, match="no such field"):
+        backend.submit(job(backoff=3))
+    assert runtimes(fake_cluster) == []
+    assert fake_cluster.job("train") is None
+
+
+def test_the_runtime_of_a_deleted_job_is_taken_over_before_the_cluster_collects_it(
+    backend, job, fake_cluster
+):
+    fake_cluster.trainer.collection_seconds = 0.3
+    fake_cluster.lives["train-node-0-0"] = lambda pod: (pod.run(), pod.exit(1))
+    backend.submit(job(backoff=3))
+    while not backend.status("train").phase.final:
+        time.sleep(0.01)
+    backend.submit(job(backoff=3))  # It failed: it is deleted, and made anew.
+    time.sleep(0.6)
+    assert owners(fake_cluster) == [("TrainJob", fake_cluster.job("train")["metadata"]["uid"])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "message",
+    ['TrainingRuntime.trainer.kubeflow.org "NAME" not found: must be created', "runtime 'NAME' not found"],
+    ids=["Trainer", "Kueue"],
+)
+def test_a_runtime_that_a_controller_has_not_seen_yet_is_waited_for(backend, job, fake_cluster, message):
+    backend.submit(job(backoff=3))
+    (runtime,) = runtimes(fake_cluster)
+    words = message.replace("NAME", runtime["metadata"]["name"])
+    backend.stop("train")
+    fake_cluster.faults.append(Fault("POST", "/trainjobs", status=403, message=words, times=2))
+    backend.submit(job(backoff=3))
+    assert owners(fake_cluster) == [("TrainJob", fake_cluster.job("train")["metadata"]["uid"])]
+    backend.stop("train")
+    fake_cluster.faults.append(Fault("POST", "/trainjobs", status=403, message=words, times=10**6))
+    with pytest.raises(ApiError, match="not found"):
+        backend.submit(job(backoff=3))
+    assert runtimes(fake_cluster) == []
+
+
+@pytest.mark.parametrize("away", [0, 10**6], ids=["for a moment", "for long"])
+def test_a_job_whose_answer_was_lost_owns_its_runtime(backend, job, fake_cluster, away):
+    fake_cluster.faults.append(Fault("POST", "/trainjobs", lost=True))
+    fake_cluster.faults.append(Fault("POST", "/trainjobs", drop=True, times=away))
+    backend.submit(job(backoff=3))
+    assert owners(fake_cluster) == [("TrainJob", fake_cluster.job("train")["metadata"]["uid"])]
+
+
+def test_a_runtime_that_may_not_be_patched_is_reported_and_the_job_runs(backend, job, fake_cluster, caplog):
+    fake_cluster.denied.add(("patch", RUNTIMES))
+    backend.submit(job(backoff=3))
+    assert fake_cluster.job("train")
+    assert "stays when its job is deleted" in caplog.text

@@ -1,6 +1,8 @@
 """Running a job to its end: one test for each failure."""
 
 import re
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,9 +10,14 @@ from fake_api import Fault
 from fake_cluster import gone
 from fake_pod import endless, ends, fine
 from kinds import both, plain
+from patience import until
 
+from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.watch import culprit, of_job
+from components.launchers.output import Hints
 from components.launchers.spec import Network
-from trainer.base.errors import LaunchError
+from trainer.base.errors import Interrupted, LaunchError
 
 
 @both
@@ -191,3 +198,137 @@ def test_the_launcher_kubernetes_is_this(fake_cluster, job, capsys, master):
     fake_cluster.lives[master] = ends(0, "hello")
     run("kubernetes", job())
     assert f"[{master}] hello" in plain(capsys.readouterr().out)
+
+
+@pytest.fixture
+def once_it_runs(run):
+    """Do something as soon as the run has told that the job runs."""
+
+    def begin(act):
+        def wait():
+            until(lambda: any("running" in line for line in run.lines))
+            act()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    return begin
+
+
+@pytest.fixture
+def patient(backend, timings):
+    """The backend, which gives another job of the name time to appear: that takes no longer than it does."""
+    backend.timings = replace(timings, replaced=30.0)
+    return backend
+
+
+def test_a_job_that_is_deleted_is_reported(run, once_it_runs, fake_cluster, master):
+    fake_cluster.lives[master] = endless
+    once_it_runs(lambda: fake_cluster.delete_job("default", "train"))
+    with pytest.raises(LaunchError, match="the job train is gone"):
+        run()
+
+
+@both
+def test_a_job_that_another_specification_replaces_is_reported(
+    run, patient, once_it_runs, job, fake_cluster, master
+):
+    fake_cluster.lives[master] = endless
+
+    def replace_it():
+        fake_cluster.delete_job("default", "train")
+        time.sleep(0.2)
+        ClusterBackend.connect().submit(job(env={"A": "other"}))
+
+    once_it_runs(replace_it)
+    with pytest.raises(LaunchError, match="was replaced by another specification of that name") as error:
+        run()
+    assert "another name" in error.value.fix and "stop" not in error.value.fix
+    assert not gone(fake_cluster) and not fake_cluster.requests("DELETE")
+
+
+@both
+def test_the_same_job_recreated_by_another_launcher_is_followed(
+    run, patient, once_it_runs, fake_cluster, master
+):
+    fake_cluster.lives[master] = [endless, ends(0, "anew")]
+
+    def replace_it():
+        old = fake_cluster.job("train")
+        fake_cluster.trainer.collection_seconds = 60
+        fake_cluster.delete_job("default", "train")
+        fake_cluster.create_job("default", {**old, "metadata": dict(old["metadata"]), "status": {}})
+
+    once_it_runs(replace_it)
+    lines = run()
+    assert "job train: succeeded" in lines and f"[{master}] anew" in lines
+
+
+def pod(rank, code, *, reason="Error", ended="", phase="Failed", message=""):
+    return PodStatus(f"pod-{rank}", phase, rank, reason=reason, exit_code=code, ended=ended, message=message)
+
+
+def failure(*pods, last=None, **fields):
+    status = JobStatus("train", Phase.FAILED, pods=pods, **fields)
+    return of_job(status, last or {}, Hints(rdma=False))
+
+
+@pytest.mark.parametrize(
+    ("pods", "rank"),
+    [
+        ([pod(0, 143), pod(1, 1)], 1),
+        ([pod(0, 137), pod(1, 1)], 1),
+        ([pod(0, 143), pod(1, 137)], 1),
+        ([pod(0, 1, ended="2026-01-01T00:00:05Z"), pod(1, 1, ended="2026-01-01T00:00:04Z")], 1),
+        ([pod(0, 1), pod(1, 1)], 0),
+        ([pod(0, 0, phase="Succeeded"), pod(1, 3)], 1),
+    ],
+)
+def test_the_first_that_failed_by_itself_is_the_culprit(pods, rank):
+    assert culprit(pods).rank == rank
+
+
+def test_a_job_whose_pods_are_gone_is_reported_by_its_condition():
+    error = failure(reason="PyTorchJobFailed", message="1 master replica(s) failed.")
+    assert str(error) == "the job train failed: PyTorchJobFailed: 1 master replica(s) failed."
+    assert "does not say why" in str(failure())
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message", "exit_code"),
+    [
+        (1, "Error", "pod pod-0 (rank 0) failed with exit code 1", 1),
+        (127, "ContainerCannotRun", "pod pod-0 (rank 0) failed with exit code 127 (ContainerCannotRun)", 127),
+        (137, "OOMKilled", "pod pod-0 (rank 0) was killed by signal 9 (OOMKilled)", 1),
+        (135, "Error", "pod pod-0 (rank 0) was killed by signal 7", 1),
+        (None, "Evicted", "pod pod-0 (rank 0) failed (Evicted)", 1),
+    ],
+)
+def test_an_end_is_reported(code, reason, message, exit_code):
+    error = failure(pod(0, code, reason=reason))
+    assert error.message == message
+    assert isinstance(error, LaunchError) and error.exit_code == exit_code
+
+
+def test_too_little_memory_has_a_remedy():
+    assert "memory_limit" in failure(pod(0, 137, reason="OOMKilled")).fix
+    assert "shared_memory" in failure(pod(0, 135)).fix
+    assert failure(pod(0, 1)).fix == ""
+
+
+def test_a_training_that_saved_and_stopped_can_continue():
+    error = failure(pod(0, 143))
+    assert isinstance(error, Interrupted) and error.exit_code == 143
+
+
+def test_memory_is_reported_with_the_message_of_the_training():
+    lines = ["error: the training process of rank 0 was killed (SIGKILL)", "  fix: mostly memory ran out"]
+    error = failure(pod(0, 137, reason="OOMKilled"), last={"pod-0": lines})
+    assert "(OOMKilled)" in error.message and "mostly memory ran out" in error.message
+    assert "raise memory_limit" in error.fix
+
+
+def test_a_pod_in_crash_loop_is_reported_with_its_last_end():
+    before = Ending("OOMKilled", "", 137)
+    waits = PodStatus("pod-0", "Running", 0, reason="CrashLoopBackOff", restarts=10, before=before)
+    error = failure(waits)
+    assert "was killed by signal 9 (OOMKilled)" in error.message and "raise memory_limit" in error.fix
