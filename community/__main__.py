@@ -173,10 +173,7 @@ class Component:
 
 
 def convert(text: str, image: str, meanings: Mapping[str, str]) -> Component:
-    """Convert the text of a module with one component so that it imports none of our modules.
-
-    `meanings` are the descriptions of all arguments, which the docstring then lists.
-    """
+    """Convert a module with one component so that it imports none of ours; `meanings` describe arguments."""
     (function,) = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
     overview = ast.get_docstring(function) or ""
     arguments = tuple((item.arg, ast.unparse(item.annotation), meanings[item.arg])

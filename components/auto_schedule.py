@@ -26,11 +26,7 @@ Speed = Callable[[Config], float]  # Measures images per second of a configurati
 def planned(
     config: Config, fixed: Collection[str], images: SplitSizes, processes: int, folder: str, speed: Speed
 ) -> Config:
-    """Return the configuration with the values chosen for these data on this machine, and print them.
-
-    Values of the keys in `fixed`, which the user set, stay. The plan is stored in `folder`, the URI of the
-    run's folder; `speed` is called only without a stored plan.
-    """
+    """Return the configuration for these data and this machine; keys in `fixed`, which the user set, stay."""
     if not config.train.minutes:
         return config
     settings = {"recipe": config.recipe, "minutes": config.train.minutes, "images": images.train}
@@ -58,10 +54,7 @@ def planned(
 def kept(
     folder: str, part: str, settings: Mapping[str, Any], choose: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the plan of a run: from its folder, or chosen now and stored there.
-
-    Other `settings` need another choice. `choose` is not called for a run that was begun without a plan.
-    """
+    """Return the plan of a run for these settings: from its folder, or chosen now and stored there."""
     uri = storage.join(folder, FILE)
     begun = storage.exists(storage.join(folder, "config.json"))
     plan: dict[str, dict[str, Any]] = {}

@@ -65,11 +65,7 @@ def fetch(
     source: str, data_root: str, config: DataConfig, version: str,
     fetch_raw: Callable[[], RawManifest] | None = None,
 ) -> RawManifest:  # fmt: skip
-    """Fetch a source's images and annotations under the data root, or return those of a known version.
-
-    `version` is a name for the present data, or a known one; empty is none. `fetch_raw` fetches the present
-    data, by default `download`.
-    """
+    """Fetch a source's data, or return those of a known version; `fetch_raw` is by default `download`."""
     if manifest := known(source, data_root, config, version):
         return manifest
     manifest = fetch_raw() if fetch_raw else download(source, data_root, config)

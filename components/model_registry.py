@@ -14,11 +14,7 @@ _AUTHOR = "kubedet"
 
 
 def register_model(uri: str, server: str, run_id: str) -> dict[str, str]:
-    """Register the version of the bundle at a URI; returns their ids in the registry.
-
-    Model, version and artifact are each looked up first: a retry completes an earlier attempt and creates
-    nothing twice. `run_id` may be empty.
-    """
+    """Register the version of the bundle at a URI, where it is missing; return the ids in the registry."""
     check_server(server)
     metadata = bundle.load(uri).metadata
     try:

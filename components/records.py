@@ -76,13 +76,11 @@ class StepRecord:
         for name in storage.list_files(cls.place(data_root)):
             if name.endswith(".json"):
                 try:
-                    record = cls.read(storage.join(cls.place(data_root), name))
+                    yield cls.read(storage.join(cls.place(data_root), name))
                 except (DamagedError, FormError) as error:
                     if strict:
                         raise
                     logger.warning("%s; the record is skipped", error.message)
-                    continue
-                yield record
 
     def encoded(self) -> bytes:
         """Return it as JSON with its hash."""

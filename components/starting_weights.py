@@ -22,11 +22,7 @@ _EPOCHS_DIVISOR = 4  # A training from the current version has one epoch for so 
 
 
 def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
-    """Fetch the weights of a training before hours of work, and check that they fit.
-
-    If the default weights of a recipe cannot be fetched, that is only printed. The arguments are those of
-    `chosen`.
-    """
+    """Fetch and check a training's weights before hours of work; the default ones may be missing."""
     config = recipes.load_here(recipe, overrides)
     if uri := _default(recipe, overrides):
         try:

@@ -136,14 +136,6 @@ class Costs:
             rows = [[*row, cell] for row, cell in zip(rows, [self.currency or "money", *money], strict=True)]
         return [tuple(row) for row in rows]
 
-    def text(self) -> str:
-        """Return the table for a terminal."""
-        rows = self.table()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-        )
-
     def numbers(self) -> dict[str, float]:
         """Return the known totals by name, for the metadata of an artifact in Kubeflow."""
         if not self.steps:

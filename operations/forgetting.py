@@ -56,16 +56,9 @@ def plan(data_root: str, names: list[str]) -> Plan:
         for file in storage.list_files(storage.join(root, source, part))
         if file.partition(".")[0] in images
     ]
-    return Plan(
-        images=list(dict.fromkeys(listed)),
-        files=files,
-        folders=[
-            each for each in dict.fromkeys(folders) if storage.list_files(storage.join(data_root, each))
-        ],
-        runs=[run.run for run in runs],
-        running=running,
-        models=[item.shown for item in lineage.versions(data_root) if item.shards in seen_in],
-    )
+    models = [item.shown for item in lineage.versions(data_root) if item.shards in seen_in]
+    existing = [each for each in dict.fromkeys(folders) if storage.list_files(storage.join(data_root, each))]
+    return Plan(list(dict.fromkeys(listed)), files, existing, [run.run for run in runs], running, models)
 
 
 def forget(data_root: str, planned: Plan) -> None:

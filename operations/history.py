@@ -40,9 +40,7 @@ class Run:
         used: tuple[str, ...] = (_NO_VALUE,) * len(_USED)
         if self.used:
             total = self.used.total
-            money = (
-                _NO_VALUE if total.money is None else f"{total.money.shown(2)} {self.used.currency}".strip()
-            )
+            money = f"{total.money.shown(2)} {self.used.currency}".strip() if total.money else _NO_VALUE
             used = f"{total.node_hours:.2f}", total.gpu_hours.shown(2), money
         began = f"{self.began:%Y-%m-%d %H:%M}"
         return (began, hours, self.state, self.verdict or _NO_VALUE, ap, *used, self.run_id)

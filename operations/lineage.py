@@ -1,8 +1,8 @@
 """Origin of models and runs, and use of images, from the records of steps (`components.records`)."""
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components import records
 from components.records import KEY, ImagesRecord, PublishedRecord, RunRecord, VerdictRecord, below
@@ -40,23 +40,19 @@ def held_back(data_root: str, source: str) -> RunRecord | None:
     return None
 
 
-@dataclass(frozen=True)
-class Version:
+class Version(NamedTuple):
     """A version of a model."""
 
-    name: str
-    version: str
-    shards: str  # Fingerprint.
+    shown: str  # Name and version as commands take them.
+    metadata: bundle.Metadata
     run: str  # "" if it is not known.
     current: bool
-    checkpoint: str
-    code: dict[str, str]
     registry: str
 
     @property
-    def shown(self) -> str:
-        """Return name and version as commands take them."""
-        return f"{self.name}@{self.version}"
+    def shards(self) -> str:
+        """Fingerprint of its shards."""
+        return self.metadata.shards
 
 
 def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
@@ -68,19 +64,15 @@ def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
         for name in published_models.names(data_root)
         for version in published_models.versions(data_root, name)[0].values()
     ):
-        name, version = each.metadata.name, each.metadata.model_version
-        record = records.get(f"{name}@{version}")
+        metadata = each.metadata
+        shown = f"{metadata.name}@{metadata.model_version}"
+        record = records.get(shown)
         # <run>/train/best.pt
-        by_place = storage.parent(storage.parent(each.metadata.checkpoint)).rpartition("/")[2]
-        current = published_models.current(data_root, name)
-        is_current = current is not None and current.version == version
+        by_place = storage.parent(storage.parent(metadata.checkpoint)).rpartition("/")[2]
+        current = published_models.current(data_root, metadata.name)
+        is_current = current is not None and current.version == metadata.model_version
         run, registry = (record.run, record.registry) if record else (by_place, "")
-        found.append(
-            Version(
-                name, version, each.metadata.shards, run, is_current, each.metadata.checkpoint,
-                each.metadata.versions, registry,
-            )
-        )  # fmt: skip
+        found.append(Version(shown, metadata, run, is_current, registry))
     return found
 
 
@@ -111,7 +103,8 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
         (chosen,) = versions(data_root, exported)
         description = {
             "kind": "model", "model": chosen.shown, "current": chosen.current, "digest": exported.digest,
-            "checkpoint": chosen.checkpoint, "code": chosen.code, "registry": chosen.registry,
+            "checkpoint": chosen.metadata.checkpoint, "code": chosen.metadata.versions,
+            "registry": chosen.registry,
             "signed": storage.exists(storage.join(exported.uri, bundle.SIGNATURE)),
         }  # fmt: skip
         if record := next((record for record in known if record.run == chosen.run), None):

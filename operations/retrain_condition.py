@@ -86,8 +86,7 @@ def _skip_reason(listing: Listing, uri: str, images: int) -> str | None:
     from trainer.data import raw_folder, training_record
     from trainer.data.data_views import RawImages
 
-    root = storage.parent(storage.parent(uri))
-    before = storage.join(root, "raw", training_record.header(uri).raw)
+    before = storage.join(listing.data_root, "raw", training_record.header(uri).raw)
     if not storage.exists(storage.join(before, raw_folder.PLAN)):
         logger.warning("%s is gone: how far the data have moved since is not known", before)
         return None

@@ -33,10 +33,7 @@ def for_this_machine(text: str) -> str:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Ask the running step, and any the runner still starts, to end; then the runner ends.
-
-    An interrupted runner would close the pipe that the step still writes to.
-    """
+    """Ask the running step, and any that the runner still starts, to end: it writes to the runner's pipe."""
     if not _stopping.is_set():
         _stopping.set()
         threading.Thread(target=_stop_steps, daemon=True).start()

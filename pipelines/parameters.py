@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -306,7 +306,7 @@ def check_sizes(cpu: str, memory: str) -> None:
         raise ConfigError("\n".join(problems), fix="e.g. step_cpu 500m or 4, step_memory 8Gi")
 
 
-def check_all(checks: Iterable[Callable[[], object]]) -> None:
+def check_all(*checks: Callable[[], object]) -> None:
     """Make every check, which raises a KubedetError if it finds a problem; raise one with all problems."""
     problems: list[str] = []
     for check in checks:

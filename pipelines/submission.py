@@ -50,19 +50,17 @@ class Submission:
         request = {name: get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
         versions = {get("data_version")} - {"", environment.SCHEDULED_TIME}
         parameters.check_all(
-            [
-                lambda: self.options,
-                self._check_recipe,
-                lambda: jobs.Request.of(request, default_image="steps").spec(("train",)),
-                partial(check_rules, split_rules(get("gate"))),
-                partial(retrain_condition.check, get("min_new_images"), get("min_drift")),
-                lambda: starting_weights.check_warm_start(get("warm_start")),
-                lambda: retention.check(get("prune")) if get("prune") else None,
-                lambda: parameters.check_sizes(get("step_cpu"), get("step_memory")),
-                lambda: model_registry.check_server(get("registry")) if get("registry") else None,
-                *(partial(check_name, version, "data_version") for version in versions),
-                self._check_names_and_places,
-            ]
+            lambda: self.options,
+            self._check_recipe,
+            lambda: jobs.Request.of(request, default_image="steps").spec(("train",)),
+            partial(check_rules, split_rules(get("gate"))),
+            partial(retrain_condition.check, get("min_new_images"), get("min_drift")),
+            lambda: starting_weights.check_warm_start(get("warm_start")),
+            lambda: retention.check(get("prune")) if get("prune") else None,
+            lambda: parameters.check_sizes(get("step_cpu"), get("step_memory")),
+            lambda: model_registry.check_server(get("registry")) if get("registry") else None,
+            *(partial(check_name, version, "data_version") for version in versions),
+            self._check_names_and_places,
         )
 
     def package(self) -> Mapping[str, object]:

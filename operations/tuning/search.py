@@ -209,10 +209,7 @@ def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: in
 def _follow(
     study: Study, trial: optuna.Trial, stop: StopRequest, lock: IO[str], parallel: int, processes: int
 ) -> FrozenTrial | None:
-    """Train a trial, from its checkpoint if there is one, stop it if it is behind, and record its end.
-
-    Return None if it was stopped for another reason, and is to be continued.
-    """
+    """Train a trial, stop it if it is behind, and record its end; return None if it is to be continued."""
     given = {**study.overrides, **trial.params}
     values = starting_weights.chosen(study.recipe, given, data_root_of(study.shards)) | given
     folder = storage.join(study.trainings, f"{trial.user_attrs[_NUMBER]:05d}")

@@ -151,7 +151,7 @@ def _list(options: argparse.Namespace) -> int:
     if isinstance(backend, RunaiBackend):
         print(backend.listing(as_json=options.output == "json"), end="")
         return 0
-    jobs = _newest(backend)
+    jobs = [backend.with_progress(job) for job in backend.list_jobs()]
     if options.output == "json":
         print(json.dumps([asdict(job) for job in jobs], indent=2))
     elif jobs:
@@ -252,7 +252,7 @@ def _menu(options: argparse.Namespace) -> int:
     where = ["--namespace", backend.cluster.namespace, "--backend", options.backend]
     console = Console()
     while True:
-        jobs = _newest(backend)
+        jobs = [backend.with_progress(job) for job in backend.list_jobs()]
         table = Table("", *_JOB_COLUMNS, title=Text(str(backend.place)), caption=_KEYS_HELP, box=SIMPLE_HEAD)
         for number, job in enumerate(jobs, start=1):
             table.add_row(str(number), *map(Text, job_row(job)))
@@ -339,12 +339,6 @@ def _pod(job: JobStatus, options: argparse.Namespace) -> PodStatus:
     raise ConfigError(
         f"{job.name} has no {description}", fix=f"its pods: {pods}" if pods else "wait for its pods"
     )
-
-
-def _newest(backend: "ClusterBackend") -> list[JobStatus]:
-    """Return the jobs with their progress, the newest first."""
-    jobs = [backend.with_progress(job) for job in backend.list_jobs()]
-    return sorted(jobs, key=lambda job: job.created, reverse=True)
 
 
 def job_row(job: JobStatus) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from pipelines.commands import Commands, option, options, verb
+from pipelines.commands import Commands, columns, option, options, verb
 from trainer.base.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _trace(arguments: argparse.Namespace) -> int:
                 text = json.dumps(shown) if isinstance(shown, dict | bool) else str(shown)
                 print(f"{key.replace('_', ' '):<13} {text}")
         if used:
-            print(f"\nwhat the run used\n{used.text()}")
+            print(f"\nwhat the run used\n{columns(used.table(), right={1, 2, 3, 4, 5})}")
     return 0
 
 

@@ -79,11 +79,7 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     add_prices(parser)
     option(parser, "--verbose", "show the local runner's own log too")
-    parser.set_defaults(command=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    return run(read_options(arguments))
+    parser.set_defaults(command=lambda arguments: run(read_options(arguments)))
 
 
 def read_options(arguments: argparse.Namespace) -> "Options":
@@ -237,16 +233,14 @@ def check(options: Options) -> None:
         check_rules([] if options["gate"] else config.evaluation.gate)
 
     parameters.check_all(
-        [
-            partial(check_name, options.name, "--name"),
-            processes,
-            partial(retrain_condition.check, options["min_new_images"], options["min_drift"]),
-            partial(starting_weights.check_warm_start, options["warm_start"]),
-            partial(sources.parse, options["source"]),
-            partial(storage.check_place, options["data_root"]),
-            recipe,
-            partial(check_rules, split_rules(options["gate"])),
-        ]
+        partial(check_name, options.name, "--name"),
+        processes,
+        partial(retrain_condition.check, options["min_new_images"], options["min_drift"]),
+        partial(starting_weights.check_warm_start, options["warm_start"]),
+        partial(sources.parse, options["source"]),
+        partial(storage.check_place, options["data_root"]),
+        recipe,
+        partial(check_rules, split_rules(options["gate"])),
     )
 
 
@@ -255,7 +249,7 @@ def report(
 ) -> None:
     """Print the results of a run on stdout, and its error on stderr; `again` is the command to continue."""
     if used:
-        print(f"\nwhat it used\n{used.text()}")
+        print(f"\nwhat it used\n{columns(used.table(), right={1, 2, 3, 4, 5})}")
     if record.nothing_new_since:
         print(f"\nnothing new since {record.nothing_new_since}: nothing was trained")
     if record.metrics:
@@ -309,8 +303,7 @@ def run(options: Options) -> int:
     """Run the pipeline and report; return the exit code: 0 also if the gate failed, 143 if it was stopped."""
     record, progress, used = execute(options)
     report(record, progress, options.folder, again=options.command(), used=used)
-    code: int = record.error.get("exit_code", 0)
-    return code
+    return int(record.error.get("exit_code", 0))
 
 
 def execute(options: Options) -> tuple[RunRecord, RunProgress, Costs | None]:

@@ -26,13 +26,7 @@ from xml.etree.ElementTree import ParseError
 import obstore
 from minio.credentials import StaticProvider
 from minio.error import MinioException
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    GenericError,
-    InvalidPathError,
-    PreconditionError,
-)
+from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
@@ -224,7 +218,9 @@ def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, BaseError | FileNotFoundError | ValueError) and not is_panic(error):
+        if not isinstance(error, exceptions.BaseError | FileNotFoundError | ValueError) and not is_panic(
+            error
+        ):
             raise
         problem = translate(error, location.kind, uri, verb)
         if isinstance(problem, RangesNotSupported):
@@ -252,7 +248,7 @@ def status_of(error: BaseException) -> int:
 def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageError:
     """Return an error of obstore as one that names the URI and the remedy."""
     text, status = str(error), status_of(error)
-    if isinstance(error, PreconditionError) or status in (412, 416):
+    if isinstance(error, exceptions.PreconditionError) or status in (412, 416):
         return changed(uri, status)
     if "non-partial response" in text or "Range request not supported" in text:
         return RangesNotSupported(f"{uri} cannot be read in parts")
@@ -268,9 +264,11 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
     code = code or {301: "PermanentRedirect", 401: "AccessDenied", 403: "AccessDenied"}.get(status, "")
     reason, transient = code or f"status {status}", status in web.BUSY
     if not status:
-        reason, transient = text.partition("\n")[0].strip()[:300], "HTTP error" in text
-        fix = web.RETRY_FIX if isinstance(error, BaseError) else "check the URI, the endpoint and the keys"
-        if isinstance(error, InvalidPathError) or "invalid path" in reason:
+        reason, transient = text.partition("
+")[0].strip()[:300], "HTTP error" in text
+        is_known = isinstance(error, exceptions.BaseError)
+        fix = web.RETRY_FIX if is_known else "check the URI, the endpoint and the keys"
+        if isinstance(error, exceptions.InvalidPathError) or "invalid path" in reason:
             fix = "rename the object: no '.', no '..' and nothing empty between slashes"
     elif status in web.BUSY:
         fix = _FIXES.get(code, "the store is overloaded or down: run again later, what is finished is kept")
@@ -504,7 +502,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
                             yield meta["path"][skip:], _file_state(meta)
                     last, tries = metas[-1]["path"], 1
                 tries = 0
-            except GenericError:  # obstore does not retry a page that is cut off.
+            except exceptions.GenericError:  # obstore does not retry a page that is cut off.
                 tries += 1
                 if tries > _MAX_TRIES:
                     raise
@@ -568,7 +566,9 @@ def write(
         traffic.written(size)
         try:
             put(source.read(), mode="create" if create else "overwrite", use_multipart=False)
-        except AlreadyExistsError:  # Another process was first, or the answer to our first try was lost.
+        except (
+            exceptions.AlreadyExistsError
+        ):  # Another process was first, or the answer to our first try was lost.
             with suppress(FileNotFoundError):
                 answer = obstore.get(location.writer, key)
                 return (answer.meta["size"], answer.attributes.get("sha256", "")) == (size, sha256)

@@ -357,10 +357,7 @@ def answers(uri: str, seconds: float) -> bool:
 
 @lru_cache(maxsize=256)
 def _policy_of_origin(origin: str) -> UrlPolicy:
-    """Return where a server that the user named may redirect to.
-
-    A public server has no reason to lead into this process's network. A server in that network is trusted.
-    """
+    """Return where a server that the user named may redirect to: a public one only to public addresses."""
     try:
         UrlPolicy().check_names(origin)
     except (Refused, OSError, UnicodeError):

@@ -211,9 +211,8 @@ class TrainJob(Kind):
             patched = {"name": _NODE} | {name: container[name] for name in _OF_CONTAINER if name in container}
             of_pod = {name: pod[name] for name in _OF_POD if name in pod} | {"containers": [patched]}
             patch = {"metadata": template["metadata"], "spec": of_pod}
-            jobset = {
-                "spec": {"replicatedJobs": [{"name": _NODE, "template": {"spec": {"template": patch}}}]}
-            }
+            replicated = {"name": _NODE, "template": {"spec": {"template": patch}}}
+            jobset = {"spec": {"replicatedJobs": [replicated]}}
             spec["runtimePatches"] = [{"manager": _MANAGER_NAME, "trainingRuntimeSpec": {"template": jobset}}]
         spec |= pod_template.limits(replace(job, ttl=None))  # A TrainJob has no time to live.
         if job.elastic:

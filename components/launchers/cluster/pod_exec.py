@@ -86,10 +86,7 @@ def _run(
 
 
 def _pass_through(client: ws_client.WSClient, outputs: Outputs, terminal: int | None) -> bytes:
-    """Carry bytes both ways until the command has ended; returns how it ended, a Status as JSON.
-
-    The client's own loop would wait for bytes that TLS has read already.
-    """
+    """Carry bytes both ways until the command has ended; return how, a Status. TLS may have read ahead."""
     size: os.terminal_size | None = None
     status = b""
     while True:
