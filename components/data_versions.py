@@ -77,8 +77,7 @@ def fetch(
         or (record.pinned and record.pinned.content != manifest.content)
     ):
         raise DataError(
-            f"the data of version {version} were deleted, and {source} has changed since",
-            fix=_VERSION_FIX,
+            f"the data of version {version} were deleted, and {source} has changed since", fix=_VERSION_FIX
         )
     recorded = DataVersion(
         "data version", 1, version, source, f"raw/{manifest.fingerprint}", manifest.fingerprint,

@@ -121,10 +121,7 @@ def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | 
         "containers": [_container(job, container, env or {}, mounts)],
         "volumes": volumes,
     }
-    return {
-        "metadata": {"annotations": annotations, "labels": pod_labels(job)},
-        "spec": _without_empty(spec),
-    }
+    return {"metadata": {"annotations": annotations, "labels": pod_labels(job)}, "spec": _without_empty(spec)}
 
 
 def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[Body]) -> Body:

@@ -11,15 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from components import (
-    assist,
-    cleanup,
-    evaluate,
-    export,
-    prepare,
-    steps,
-    train,
-)
+from components import assist, cleanup, evaluate, export, prepare, steps, train
 from components.images import COMPONENT_IMAGE
 from operations.tuning import best, trial
 from trainer.base.errors import DataError, StorageError

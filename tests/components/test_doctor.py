@@ -108,11 +108,7 @@ def test_a_cluster_without_any_kind_of_jobs_lacks_them(look, fake_cluster):
 
 @pytest.mark.parametrize(
     ("installed", "taken"),
-    [
-        ({"pytorchjobs"}, OPERATOR),
-        ({"trainjobs"}, TRAINER),
-        ({"pytorchjobs", "trainjobs"}, OPERATOR),
-    ],
+    [({"pytorchjobs"}, OPERATOR), ({"trainjobs"}, TRAINER), ({"pytorchjobs", "trainjobs"}, OPERATOR)],
 )
 def test_one_kind_of_jobs_is_enough_and_the_one_that_is_taken_is_named(look, fake_cluster, installed, taken):
     fake_cluster.installed = installed

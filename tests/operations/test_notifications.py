@@ -151,8 +151,7 @@ def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("state", "told", "event"),
-    [("COMPLETE", 0, ""), ("FAILED", 1, "failed"), ("CANCELED", 1, "stopped")],
+    ("state", "told", "event"), [("COMPLETE", 0, ""), ("FAILED", 1, "failed"), ("CANCELED", 1, "stopped")]
 )
 def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypatch, state, told, event):
     failed = [run_end.Failure("", "train", "no memory", 1)] if state == "FAILED" else []

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from webhook import Webhook
 
 from operations import costs
 from pipelines import Access, cli
-from pipelines.commands.run import Options, RunRecord, _check_same, report
+from pipelines.commands import run
+from pipelines.commands.run import Options, RunRecord, _check_same, check, report
 from pipelines.display import RunProgress, describe_step
 from pipelines.kubeflow import Server
 from pipelines.wait import Pods, raise_failure
@@ -338,3 +340,53 @@ def test_the_run_itself_may_say_why(judged):
     error = judged([], error={"message": "the workflow is too big"})
     assert "  run: the workflow is too big" in error.message
     assert "look at the log of the step that failed" in judged([]).fix
+
+
+def test_all_problems_are_in_one_error():
+    options = Options(
+        "a/b", {"source": "/nonexistent", "recipe": "nope", "nproc": 0, "gate": "coco/AP >= x, coco/AP50 > y"}
+    )
+    with pytest.raises(ConfigError) as caught:
+        check(options)
+    lines = caught.value.message.splitlines()[1:]
+    wrong = ["'a/b'", "--nproc", "/nonexistent does not exist", "no recipe 'nope'"]
+    wrong += ["coco/AP >= x", "coco/AP50 > y"]
+    assert len(lines) == len(wrong)
+    assert all(part in line for part, line in zip(wrong, lines, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options("plain"),
+        Options(
+            "other",
+            {"source": "voc:/data/my set", "recipe": "small", "nproc": 4, "data_root": "s3://bucket/root",
+             "output": "/runs", "gate": "coco/AP50 >= 0.5",
+             "overrides": {"train.epochs": 3, "data.classes": ["a b"], "export.name": "10",
+                           "train.lr": 1e-4}},
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_asks_for_the_same(options, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "run", lambda started: seen.append(started) or 0)
+    words = shlex.split(options.command())
+    if "nproc" not in options.given:
+        words += ["--nproc", str(options["nproc"])]  # Its default on the command line depends on the machine.
+    assert cli.main(words[1:]) == 0
+    (again,) = seen
+    assert again.name == options.name and again.arguments() == options.arguments()
+
+
+def test_the_command_names_the_prices_which_the_steps_take_from_the_environment(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "run", lambda started: seen.append(started) or 0)
+    monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("gpu_hour: 2")
+    assert cli.main(["run", "--name", "dear", "--prices", "mine.yaml"]) == 0
+    assert os.environ[costs.VARIABLE] == str(tmp_path / "mine.yaml")
+    assert f"--prices {tmp_path}/mine.yaml" in seen[0].command()
+    (tmp_path / "mine.yaml").write_text("gpu: 2")
+    assert cli.main(["run", "--name", "dear", "--prices", "mine.yaml"]) == 2 and len(seen) == 1

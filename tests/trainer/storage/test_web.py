@@ -40,8 +40,7 @@ def test_a_server_that_tells_no_length_is_read_whole(server, answer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello", b"\r\n\r\n", b"x" * 400_000],
+    "answer", [b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello", b"\r\n\r\n", b"x" * 400_000]
 )
 def test_what_is_no_answer_is_an_error(server, hurried, answer):
     hurried(total=1.0)

@@ -100,11 +100,7 @@ def test_logs_are_those_of_rank_0_and_of_pods_that_fail(backend, fake_cluster, j
 
 @pytest.mark.parametrize(
     ("workflow", "orphaned"),
-    [
-        ({"status": {"finishedAt": "2026-01-01T00:00:00Z"}}, True),
-        ({}, False),
-        (None, True),
-    ],
+    [({"status": {"finishedAt": "2026-01-01T00:00:00Z"}}, True), ({}, False), (None, True)],
     ids=str,
 )
 def test_a_job_whose_run_has_ended_is_listed_as_such(backend, fake_cluster, job, master, workflow, orphaned):

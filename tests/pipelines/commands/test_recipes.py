@@ -2,12 +2,15 @@
 
 import io
 import json
+import re
+from dataclasses import asdict
 
 import pytest
 import torch
 from torchvision.models import ResNet18_Weights
 from weights_server import weights_server
 
+from components.launchers.spec import JobSpec
 from pipelines import cli
 from trainer.model import recipes
 
@@ -65,3 +68,32 @@ def test_what_cannot_be_fetched_is_one_message_and_code_2(weights, weights_serve
     code, _, said = weights("fetch", "torchvision:ResNet50_Weights.IMAGENET1K_V2", "--data-root", tmp_path)
     assert code == 2 and said.count("error:") == 1 and "resnet50-11ad3fa6.pth" in said
     assert "neither a recipe nor the name of published weights" in weights("list", "coco_r51")[2]
+
+
+def leaves(tree, prefix=""):
+    for name, value in tree.items():
+        yield from leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+
+
+def test_every_key_of_a_recipe_has_a_meaning(kubedet):
+    code, out, _ = kubedet("recipes", "--show", "debug", "--explain")
+    assert code == 0
+    paragraphs = re.findall(r"^(\S+) = .*\n((?:    .+\n)+)", out, re.MULTILINE)
+    assert [name for name, _ in paragraphs] == list(leaves(asdict(recipes.load("debug"))))
+
+
+def test_every_field_of_a_job_has_a_meaning(kubedet):
+    code, out, _ = kubedet("job", "fields")
+    assert code == 0
+    paragraphs = re.findall(r"^(\S+) = (.*)\n    (\S.*)", out, re.MULTILINE)
+    names = {name: value for name, value, _ in paragraphs}
+    assert len(names) == len(re.findall(r"^\S", out, re.MULTILINE))
+    tops = {name.partition(".")[0] for name in names}
+    assert tops == set(JobSpec.__pydantic_fields__)
+    expected = {"command": "(required)", "nodes": "1", "shared_memory": "8Gi", "run_as_non_root": "true",
+                "mounts.*.path": "(required)", "elastic.min_nodes": "1", "network.profile": "default",
+                "ttl": "86400", "run_as_user": "null", "env": "{}", "capabilities": "[]"}  # fmt: skip
+    assert expected.items() <= names.items()
+    out = kubedet("job", "fields", "SHARED_mem")[1]
+    assert "shared_memory = 8Gi" in out and "nodes = " not in out
+    assert "no field contains 'zebra'" in kubedet("job", "fields", "zebra")[2]
