@@ -51,6 +51,14 @@ def launcher(fake_cluster, surroundings):
     process.stdout.close()
 
 
+@pytest.fixture
+def running(fake_cluster, launcher, master):
+    """The launcher, once its job runs, which ends only when a test ends it."""
+    fake_cluster.lives[master] = endless
+    assert "running" in launcher.stdout.readline()
+    return launcher
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number"),
@@ -58,14 +66,12 @@ def launcher(fake_cluster, surroundings):
     indirect=["kind"],
     ids=["SIGTERM", "SIGTERM of a TrainJob", "SIGINT"],
 )
-def test_a_signal_deletes_the_job_first(fake_cluster, launcher, number, master):
-    fake_cluster.lives[master] = endless
-    assert "running" in launcher.stdout.readline()
-    assert "hello" in launcher.stdout.readline()
+def test_a_signal_deletes_the_job_first(fake_cluster, running, number):
+    assert "hello" in running.stdout.readline()
     begun = time.monotonic()
-    os.kill(launcher.pid, number)
-    out = launcher.stdout.read()
-    assert launcher.wait(60) == 143
+    os.kill(running.pid, number)
+    out = running.stdout.read()
+    assert running.wait(60) == 143
     (deletion,) = fake_cluster.requests("DELETE")
     assert deletion.at - begun < 10.0
     assert gone(fake_cluster)
@@ -73,16 +79,14 @@ def test_a_signal_deletes_the_job_first(fake_cluster, launcher, number, master):
 
 
 @pytest.mark.slow
-def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher, master, kind):
+def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, running, kind):
     """And a deletion that the server is too busy for is asked for again; a second signal changes nothing."""
-    fake_cluster.lives[master] = endless
-    assert "running" in launcher.stdout.readline()
     fake_cluster.faults += [Fault("GET", kind.plural, delay=120, times=9), Fault("DELETE", status=503)]
     until(lambda: fake_cluster.faults[0].times < 9)
     begun = time.monotonic()
-    os.kill(launcher.pid, signal.SIGTERM)
-    os.kill(launcher.pid, signal.SIGTERM)
-    assert launcher.wait(60) == 143
+    os.kill(running.pid, signal.SIGTERM)
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.wait(60) == 143
     assert time.monotonic() - begun < 60
     assert gone(fake_cluster)
 
@@ -124,14 +128,12 @@ def step(fake_cluster, surroundings):
 
 @pytest.mark.slow
 def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
-    fake_cluster, step, launcher, surroundings, master
+    fake_cluster, step, running, surroundings
 ):
-    fake_cluster.lives[master] = endless
-    assert "running" in launcher.stdout.readline()
-    assert "hello" in launcher.stdout.readline()
-    os.kill(launcher.pid, signal.SIGTERM)
-    out = launcher.stdout.read()
-    assert launcher.wait(60) == 143
+    assert "hello" in running.stdout.readline()
+    os.kill(running.pid, signal.SIGTERM)
+    out = running.stdout.read()
+    assert running.wait(60) == 143
     assert not fake_cluster.requests("DELETE", "jobs") and not gone(fake_cluster)
     assert "the run goes on: so does the job train" in out
     uid = fake_cluster.job("train")["metadata"]["uid"]
@@ -156,9 +158,7 @@ ENDINGS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ENDINGS, ids=str)
-def test_the_end_of_the_run_deletes_the_job_without_a_signal(fake_cluster, step, launcher, master, change):
-    fake_cluster.lives[master] = endless
-    assert "running" in launcher.stdout.readline()
+def test_the_end_of_the_run_deletes_the_job_without_a_signal(fake_cluster, step, running, change):
     until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
     assert not fake_cluster.requests("DELETE")
     step |= change
@@ -185,11 +185,7 @@ def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(fake_clu
 
 
 @pytest.mark.slow
-def test_a_pod_that_is_being_deleted_is_removed_before_argo_sees_it_fail(
-    fake_cluster, step, launcher, master
-):
-    fake_cluster.lives[master] = endless
-    assert "running" in launcher.stdout.readline()
+def test_a_pod_that_is_being_deleted_is_removed_before_argo_sees_it_fail(fake_cluster, step, running):
     until(lambda: fake_cluster.requests("GET", "pods?watch=true&fieldSelector"))
     pod = fake_cluster.objects["pods", "default", "step-pod"]
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -199,23 +195,17 @@ def test_a_pod_that_is_being_deleted_is_removed_before_argo_sees_it_fail(
 
 
 @pytest.mark.slow
-def test_the_process_that_waits_for_the_end_of_the_run_ends_with_its_launcher(
-    fake_cluster, step, launcher, master
-):
-    fake_cluster.lives[master] = endless
-    assert "running" in launcher.stdout.readline()
-    guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))
-    launcher.kill()
+def test_the_process_that_waits_for_the_end_of_the_run_ends_with_its_launcher(fake_cluster, step, running):
+    guard = int(subprocess.check_output(["pgrep", "-P", str(running.pid), "-f", "termination"]))
+    running.kill()
     until(lambda: not is_running(guard))
     assert not fake_cluster.requests("DELETE")
 
 
 @pytest.mark.slow
-def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, launcher, master, kind):
+def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, running, kind):
     """Its own was deleted and another put in its place between two looks."""
-    fake_cluster.lives[master] = endless
-    assert "running" in launcher.stdout.readline()
-    assert "hello" in launcher.stdout.readline()
+    assert "hello" in running.stdout.readline()
     fake_cluster.faults.append(Fault("GET", kind.plural, delay=30, times=99))
     until(lambda: fake_cluster.faults[0].times < 99)
     body = fake_cluster.job("train")
@@ -223,6 +213,6 @@ def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, launcher
     other = {**body, "metadata": {**body["metadata"], "labels": {"kubedet/spec-hash": "other"}}}
     fake_cluster.delete_job("default", "train")
     fake_cluster.create_job("default", other)
-    os.kill(launcher.pid, signal.SIGTERM)
-    assert launcher.wait(60) == 143
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.wait(60) == 143
     assert fake_cluster.requests("DELETE") and not gone(fake_cluster)

@@ -1,11 +1,14 @@
-"""TrainJobs and their runtimes as they are rendered."""
+"""PyTorchJobs, TrainJobs and their runtimes as they are rendered, by the models of their APIs."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from job_specs import ODD, job
+from kubeflow.training.api_client import ApiClient
 from kubeflow_trainer_api import models
 
 from components.launchers.cluster.kinds import KINDS, shared_runtime
@@ -16,11 +19,10 @@ KIND = KINDS["trainjob"]
 EXAMPLES = sorted((ROOT / "deploy" / "examples" / "jobs").glob("*.yaml"))
 
 
-JOBS = {
-    "plain": job(),
-    **ODD,
-    **{path.stem: from_fields(yaml.safe_load(path.read_text()), where=path.name) for path in EXAMPLES},
-}  # fmt: skip
+SPECS = {"plain": job(), **ODD}
+JOBS = SPECS | {
+    path.stem: from_fields(yaml.safe_load(path.read_text()), where=path.name) for path in EXAMPLES
+}
 
 
 def is_known(manifest: dict[str, Any]) -> bool:
@@ -96,3 +98,18 @@ def test_a_job_in_a_queue_is_suspended_and_its_pods_have_a_label_of_their_own() 
         assert replicated["template"]["metadata"]["labels"] == {
             "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
         }
+
+
+def known(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a manifest that the models know."""
+    client = ApiClient()
+    read = client.deserialize(SimpleNamespace(data=json.dumps(manifest)), "KubeflowOrgV1PyTorchJob")
+    spec: dict[str, Any] = client.sanitize_for_serialization(read)
+    return spec
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_models_of_the_training_operator_know_every_field(name: str) -> None:
+    (manifest,) = KINDS["pytorchjob"].manifests(SPECS[name], lambda *_: False)
+    assert known(manifest)["spec"] == manifest["spec"]
+    assert known({**manifest, "surprise": 1}) == known(manifest)
