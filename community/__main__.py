@@ -140,10 +140,8 @@ def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> 
         folders.append(place)
     for group, components in groups.items():
         docstring = f'"""Components of kubedet: {", ".join(components)}."""\n'
-        _write(
-            group,
-            {"__init__.py": docstring, "OWNERS": _yaml(owners), "README.md": _index(GROUP, components)},
-        )
+        readme = _index(GROUP, components)
+        _write(group, {"__init__.py": docstring, "OWNERS": _yaml(owners), "README.md": readme})
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     image = _CONTAINERFILE.format(extras=EXTRAS, version=version)
     train = folder / "components" / ENTRIES["train"].category / GROUP / "train"

@@ -4,9 +4,6 @@ Kubeflow Pipelines (since 2.17) restarts only pods that were deleted or evicted.
 process, and retried inside the pod if that process was killed (mostly for lack of memory) or its error is
 temporary (a store or an API server is down). The waiting process stays small, so that it is the last to be
 killed for memory.
-
-Kubeflow copies artifacts into every pod that reads them, so an artifact's file is only a small JSON manifest
-with the URI of the data.
 """
 
 import errno

@@ -19,16 +19,10 @@ def plan(
 ) -> dict[str, str]:
     """Return the texts of pip's files.
 
-    Args:
-        project: the `project` table of pyproject.toml.
-        pins: tested versions by normalised name.
-        lock: lines of the image's lock for each package by normalised name.
-        installed: versions of the base's packages by normalised name.
-        extras: optional dependencies to install; `client` is what is not optional.
-
-    Returns:
-        `build.txt` builds our wheel, `torch.txt` is torch's set (empty if the base has torch), `packages.txt`
-        the rest; pip checks with `requirements.txt` and `constraints.txt` that nothing is missing.
+    `project` is that table of pyproject.toml; `pins`, `lock`, `installed` are tested versions, lines of the
+    image's lock, and versions of the base, by normalised name; the extra `client` is what is not optional.
+    `build.txt` builds our wheel, `torch.txt` is torch's set (empty if the base has torch), `packages.txt` the
+    rest; pip checks with `requirements.txt` and `constraints.txt` that nothing is missing.
     """
     kept = {name: version for name, version in installed.items() if _TORCH.fullmatch(name)}
     kept = kept if "torch" in kept else {}

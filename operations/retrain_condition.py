@@ -22,12 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def check(min_new_images: int, min_drift: float) -> None:
-    """Raise ConfigError for a condition that is out of range.
-
-    At least `min_new_images` images must be new, changed or removed (0: a run always trains), and the
-    annotations must have moved by `min_drift`, 0 to 1: the largest distance of classes, boxes in an image and
-    sizes (0: it does not matter).
-    """
+    """Raise ConfigError unless `min_new_images` is at least 0, and `min_drift`, a distance, from 0 to 1."""
     if min_new_images < 0:
         raise ConfigError(
             f"min_new_images {min_new_images} is less than zero", fix="use 1, or leave it out to train always"

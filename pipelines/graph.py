@@ -1,6 +1,4 @@
-"""The one pipeline: prepare the data, train, evaluate, export if the gate passes, and clean up at the end.
-
-A search for hyper-parameters replaces the training by trials, each in a pod, and the choice of the best.
+"""The one pipeline: prepare the data, train (or search), evaluate, export if the gate passes, and clean up.
 
 Every task of Kubeflow Pipelines has two pods that take ten seconds or more to start, so download and sharding
 are one step, and work of a second is part of another step. If several pods share the data, steps `assist` run

@@ -107,13 +107,8 @@ class Pods:
 
     def _newest(self) -> list[tuple[Cluster, Any]]:
         """Return the last pod (V1Pod) of every step."""
-        newest: dict[str, tuple[Cluster, Any]] = {}
-        for cluster, pod in self._all(f"{_LABEL}={self._run_id}"):
-            node = re.sub(r"\(\d+\)$", "", _node(pod))
-            before = newest.get(node)
-            if before is None or _created(before[1]) <= _created(pod):
-                newest[node] = cluster, pod
-        return list(newest.values())
+        pods = sorted(self._all(f"{_LABEL}={self._run_id}"), key=lambda item: _created(item[1]))
+        return list({re.sub(r"\(\d+\)$", "", _node(pod)): (cluster, pod) for cluster, pod in pods}.values())
 
     def _all(self, label: str) -> Iterator[tuple[Cluster, Any]]:
         for cluster in list(self._places):

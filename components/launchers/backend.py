@@ -153,10 +153,7 @@ class Backend(Protocol):
         """Yield a job's lines as they come and, every few seconds, its status, until it has ended.
 
         The lines are those of rank 0 (of every pod of an elastic job), and the last ones of failed pods. With
-        `once` it reads status and logs once.
-
-        Raises:
-            LaunchError: there is no answer for longer than Timings.outage.
+        `once` it reads status and logs once. LaunchError: no answer for longer than Timings.outage.
         """
         ...
 

@@ -33,12 +33,7 @@ _TAIL_LINES = 100  # Last lines that are shown of a failed pod other than rank 0
 
 
 class ClusterBackend(Backend):
-    """Runs jobs in one namespace of a cluster.
-
-    Args:
-        cluster: the cluster and namespace.
-        kinds: what the jobs may be; of several a new job is the first that the cluster can run.
-    """
+    """Runs jobs in one namespace of a cluster; a new job is the first of `kinds` that the cluster can run."""
 
     def __init__(self, cluster: client.Cluster, kinds: Iterable[Kind] = _ALL_KINDS) -> None:
         self.cluster, self.timings = cluster, cluster.timings
