@@ -70,7 +70,6 @@ USER 1000:1000
 WORKDIR /tmp
 """
 
-
 _STABILITY = "alpha"  # The catalogue's word for a component that others have not used yet.
 
 _RESULT = "A word or line about the outcome, see above."

@@ -30,7 +30,6 @@ _POD_FIELDS = ("gpus", "image")  # Those of them that only apply to jobs in pods
 _TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 _RUN_FIELDS = ("name", "namespace", "command")
 
-
 CONFIG_MAP = "kubedet-limits"  # Name of the ConfigMap in the namespace of the runs; `deploy/base` has one.
 
 LIMITS = {

@@ -1,8 +1,4 @@
-"""The work of the clean-up step: deletes the run's training job, and reports why its steps failed.
-
-It gets neither Secret nor claim, because it must run if these are wrong. A failed step's message is in its
-pod's status (see `steps.TERMINATION_LOG`).
-"""
+"""The work of the clean-up step, which has no Secret and no claim: it must run if these are wrong."""
 
 import logging
 import os

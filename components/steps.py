@@ -244,9 +244,15 @@ def _run_once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[i
 
 
 def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned: Callable[[], None]) -> None:
+    def watch() -> None:
+        while os.getppid() == supervisor:
+            time.sleep(_POLL_SECONDS)
+        orphaned()
+        os._exit(EXIT_RETRY)
+
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    threading.Thread(target=_watch_supervisor, args=(supervisor, orphaned), daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
     outcome: Any
     try:
         outcome = work()
@@ -257,13 +263,6 @@ def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned
         outcome = Crashed(f"{type(error).__name__}: {error}".strip().splitlines()[0])
     sender.send(outcome)
     sender.close()
-
-
-def _watch_supervisor(supervisor: int, orphaned: Callable[[], None]) -> None:
-    while os.getppid() == supervisor:
-        time.sleep(_POLL_SECONDS)
-    orphaned()
-    os._exit(EXIT_RETRY)
 
 
 def publish(artifact: Any, manifest: Mapping[str, object], metadata: Mapping[str, object]) -> None:

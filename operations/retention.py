@@ -246,11 +246,10 @@ class Plan:
                 run.keep("no record of the data root says that it is a run")
             if name in newest[: self._keep_last]:
                 run.keep(f"one of the newest {self._keep_last} runs")
-            is_held_back = False
+            decision = {}
             if {"train/result.json", "evaluation/gate.json"} <= set(run.files):
                 decision = read_listed(storage.join(run.place, "evaluation", "gate.json"))
-                is_held_back = not decision.get("passed", True)
-            if self._is_recent(run.modified) and name not in published and not is_held_back:
+            if self._is_recent(run.modified) and name not in published and decision.get("passed", True):
                 run.keep(_UNFINISHED)
 
     def _judge_versions(self) -> list[lineage.Version]:

@@ -1,8 +1,4 @@
-"""The display of a run on this machine: bars on a terminal, plain lines elsewhere.
-
-Kubeflow's local runner mixes its log with the steps' output on one stream, without their exit codes. The
-steps append everything else (progress, errors) to a file.
-"""
+"""The display of a run on this machine, from the runner's log and the steps' events: bars or plain lines."""
 
 import json
 import re

@@ -145,12 +145,10 @@ class Server:
     ) -> str:  # fmt: skip
         """Start a run of a compiled pipeline in the experiment of an id; return its id."""
         body = kfp_server_api.V2beta1Run(
-            display_name=name,
-            experiment_id=experiment,
-            pipeline_spec=package,
+            display_name=name, experiment_id=experiment, pipeline_spec=package,
             runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=parameters),
             description=description or None,
-        )
+        )  # fmt: skip
         call = self._client.runs.run_service_create_run
         return self._create(f"the run {name}", call, "run_id", run=body)
 

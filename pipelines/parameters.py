@@ -285,12 +285,11 @@ def of(options: CompileOptions) -> Iterator[Parameter]:
     yield from sorted(selected, key=lambda item: item.default is not REQUIRED)
 
 
-def default(name: str, options: CompileOptions | None = None) -> Any:
-    """Return a parameter's default with some options; "" if there is none."""
+def default(name: str, *, volume: bool = False) -> Any:
+    """Return a parameter's default, of a pipeline with a volume or without; "" if there is none."""
     item = TABLE[name]
-    if options and options.volume and item.with_volume:
-        return item.with_volume
-    return "" if item.default is REQUIRED else item.default
+    value = (volume and item.with_volume) or item.default
+    return "" if value is REQUIRED else value
 
 
 def check_sizes(cpu: str, memory: str) -> None:

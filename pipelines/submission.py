@@ -46,7 +46,7 @@ class Submission:
 
     def check(self) -> None:
         """Refuse whatever a step would refuse, hours later."""
-        get = self._get
+        get = self.get
         request = {name: get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
         versions = {get("data_version")} - {"", environment.SCHEDULED_TIME}
         parameters.check_all(
@@ -79,12 +79,12 @@ class Submission:
         compiled = ["kubedet", "cluster", "compile", *compile_arguments(self.options), "--output", FILE]
         return [shlex.join(compiled), shlex.join(run)]
 
-    def _get(self, name: str) -> Any:
-        options = CompileOptions(volume="claim" in self.parameters)
-        return self.parameters.get(name, parameters.default(name, options))
+    def get(self, name: str) -> Any:
+        """Return the value of a parameter, or its default."""
+        return self.parameters.get(name, parameters.default(name, volume="claim" in self.parameters))
 
     def _check_recipe(self) -> None:
-        recipe, overrides, launcher = (self._get(name) for name in ("recipe", "overrides", "launcher"))
+        recipe, overrides, launcher = (self.get(name) for name in ("recipe", "overrides", "launcher"))
         recipes.load(recipe, overrides)
         known, searches = launchers.LAUNCHERS.get(launcher), self.settings.get("trials")
         if overrides.get(MINUTES) and known and known.pods and not searches:
@@ -93,8 +93,8 @@ class Submission:
                 fix="set train.epochs, or train in the step itself with --launcher local",
             )
         if searches:
-            space.parse(self._get("space"), recipe, overrides, f"the space of {self.name}")
-            check_name(self._get("study") or recipe, "study")
+            space.parse(self.get("space"), recipe, overrides, f"the space of {self.name}")
+            check_name(self.get("study") or recipe, "study")
 
     def _check_names_and_places(self) -> None:
         """Refuse parameters without effect, invalid names, and folders of this machine, which no pod has."""
@@ -107,12 +107,12 @@ class Submission:
                 kubernetes_names.dns_required(self.parameters.get(name, name))
             except ValueError as error:
                 problems.append(f"{name}: {error}")
-        root = self._get("data_root")
+        root = self.get("data_root")
         if not root:
             problems.append("data_root: is missing: where data is kept, e.g. s3://bucket/kubedet")
-        places = [("data_root", root), ("output", self._get("output"))]
+        places = [("data_root", root), ("output", self.get("output"))]
         try:
-            places += [("source", place) for place in source_names.places(self._get("source"))]
+            places += [("source", place) for place in source_names.places(self.get("source"))]
         except DataError as error:
             problems.append(f"{error.message}; {error.fix}")
         remedy = f"use a bucket or a path below {mount}" if mount else "use a bucket, or a volume"

@@ -30,7 +30,6 @@ class GuardedProcess:
     """A command that is stopped, with all it started, when this process ends in any way.
 
     A context manager: leaving the block stops what still runs and waits for it.
-
     `env` is the whole environment and `cwd` the folder (None: those of this process). It has `grace_seconds`
     to end before it is killed. The guard holds the file descriptors `keep_open` (a lock) until all is over.
     """

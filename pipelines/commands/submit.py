@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pipelines.kubeflow import Server
     from pipelines.submission import Submission
 
-
 _CLUSTER_OPTIONS = ("claim", "credentials", "data_version", "notify", "prune", "step_cpu", "step_memory")
 """Parameters that a search has only in Kubeflow."""
 _LOCAL_OPTIONS = ("recipe", "source", "data_root", "output")
@@ -34,17 +33,13 @@ def add(commands: Commands) -> None:
     options.add_run(parser)
     options.add_compile_options(parser)
     options.add_access(parser)
-    parser.set_defaults(command=_submit)
+    parser.set_defaults(command=lambda arguments: _send(arguments, read_submission(arguments)))
 
 
 def _add_sending(parser: options.Group) -> None:
     """Declare --wait and --dry-run."""
     option(parser, "--wait", "follow the run to its end")
     option(parser, "--dry-run", "print what would be sent, and send nothing")
-
-
-def _submit(arguments: argparse.Namespace) -> int:
-    return _send(arguments, read_submission(arguments))
 
 
 def read_submission(arguments: argparse.Namespace) -> "Submission":
@@ -68,7 +63,7 @@ def _send(arguments: argparse.Namespace, submission: "Submission") -> int:
     run_id, link = start(submission, server)
     _describe(submission, access)
     print(f"run {run_id}\n{link}")
-    launcher = launchers.entry(submission.parameters.get("launcher", parameters.default("launcher")))
+    launcher = launchers.entry(submission.get("launcher"))
     if not (compiled.until or compiled.trials) and launcher.pods:
         where = f" -n {server.namespace}" if server.namespace else ""
         print(f"its training, when the data is ready: kubedet job status{where} {jobs.name_of(run_id)}")
@@ -182,8 +177,8 @@ def _tune(arguments: argparse.Namespace) -> int:
             arguments, f"{name}-{datetime.now():%Y%m%d-%H%M%S}", overrides=overrides,
             trials=arguments.trials, gpus=arguments.trial_gpus, parallelism=arguments.parallel,
         )  # fmt: skip
-        root = submission.parameters.get("data_root") or parameters.default("data_root", submission.options)
-        print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)
+        place = f"{submission.get('data_root')}/tuning/{name}"
+        print(f"the search's page and best configuration: {place}", flush=True)
         return _send(arguments, submission)
     return _search_locally(arguments, name, overrides, content)
 

@@ -331,7 +331,6 @@ KINDS = {
 
 _CONSTANTS = {str: "string", bool: "bool", int: "number", float: "number", list: "list", dict: "struct"}
 
-
 _PLACEHOLDER = re.compile(r"\{\{\$.*?\}\}")
 _INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 

@@ -53,7 +53,11 @@ def test_the_compiled_file_follows_the_table(tmp_path, options, further):
         definition |= {} if item.default is REQUIRED else {"defaultValue": item.default, "isOptional": True}
         assert declared[name] == definition, name
     root = "/data/kubedet" if options.volume else ""
-    assert parameters.default("data_root", options) == declared["data_root"].get("defaultValue", "") == root
+    assert (
+        parameters.default("data_root", volume=options.volume)
+        == declared["data_root"].get("defaultValue", "")
+        == root
+    )
 
 
 @pytest.mark.parametrize("command", ["submit", "schedule create"])

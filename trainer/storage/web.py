@@ -340,10 +340,9 @@ def problem_of(server: str, uri: str, connect: float, read_timeout: float) -> St
         timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(read_timeout, 0.1))
         client = environment.web_client(server)
         client.request("HEAD", server, timeout=timeout, retries=False, redirect=False)
-    except urllib3.exceptions.ProtocolError:
-        return None  # There is a server; the request itself will say what is wrong.
     except urllib3.exceptions.HTTPError as error:
-        return no_answer(uri, error)
+        # After a ProtocolError there is a server; the request itself will say what is wrong.
+        return None if isinstance(error, urllib3.exceptions.ProtocolError) else no_answer(uri, error)
     return None
 
 

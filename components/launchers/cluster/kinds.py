@@ -136,12 +136,9 @@ class PyTorchJob(Kind):
         spec = {"nprocPerNode": str(job.processes), "runPolicy": policy, "pytorchReplicaSpecs": replicas}
         if job.elastic:
             spec["elasticPolicy"] = {
-                "minReplicas": job.elastic.min_nodes,
-                "maxReplicas": job.elastic.max_nodes,
-                "maxRestarts": job.elastic.max_restarts,
-                "rdzvBackend": "c10d",
-                "rdzvId": job.name,
-            }
+                "minReplicas": job.elastic.min_nodes, "maxReplicas": job.elastic.max_nodes,
+                "maxRestarts": job.elastic.max_restarts, "rdzvBackend": "c10d", "rdzvId": job.name,
+            }  # fmt: skip
         return [self.body(pod_template.job_metadata(job), spec)]
 
     def probe(self) -> Body:

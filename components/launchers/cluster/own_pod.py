@@ -105,11 +105,8 @@ def _read(cluster: Cluster, *, glance: bool = False) -> OwnPod:
         if owner.kind == "Workflow"
     ]
     statuses = {item.name: item for item in pod.status.container_statuses or []}
+    image, queue = next(iter(images.values()), ""), (pod.metadata.labels or {}).get(LABEL_QUEUE, "")
     return OwnPod(
-        namespace=home.namespace,
-        image=images.get(_STEP) or next(iter(images.values()), ""),
-        workflow=owners[0] if owners else None,
-        queue=(pod.metadata.labels or {}).get(LABEL_QUEUE, ""),
-        name=pod.metadata.name,
-        image_id=pods.image_id(statuses.get(_STEP)),
-    )
+        home.namespace, images.get(_STEP) or image, owners[0] if owners else None, queue, pod.metadata.name,
+        pods.image_id(statuses.get(_STEP)),
+    )  # fmt: skip

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[5]
 KIND = KINDS["trainjob"]
 EXAMPLES = sorted((ROOT / "deploy" / "examples" / "jobs").glob("*.yaml"))
 
-
 SPECS = {"plain": job(), **ODD}
 JOBS = SPECS | {
     path.stem: from_fields(yaml.safe_load(path.read_text()), where=path.name) for path in EXAMPLES
