@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+import yaml
 from fake_training import FakeTraining
 from optuna.trial import TrialState
 
@@ -15,7 +16,8 @@ from operations.tuning.search import Study
 from operations.tuning.space import ENDED
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
-from trainer.base.errors import ConfigError, FormError
+from trainer.base.errors import EXIT_RETRY, ConfigError, FormError, Interrupted
+from trainer.model import recipes
 
 __all__ = ["bucket", "object_store_server"]
 
@@ -179,3 +181,62 @@ def test_searches_share_a_study_and_take_up_what_a_killed_one_leaves(tmp_path):
     rest = [begun.get(timeout=60) for _ in range(5)]
     assert sorted(first + rest) == sorted([(True, 0), (True, 1), *((False, number) for number in range(6))])
     assert all(trial.state.is_finished() for trial in opened(root, 6).trials())
+
+
+TWO_KEYS = "{train.lr: {low: 0.001, high: 0.1}, train.warmup_steps: {low: 1, high: 9}}"
+
+
+@pytest.fixture
+def asked(tmp_path):
+    return (
+        str(tmp_path),
+        "",
+        "debug",
+        {"train.epochs": 4.0, "train.ema_decay": 0.5},
+        TWO_KEYS,
+        "/data/shards/abc",
+        3,
+    )
+
+
+def trials(asked):
+    return search.Study(*asked).trials()
+
+
+def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path, training):
+    ended = [search.train_trial(number, 2, *asked) for number in ("2", "0", "1")]
+    assert [line.split(":")[0] for line in ended] == ["trial 2", "trial 0", "trial 1"]
+    study = tmp_path / "tuning" / "tune-debug"
+    assert [one.output for one in training.begun] == [
+        f"{study}/runs/{number:05d}/train" for number in (2, 0, 1)
+    ]
+    assert all(one.command[one.command.index("--nproc") + 1] == "2" for one in training.begun)
+    written = trials(asked)
+    assert len({json.dumps(trial.params) for trial in written}) == 3
+    assert {type(trial.params["train.warmup_steps"]) for trial in written} == {int}
+    paths = tmp_path / "page", tmp_path / "configuration"
+    found = search.choose(tuple(map(str, paths)), *asked)
+    best = max(written, key=lambda trial: trial.value * (trial.state.name == "COMPLETE"))
+    assert found["metrics"] == {"coco/AP": best.value, "trial": best.number}
+    assert found["shown"] == {"uri": str(study / "best.yaml")}
+    assert paths[0].read_bytes() == (study / "tuning.html").read_bytes()
+    assert paths[1].read_bytes() == (study / "best.yaml").read_bytes()
+    recipe, overrides = recipes.named(str(study / "best.yaml"))
+    assert (recipe, overrides["train.lr"]) == ("debug", best.params["train.lr"])
+    # Kubeflow makes 4.0 of 4.
+    assert "train.epochs: 4," in str(yaml.safe_load(paths[1].read_text())).replace("'", "")
+
+
+def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(asked, training):
+    training.codes[1] = EXIT_RETRY
+    with pytest.raises(Interrupted, match="was stopped"):
+        search.train_trial("1", 0, *asked)
+    (before,) = trials(asked)
+    assert before.state.name == "RUNNING"
+    training.codes.clear()
+    search.train_trial("1", 0, *asked)
+    assert search.train_trial("1", 0, *asked).startswith("trial 1: ")  # It has ended: nothing is trained.
+    assert [one.number for one in training.begun] == [1, 1]
+    (after,) = trials(asked)
+    assert after.params == before.params
+    assert after.state.is_finished()
