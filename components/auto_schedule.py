@@ -100,18 +100,13 @@ def choose(
         "train.validate_every": max(1, round(train.validate_every * share)),
     }
     target = _changed(config, fixed, longer)
-    size = config.loader.image_size
-    stride = max(config.model.stride, 32)
-    sides = sorted(
-        {max(_MIN_SIDE, round(size * part / stride) * stride) for part in _SIDE_FACTORS}, reverse=True
-    )
-    if "loader.image_size" in fixed or config.loader.sizes:
-        sides = [size]
-    if len(sides) == 1:
+    size, stride = config.loader.image_size, max(config.model.stride, 32)
+    sides = {max(_MIN_SIDE, round(size * part / stride) * stride) for part in _SIDE_FACTORS}
+    if "loader.image_size" in fixed or config.loader.sizes or len(sides) == 1:
         return target, 0.0
     print("measuring the speed of this machine", flush=True)
     rate = speed(target)
-    for side in sides:
+    for side in sorted(sides, reverse=True):
         plan = _changed(target, fixed, {"loader.image_size": side})
         at_side = rate * (size / side) ** 2
         if rate and _MIN_EPOCHS_SHARE * _seconds(plan, images, at_side) <= 60 * train.minutes:

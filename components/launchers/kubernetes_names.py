@@ -1,7 +1,6 @@
-"""Checks of names, quantities and paths by Kubernetes' rules, before anything is sent.
+"""Checks of names, quantities and paths: each returns its text, or raises ValueError with the problem.
 
-Each function returns its text, or raises ValueError with the problem. Source: Kubernetes' apimachinery,
-`validation` (names, qualified names) and `resource.Quantity`.
+Source: Kubernetes' apimachinery, `validation` (names, qualified names) and `resource.Quantity`.
 """
 
 import re

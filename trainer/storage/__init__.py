@@ -2,11 +2,6 @@
 
 A file that is written appears whole under its name or not at all. Local files are handled here; the modules
 for servers are imported on first use. Where a function does not say otherwise, its errors are StorageErrors.
-
-    __init__.py     URIs and local files
-    objects.py      object stores, through obstore; environment.py: their addresses, keys and proxies
-    web.py          web servers, by a client that connects only where a policy allows it
-    cache.py        local copies of files on servers
 """
 
 import errno

@@ -84,10 +84,7 @@ def name_of(uri: str, state: FileState) -> str:
 
 
 class CopyCache:
-    """The copies in a folder (by default see FOLDER) with at most `limit` bytes (by default see LIMIT).
-
-    The name of a copy is 64 hexadecimal digits, which identify the content, and any suffix.
-    """
+    """Copies, by default in FOLDER, of at most `limit` (LIMIT) bytes; each name begins with 64 hex digits."""
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         named, text = os.environ.get(FOLDER), os.environ.get(LIMIT, "").strip()

@@ -129,11 +129,8 @@ def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hi
 
 
 def culprit(pods: Iterable[PodStatus]) -> PodStatus | None:
-    """Return the pod that made the job fail: the first that failed, if possible one that was not killed.
-
-    When one fails, the others lose their peer, are killed, or ask to be run again. A pod in
-    CrashLoopBackOff is returned with its last termination: its own state only says that it waits.
-    """
+    """Return the pod that failed first, if possible one that was not killed: a failure ends its peers."""
+    # In CrashLoopBackOff its own state only says that it waits.
     ended = [
         replace(pod, reason=end.reason, message=end.message, exit_code=end.exit_code)
         if (end := pod.before) and pod.reason == "CrashLoopBackOff"
