@@ -1,6 +1,7 @@
 """`kubedet tune`, and `--recipe FILE`."""
 
 import shutil
+import sys
 
 import pytest
 import yaml
@@ -71,7 +72,9 @@ def test_mistakes_are_refused_before_any_trial(tune, words, said):
 
 
 def test_without_optuna_it_says_what_to_install(tune, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "operations.tuning.search")
+    monkeypatch.delattr("operations.tuning.search")
     code, _, err = tune()
     assert code == 2
     assert "pip install 'kubedet[train]'" in err
