@@ -47,7 +47,7 @@ SOURCE = ["--source", "sample:images=12,seed=5,size=96"]
 
 
 @pytest.mark.parametrize(
-    "words", [("--set", "train.epochs=1.5"), ("--source", "coco:/nonexistent"), ("--prices", "/nonexistent")]
+    "words", [("--set", "train.epochs=1.5"), ("--source", "coco:missing"), ("--prices", "missing")]
 )
 def test_mistakes_are_refused_before_anything_starts(words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -344,12 +344,12 @@ def test_the_run_itself_may_say_why(judged):
 
 def test_all_problems_are_in_one_error():
     options = Options(
-        "a/b", {"source": "/nonexistent", "recipe": "nope", "nproc": 0, "gate": "coco/AP >= x, coco/AP50 > y"}
+        "a/b", {"source": "/missing", "recipe": "nope", "nproc": 0, "gate": "coco/AP >= x, coco/AP50 > y"}
     )
     with pytest.raises(ConfigError) as caught:
         check(options)
     lines = caught.value.message.splitlines()[1:]
-    wrong = ["'a/b'", "--nproc", "/nonexistent does not exist", "no recipe 'nope'"]
+    wrong = ["'a/b'", "--nproc", "/missing does not exist", "no recipe 'nope'"]
     wrong += ["coco/AP >= x", "coco/AP50 > y"]
     assert len(lines) == len(wrong)
     assert all(part in line for part, line in zip(wrong, lines, strict=True))

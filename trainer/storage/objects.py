@@ -264,8 +264,7 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
     code = code or {301: "PermanentRedirect", 401: "AccessDenied", 403: "AccessDenied"}.get(status, "")
     reason, transient = code or f"status {status}", status in web.BUSY
     if not status:
-        reason, transient = text.partition("
-")[0].strip()[:300], "HTTP error" in text
+        reason, transient = text.partition("\n")[0].strip()[:300], "HTTP error" in text
         is_known = isinstance(error, exceptions.BaseError)
         fix = web.RETRY_FIX if is_known else "check the URI, the endpoint and the keys"
         if isinstance(error, exceptions.InvalidPathError) or "invalid path" in reason:

@@ -217,4 +217,4 @@ def test_host_and_port_of_an_address(uri, host, port):
 def test_hosts_that_no_server_can_have(host):
     with pytest.raises(MissingError) as caught:
         host_and_port(f"http://{host}/i.jpg")
-    assert not caught.value.passing and caught.value.fix
+    assert not caught.value.transient and caught.value.fix

@@ -101,7 +101,7 @@ def test_missing_credentials_are_reported_soon(bare_clouds, monkeypatch, uri, va
     began = time.monotonic()
     with pytest.raises(StorageError) as caught:
         storage.read_bytes(uri)
-    assert names in caught.value.fix and not caught.value.passing
+    assert names in caught.value.fix and not caught.value.transient
     assert time.monotonic() - began < 30
     server.stop()
 

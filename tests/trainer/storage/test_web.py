@@ -277,7 +277,7 @@ def test_one_without_end_is_told_with_its_hops_and_not_tried_again(server, read,
     with pytest.raises(StorageError, match="redirected without end") as caught:
         read(server.url)
     assert f" -> {there}" in caught.value.message or f" -> {back}" in caught.value.message
-    assert not caught.value.passing and "no use to try again" in caught.value.fix
+    assert not caught.value.transient and "no use to try again" in caught.value.fix
     assert len(server.requests) < 20  # obstore follows ten; then each is looked at once
 
 
