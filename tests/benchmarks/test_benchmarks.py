@@ -39,7 +39,6 @@ CASES = {
     "export": ["--size", "96"],
 }
 """The smallest form of each."""
-"""Figures that documents and goals mention."""
 OTHERS_CALL = {"large_split", "local_store", "slow_link", "slow_server"}
 LONG = {"accuracy", "peers", "same_time"}
 """What `make bench` leaves out."""

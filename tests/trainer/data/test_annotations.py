@@ -52,11 +52,7 @@ def labels(row):
 
 def test_labels_are_contiguous_and_keep_the_original_ids(rows):
     categories, tables = rows(listing(train=[entry("a.jpg", 0, 1, 2)], val=[entry("b.jpg", 2)]))
-    assert categories == [
-        raw_folder.Category(0, "cat", 3),
-        raw_folder.Category(1, "dog", 17),
-        raw_folder.Category(2, "cow", 90),
-    ]
+    assert categories == [raw_folder.Category(label, *one) for label, one in enumerate(CATEGORIES)]
     assert labels(tables["train"][0]) == [0, 1, 2] and labels(tables["val"][0]) == [2]
 
 
@@ -173,11 +169,7 @@ def test_a_test_split_that_is_there_is_left_alone(rows):
 
 def test_classes_are_named_by_text_ids_too(rows):
     source_listing = listing(train=[entry("a.jpg", 0, 1)])
-    source_listing.categories[:] = [
-        Category("cat", "/m/cat"),
-        Category("dog", "/m/dog"),
-        Category("cow", "dog"),
-    ]
+    source_listing.categories[:] = map(Category, ("cat", "dog", "cow"), ("/m/cat", "/m/dog", "dog"))
     categories, _ = rows(source_listing, DataConfig(classes=["/m/dog", "cat"]))
     assert [item.original_id for item in categories] == ["/m/dog", "/m/cat"]
     # A name comes before another class's id.

@@ -3,6 +3,7 @@
 import http.server
 import json
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -58,9 +59,7 @@ def write_set(path: Path, urls: list[str]) -> str:
         {"id": n, "width": 40, "height": 30, "file_name": f"{n}.jpg", "coco_url": url}
         for n, url in enumerate(urls, 1)
     ]
-    boxes = [
-        {"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 5, 5]} for n in range(1, len(urls) + 1)
-    ]
+    boxes = [{"image_id": image["id"], "category_id": 1, "bbox": [1, 1, 5, 5]} for image in images]
     form = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "x"}]}
     path.write_text(json.dumps(form))
     return str(path)
@@ -125,8 +124,6 @@ def test_a_bucket_that_is_not_the_sources_needs_an_allowance(tmp_path, monkeypat
 
 
 def test_addresses_in_an_archive_are_no_more_trusted(servers, tmp_path):
-    import zipfile
-
     server, asked = servers("127.0.0.1", {})
     write_set(tmp_path / "instances_train.json", [f"{server}/{n}.jpg" for n in range(6)])
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:

@@ -135,22 +135,22 @@ def test_two_images_of_one_name_are_both_there(base, tmp_path):
 
 def test_a_new_class_is_named_and_gets_a_new_id(base, tmp_path):
     classes = [{"id": 3, "name": "fox"}, {"id": 4, "name": "cat"}]
-    corrections = write_zip(
-        tmp_path / "c.zip", [("n.jpg", [(3, [1, 1, 2, 2])])], classes, {"n.jpg": jpeg(50)}
-    )
-    merged = merge(base, [corrections], str(tmp_path / "out"))
-    assert merged.new_classes == ["fox"] and content(tmp_path / "out")["train"]["n.jpg"] == [
-        ("fox", [1, 1, 2, 2])
-    ]
+    images, data = [("n.jpg", [(3, [1, 1, 2, 2])])], {"n.jpg": jpeg(50)}
+    merged = merge(base, [write_zip(tmp_path / "c.zip", images, classes, data)], str(tmp_path / "out"))
+    assert merged.new_classes == ["fox"]
+    assert content(tmp_path / "out")["train"]["n.jpg"] == [("fox", [1, 1, 2, 2])]
     file = json.loads((tmp_path / "out/annotations/instances_train.json").read_text())
     assert file["categories"] == [*CATEGORIES, {"id": 10, "name": "fox"}]
 
 
-def test_classes_that_differ_in_capitals_alone_are_named_and_refused(base, tmp_path, name="Dog "):
-    corrections = write_zip(
-        tmp_path / "c.zip", [("n.jpg", [])], [{"id": 1, "name": name}], {"n.jpg": jpeg(50)}
-    )
-    with pytest.raises(DataError, match=f"{name!r} of .* and 'dog' of"):
+@pytest.mark.parametrize(
+    ("category", "data", "message"),
+    [("Dog ", jpeg(50), "'Dog ' of .* and 'dog' of"), ("dog", b"junk", r"c\.zip: n\.jpg: not an image")],
+)
+def test_corrections_that_cannot_be_used_are_named_and_leave_nothing(base, tmp_path, category, data, message):
+    classes = [{"id": 1, "name": category}]
+    corrections = write_zip(tmp_path / "c.zip", [("n.jpg", [])], classes, {"n.jpg": data})
+    with pytest.raises(DataError, match=message):
         merge(base, [corrections], str(tmp_path / "out"))
     assert sorted(os.listdir(tmp_path)) == ["c.zip", "cards"]
 
@@ -185,22 +185,14 @@ def test_boxes_of_a_turned_image_and_of_a_yolo_set_are_in_displayed_pixels(tmp_p
     (folder / "data.yaml").write_text("names: [cat]\ntrain: images\n")
     (folder / "images/a.jpg").write_bytes(jpeg(1, orientation=6))  # 30 wide and 40 high as it is displayed.
     (folder / "labels/a.txt").write_text("0 0.5 0.5 0.2 0.1\n")
-    corrections = write_zip(
-        tmp_path / "c.zip", [("n.jpg", [])], [{"id": 1, "name": "cat"}], {"n.jpg": jpeg(5)}
-    )
+    cats, data = [{"id": 1, "name": "cat"}], {"n.jpg": jpeg(5)}
+    corrections = write_zip(tmp_path / "c.zip", [("n.jpg", [])], cats, data)
     merge(f"yolo:{folder}", [corrections], str(tmp_path / "out"))
     file = json.loads((tmp_path / "out/annotations/instances_train.json").read_text())
     assert (file["images"][0]["width"], file["images"][0]["height"]) == (30, 40)
     assert file["annotations"][0]["bbox"] == pytest.approx([12, 18, 6, 4])
     first, added = content(tmp_path / "out")["train"].values()
     assert first[0][1] == pytest.approx([12, 18, 6, 4]) and added == []
-
-
-def test_a_bad_image_of_the_corrections_leaves_nothing(base, tmp_path):
-    corrections = write_zip(tmp_path / "c.zip", [("n.jpg", [])], data={"n.jpg": b"junk"})
-    with pytest.raises(DataError, match=r"c\.zip: n\.jpg: not an image"):
-        merge(base, [corrections], str(tmp_path / "out"))
-    assert sorted(os.listdir(tmp_path)) == ["c.zip", "cards"]
 
 
 def test_unreadable_images_of_the_set_are_named(base, tmp_path, monkeypatch):

@@ -195,10 +195,8 @@ def test_turned_shrunk_and_png_images(make_coco, edit_json, tmp_path):
     Image.new("L", (400, 300)).save(root / "train" / "large.jpg")
     Image.new("RGBA", (40, 30)).save(root / "train" / "x.png")
 
-    def change(form):
-        form["images"][1].update(width=400, height=300)
-
-    edit_json(root / "annotations" / "instances_train.json", change)
+    path = root / "annotations" / "instances_train.json"
+    edit_json(path, lambda form: form["images"][1].update(width=400, height=300))
     index = made(root, tmp_path / "data", replace(CONFIG, max_side=100))
     truth = ShardDataset(index.uri, "train").annotations()
     by_name = {image["file_name"]: image for image in truth["images"]}

@@ -45,32 +45,25 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "harm"),
-    [("plan.json", flip), ("manifest.json", cut), ("train.parquet", flip), ("val.parquet", lose),
-     ("sizes-*.npy", cut), ("sums-*.npy", lose)],
+    ("folder", "name", "harm"),
+    [("raw", "plan.json", flip), ("raw", "manifest.json", cut), ("raw", "train.parquet", flip),
+     ("raw", "val.parquet", lose), ("raw", "sizes-*.npy", cut), ("raw", "sums-*.npy", lose),
+     ("shards", "annotations/val.json", flip), ("shards", "val-00000.tar", cut),
+     ("shards", "train-00000.json", lose)],
 )  # fmt: skip
-def test_the_same_command_repairs_the_files_of_raw_images(prepared, name, harm):
+def test_the_same_command_repairs_what_it_wrote(
+    prepared, folder, name, harm, caplog
+):  # Others: tests/faults.
+    """Others are in tests/faults."""
     prepare, raw, shards = prepared
     before = contents(raw, shards)
-    (path,) = raw.glob(name)
+    (path,) = (raw if folder == "raw" else shards).glob(name)
     harm(path)
-    shutil.rmtree(shards)
+    if folder == "raw":
+        shutil.rmtree(shards)
     prepare()
     assert contents(raw, shards) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "harm"),
-    [("annotations/val.json", flip), ("val-00000.tar", cut), ("train-00000.json", lose)],
-)  # Others: tests/faults.
-def test_the_same_command_repairs_the_files_of_shards(prepared, name, harm, caplog):
-    prepare, _, shards = prepared
-    before = contents(shards)
-    harm(shards / name)
-    prepare()
-    assert contents(shards) == before
-    if harm is not lose:
-        assert Path(name).name in caplog.text
+    assert path.name in caplog.text or folder == "raw" or harm is lose
 
 
 def test_a_cut_image_is_fetched_again_by_the_same_command(prepared, caplog):
@@ -136,12 +129,10 @@ def test_a_data_root_of_an_earlier_program_goes_on_where_it_is(prepared, fifteen
         record["uri"] = str(path.parent)
         if "images" in record:
             record["images"] = str(root / record["images"])
-        old = {
-            key: value
-            for key, value in record.items()
-            if key not in added or (key == "content" and path.parent == raw)
-        }
-        path.write_text(json.dumps(old))
+        for key in added:
+            if path.parent != raw or key != "content":
+                record.pop(key, None)
+        path.write_text(json.dumps(record))
     for path in raw.glob("sums-*"):
         path.unlink()
     before = contents(raw, shards)

@@ -217,16 +217,9 @@ def test_two_files_for_a_split_or_none_for_train(make_coco):
         listing(other)
 
 
-def test_urls_that_cannot_be_fetched_are_not_followed(edited):
-    root = edited(
-        lambda form: form["images"][1].update(coco_url="file:///etc/passwd", file_name="x.jpg"),
-        ["a.jpg", "b.jpg"],
-    )
-    assert rows_of(listing(root).splits["train"])[1]["fault_reason"] == reasons.IMAGE_MISSING
-
-
-def test_bytes_of_json_with_surrogates(edited):
-    root = edited(lambda form: form["images"].append({"id": 1, "file_name": "\ud800.jpg"}))
+@pytest.mark.parametrize("image", [{"file_name": "\ud800.jpg"}, {"coco_url": "file:///etc/passwd"}])
+def test_urls_that_cannot_be_fetched_are_not_followed(edited, image):
+    root = edited(lambda form: form["images"].append({"id": 1, "file_name": "x.jpg"} | image))
     assert rows_of(listing(root).splits["train"])[1]["fault_reason"] == reasons.IMAGE_MISSING
 
 

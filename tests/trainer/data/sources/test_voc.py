@@ -15,10 +15,8 @@ def xml(*objects: str, size: str = "<size><width>40</width><height>30</height></
 
 
 def obj(name: str = "cat", box: str = "5 6 14 25", extra: str = "") -> str:
-    corners = "".join(
-        f"<{tag}>{value}</{tag}>"
-        for tag, value in zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=True)
-    )
+    sides = zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=True)
+    corners = "".join(f"<{tag}>{value}</{tag}>" for tag, value in sides)
     return f"<object><name>{name}</name>{extra}<bndbox>{corners}</bndbox></object>"
 
 
@@ -59,9 +57,8 @@ def test_corners_become_boxes(make_voc, corners, bbox):
 
 def test_difficult_objects_are_ignored_in_scoring(make_voc):
     hard = "<difficult>1</difficult>"
-    (entry,) = entries(
-        make_voc({"a": xml(obj(), obj("", extra=hard), obj(extra="<difficult>0</difficult>"))})
-    )
+    objects = obj(), obj("", extra=hard), obj(extra=hard.replace("1", "0"))
+    (entry,) = entries(make_voc({"a": xml(*objects)}))
     assert [(box.category, box.iscrowd) for box in entry.boxes] == [(0, 0), (UNKNOWN, 1), (0, 0)]
 
 
@@ -120,19 +117,17 @@ def test_what_a_split_names_but_is_not_there_is_a_fault(make_voc):
         ("", "no XML"),
         ("<html></html>", "the root is <html>"),
         ('<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + xml(obj("&x;")), "DOCTYPE"),
+        (
+            '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY x "">]>' + xml(obj("&x;")),
+            "DOCTYPE",
+        ),
     ],
 )
 def test_unusable_annotations_are_a_fault(make_voc, text, reason):
-    root = make_voc({"a": xml(obj()), "b": text})
+    root = make_voc({"a": xml(obj()), "b": ""})
+    (root / "Annotations" / "b.xml").write_text(text, "utf-16" if "utf-16" in text else "utf-8")
     fault = entries(root)[1].fault
     assert fault[0] == reasons.IMAGE_UNREADABLE and reason in fault[1]
-
-
-def test_a_doctype_in_another_encoding_is_refused_too(make_voc):
-    root = make_voc({"a": xml(obj()), "b": ""})
-    bomb = '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY x "xxxxx">]>' + xml(obj("&x;"))
-    (root / "Annotations" / "b.xml").write_bytes(bomb.encode("utf-16"))
-    assert "DOCTYPE" in entries(root)[1].fault[1]
 
 
 def test_a_folder_that_is_not_voc(tmp_path):
@@ -230,10 +225,7 @@ def test_lists_decide_where_there_are_some(make_tree):
 
 def test_an_annotation_of_several_images_or_of_none_is_a_fault(make_tree):
     root = make_tree("labels/a.xml", "x/a.jpg", "y/a.jpg", "labels/b.xml", "labels/c.xml", "x/c.jpg")
-    faults = {
-        entry.file_name: entry.fault for entry in entries_of(VocSource(str(root)).listing().splits["train"])
-    }
-    assert faults == {
+    assert {entry.file_name: entry.fault for entry in entries(root)} == {
         "labels/a": (reasons.IMAGE_MISSING, "several images a.*, and none beside labels/a.xml"),
         "labels/b": (reasons.IMAGE_MISSING,
                      "no file b.* beside labels/b.xml or in another folder of its split"),
