@@ -14,7 +14,7 @@ def same_input(monkeypatch, ours, stock, images):
 
 
 def in_training(pair):
-    """Both in training, but for the statistics of their BatchNorm."""
+    """Both in training, but for the statistics of their BatchNorm: over a 1x1 map they blow rounding up."""
     for model in pair:
         for module in model.train().modules():
             if isinstance(module, torch.nn.BatchNorm2d):
@@ -22,17 +22,17 @@ def in_training(pair):
     return pair
 
 
-def assert_same_losses(ours, stock, losses, expected, names):
+def assert_same_losses(ours, stock, losses, expected, names, gradients=1e-4):
     assert set(losses) == set(ours.loss_names) == set(names)
     for name, loss in losses.items():
         assert torch.allclose(loss, expected[names[name]], rtol=1e-5), name
     sum(expected.values()).backward()
     sum(losses.values()).backward()
     # In fp32: rounding differs from processor to processor.
-    gradients = {name: parameter.grad for name, parameter in stock.named_parameters()}
+    theirs = {name: parameter.grad for name, parameter in stock.named_parameters()}
     for name, parameter in ours.named_parameters():
-        difference = (parameter.grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-12)
-        assert difference < 1e-4, name
+        difference = (parameter.grad - theirs[name]).norm() / theirs[name].norm().clamp(min=1e-12)
+        assert difference < gradients, name
 
 
 def assert_same_detections(monkeypatch, ours, stock, images, first):

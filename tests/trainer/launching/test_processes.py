@@ -13,7 +13,7 @@ from two_processes import assert_two_equal_one
 from trainer.config.parsing import to_json
 from trainer.trackers.training_log import read_rows
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_processes")]
 
 
 AUGMENTED = {
@@ -23,7 +23,6 @@ AUGMENTED = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path):
     """Of each five images one process has two, in passes of 1 and 1, the other three, of 1 and 2."""
     # At a thirtieth of the rate: at a tenth, on some processors, rounding turns the sign of a gradient.
@@ -34,7 +33,6 @@ def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path
     assert_two_equal_one(config, shards, tmp_path, steps=10, weights=0.05, near=1e-4)
 
 
-@pytest.mark.slow
 def test_two_processes_agree_on_the_last_step_of_a_time_limit(node, training):
     arguments, output = training
     started = node(arguments(train__epochs=5000, train__minutes=0.1), "--nproc", "2")
@@ -49,7 +47,6 @@ def reach(step, output, node):
     until(lambda: len(losses(output)) >= step or node.process.poll() is not None, 240)
 
 
-@pytest.mark.slow
 def test_sigterm_saves_and_says_run_me_again(node, training):
     arguments, output = training
     started = node(arguments(train__epochs=30), "--nproc", "2")
@@ -60,7 +57,6 @@ def test_sigterm_saves_and_says_run_me_again(node, training):
     assert final_weights(output)["step"] >= 3
 
 
-@pytest.mark.slow
 def test_a_killed_worker_ends_the_run_with_a_message_and_loses_nothing_saved(node, training):
     arguments, output = training
     started = node(arguments(train__epochs=30), "--nproc", "2")
@@ -90,7 +86,6 @@ sys.exit(code or (0 if os.path.exists(sys.argv[-1] + "/result.json") else 9))
 """A training in which the last of all is written late, and which ends with 9 where that is not there."""
 
 
-@pytest.mark.slow
 def test_no_process_ends_before_the_first_has_written_all(shards, tiny, tmp_path, port):
     """Where the first end decides for a job, what the others have yet to write would be lost."""
     path, output = tmp_path / "config.json", tmp_path / "run"

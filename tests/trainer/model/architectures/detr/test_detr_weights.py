@@ -9,6 +9,7 @@ from trainer.base.errors import CheckpointError
 from trainer.config.architectures import ARCHITECTURES
 from trainer.model.architecture import build
 
+pytestmark = pytest.mark.slow
 DETRS = [name for name, entry in ARCHITECTURES.items() if ".detr." in entry.network]
 NAMES = ["red", "green", "blue"]
 
@@ -24,7 +25,6 @@ def file_of(tmp_path):
     return write
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "options"),
     [
@@ -47,7 +47,6 @@ def test_what_transformers_saves_loads_here(architecture, options, network, file
     torch.testing.assert_close(ours.boxes[:, -1], expected.pred_boxes, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [name for name in DETRS if name != "deimv2"])
 def test_ours_load_in_transformers(architecture, network, tmp_path, batch):
     detector = network(architecture).eval()
@@ -69,7 +68,6 @@ def test_ours_load_in_transformers(architecture, network, tmp_path, batch):
             assert torch.equal(value, again.state_dict()[name]), name
 
 
-@pytest.mark.slow
 def test_other_classes_leave_the_heads_as_they_are(network, file_of):
     detector = network("dfine")
     before = {name: value.clone() for name, value in detector.state_dict().items()}
@@ -93,7 +91,6 @@ AUTHORS = (("embedder.", "stem."), ("encoder.", ""), (".convolution.", ".conv.")
 """Names of PPHGNetV2's tensors in transformers, and by its authors, as D-FINE's file and timm have them."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by_its_authors", [False, True])
 def test_a_backbones_weights(by_its_authors, network, file_of):
     detector = network("dfine")
@@ -112,7 +109,6 @@ def test_a_backbones_weights(by_its_authors, network, file_of):
             assert torch.equal(detector.model.backbone.model.state_dict()[name], value), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loaded", "named"),
     [

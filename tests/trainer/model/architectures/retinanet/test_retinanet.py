@@ -8,6 +8,7 @@ from targets import random_batch
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops.misc import FrozenBatchNorm2d
+from torchvision_pair import assert_same_losses, in_training
 
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
@@ -40,10 +41,7 @@ def test_equal_to_torchvision(version):
     # In fp32 the gradients of fifty random layers differ by 1e-5 on some processors.
     model.double()
     ours.double()
-    for module in [*model.modules(), *ours.modules()]:
-        # Statistics over a 1x1 map would blow rounding up beyond any tolerance.
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.eval()
+    in_training((ours, model))
     images, boxes, labels, lists = random_batch([3, 0], 64, CLASSES)
     # The same network input for both: fifty random layers blow the last bit of it up a thousandfold.
     inputs = ours.normalize(images)
@@ -53,14 +51,9 @@ def test_equal_to_torchvision(version):
     anchors = model.anchor_generator(ImageList(inputs, [(64, 64)] * 2), features)
     expected = model.compute_loss(lists, model.head(features), anchors)
     losses = ours(images, boxes, labels)
-    assert torch.allclose(losses["classification"].double(), expected["classification"], rtol=1e-5)
-    assert torch.allclose(losses["boxes"].double(), expected["bbox_regression"], rtol=1e-5)
-    sum(expected.values()).backward()
-    (losses["classification"] + losses["boxes"]).backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    for name, parameter in ours.named_parameters():
-        difference = (parameter.grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-12)
-        assert difference < 1e-5, name
+    losses = {name: loss.double() for name, loss in losses.items()}
+    names = {"classification": "classification", "boxes": "bbox_regression"}
+    assert_same_losses(ours, model, losses, expected, names, gradients=1e-5)
 
 
 @pytest.mark.parametrize(
