@@ -73,25 +73,14 @@ def test_whole_floats_are_taken_for_integers():
         ({"model.anchor_sizes": [8.0]}, "model.anchor_sizes"),
         ({"loader.mosaic": 1.5}, "loader.mosaic"),
         ({"model.queries": 3}, "not of retinanet"),
+        ({"loader.sizes": [640, 100]}, "loader.sizes: .*100 is no multiple of 32, the stride: use 96"),
+        ({"loader.sizes": [32 * n for n in range(3, 16)]}, "loader.sizes: .*13 different sides: 12 are the"),
+        ({"loader.sizes": [64]}, "loader.sizes.*greater than or equal to 96"),
     ],
 )
 def test_values_that_do_not_fit_are_named(overrides, named):
-    with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
+    with pytest.raises(ConfigError, match=named):
         recipes.load("debug", overrides)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "told"),
-    [
-        ([640, 100], "100 is no multiple of 32, the stride: use 96"),
-        ([32 * side for side in range(3, 16)], "13 different sides: 12 are the most"),
-        ([64], "greater than or equal to 96"),
-    ],
-)
-def test_sizes_that_cannot_be_trained_at_are_told(sizes, told):
-    with pytest.raises(ConfigError) as caught:
-        recipes.load("debug", {"loader.sizes": sizes})
-    assert "loader.sizes" in caught.value.message and told in caught.value.message
 
 
 def test_a_uri_that_can_name_no_file_is_told_with_all_else_that_is_wrong():
