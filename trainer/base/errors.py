@@ -130,9 +130,9 @@ def refuse_userinfo(text: str, where: str) -> None:
         )
 
 
-def check_name(name: str, noun: str) -> None:
-    """Refuse a name, of what `noun` says, that cannot be part of a file's name."""
-    if not _NAME.fullmatch(name):
+def check_name(name: str, noun: str, reserved: str = "") -> None:
+    """Refuse a name, of what `noun` says, that is reserved or cannot be part of a file's name."""
+    if not _NAME.fullmatch(name) or name == reserved:
         raise ConfigError(
             f"the {noun} {name!r} cannot be a name",
             fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",

@@ -4,13 +4,12 @@
 """
 
 import logging
-import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 
 from trainer import storage
-from trainer.base.errors import ConfigError, DamagedError, DataError, FormError, StorageError
+from trainer.base.errors import ConfigError, DamagedError, DataError, FormError, StorageError, check_name
 from trainer.data.source_names import name_of
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
@@ -27,7 +26,6 @@ RENAME_FIX = (
 CURRENT = "current"
 _STRING_FIELDS = ("name", "version", "digest", "model", "checkpoint", "evaluation", "fingerprint")
 _SHAPE = dict.fromkeys(_STRING_FIELDS, str) | {"metrics": {"*": float}, "history": [str], "classes": [str]}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,8 @@ class CurrentModel:
     promoted: str = ""  # time of the promotion
 
 
-def _is_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None and text != CURRENT
-
-
 def _check_name(name: str) -> None:
-    if not _is_name(name):
-        raise ConfigError(
-            f"{name!r} cannot name a model or a version",
-            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
-        )
+    check_name(name, "model or version", CURRENT)
 
 
 def folder(data_root: str, name: str) -> str:
@@ -170,11 +160,11 @@ def load(model: str, data_root: str) -> Bundle:
     record, uri = None, model
     if not bundle.exists(model):
         name, _, version = model.partition("@")
-        if not _is_name(name):
-            raise StorageError(
-                f"{model} holds no bundle",
-                fix="give the folder of an exported model (RUN/model), or NAME[@VERSION] with --data-root",
-            )
+        try:
+            _check_name(name)
+        except ConfigError:
+            fix = "give the folder of an exported model (RUN/model), or NAME[@VERSION] with --data-root"
+            raise StorageError(f"{model} holds no bundle", fix=fix) from None
         record = None if version else current(data_root, name)
         if not version and record is None:
             raise StorageError(

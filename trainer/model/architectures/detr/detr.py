@@ -15,18 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import DFineForObjectDetection, PreTrainedModel, RTDetrV2ForObjectDetection
-from transformers.models.d_fine.modeling_d_fine import (
-    DFineDecoderOutput,
-    DFineEncoderLayer,
-    DFineFrozenBatchNorm2d,
-    DFineMultiscaleDeformableAttention,
-    inverse_sigmoid,
-)
+from transformers.models.d_fine import modeling_d_fine as d_fine
 from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffineBlock
-from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import (
-    RTDetrV2EncoderLayer,
-    RTDetrV2FrozenBatchNorm2d,
-)
+from transformers.models.rt_detr_v2 import modeling_rt_detr_v2 as rt_detr
 from transformers.utils import logging as library_logging
 
 from trainer.base.temporary_folders import temporary_folder
@@ -100,7 +91,8 @@ class Detr(Architecture):
     label: ClassVar[str]  # name for people, without the size
     unfolds_boxes: ClassVar[bool] = False  # see `denoising`
     _cast: list[nn.Module] | None = None  # layers whose weights autocast would cast, see `cast_together`
-    checking: ClassVar[tuple[type[nn.Module], ...]] = (DFineEncoderLayer, RTDetrV2EncoderLayer)  # see `train`
+    checking: ClassVar[tuple[type[nn.Module], ...]] = (d_fine.DFineEncoderLayer, rt_detr.RTDetrV2EncoderLayer)
+    """Layers that check for values that are not finite, see `train`."""
     pixel_scale: bool = False
     """Whether pixels are relative to ImageNet's mean and deviation."""
     pixel_mean: Tensor
@@ -145,13 +137,13 @@ class Detr(Architecture):
         _draw_first_weights(self.model, self.backbone)
         # Autocast computes some layers in 32 bits although 16 suffice, or the reverse. Parameters and buffers
         # keep their names; without autocast results change by rounding only.
-        frozen = (DFineFrozenBatchNorm2d, RTDetrV2FrozenBatchNorm2d)
+        frozen = (d_fine.DFineFrozenBatchNorm2d, rt_detr.RTDetrV2FrozenBatchNorm2d)
         apply_in_convolutions(self.backbone, frozen, TRANSFORMERS)
         for parent in list(self.model.modules()):
             for name, part in list(parent.named_children()):
                 if isinstance(part, HGNetV2LearnableAffineBlock):
                     setattr(parent, name, _Affine(part))
-                elif isinstance(part, DFineMultiscaleDeformableAttention):
+                elif isinstance(part, d_fine.DFineMultiscaleDeformableAttention):
                     part.ms_deformable_attn_core = sampled  # type: ignore[assignment]
                 elif isinstance(part, nn.Conv2d) and part.groups > 1 and max(part.stride) > 1:
                     part.__class__ = _StridedNormed if isinstance(part, NormedConv2d) else _Strided
@@ -412,7 +404,7 @@ class DFine(Detr):
                 spatial_shapes_list=shapes, encoder_hidden_states=memory, encoder_attention_mask=mask,
             )  # fmt: skip
             if number == 0:
-                first = (decoder.pre_bbox_head(content) + inverse_sigmoid(reference)).sigmoid()
+                first = (decoder.pre_bbox_head(content) + d_fine.inverse_sigmoid(reference)).sigmoid()
             sides = decoder.bbox_embed[number](content + before) + sides
             before = content.detach()
             with torch.autocast(content.device.type, enabled=False):
@@ -432,7 +424,7 @@ class DFine(Detr):
         if self.training:
             logits = torch.cat([scores[0][:, None], logits], dim=1)
             boxes = torch.cat([first[:, None], boxes], dim=1)
-        return DFineDecoderOutput(
+        return d_fine.DFineDecoderOutput(
             intermediate_logits=logits, intermediate_reference_points=boxes,
             intermediate_predicted_corners=distributions, initial_reference_points=first.detach()[:, None],
         )  # fmt: skip
@@ -453,7 +445,7 @@ class RTDetr(Detr):
         """
         if not torch.is_grad_enabled():
             return boxes
-        later, before = boxes[:, 1:], inverse_sigmoid(boxes[:, :-1])
+        later, before = boxes[:, 1:], d_fine.inverse_sigmoid(boxes[:, :-1])
         slope = (later * (1 - later)).detach()
         return torch.cat([boxes[:, :1], later + slope * (before - before.detach())], dim=1)
 
