@@ -111,16 +111,15 @@ def test_unknown_models_and_malformed_requests(ask):
     assert ask("POST", "/v2/models/pets/infer", b"{}", Inference_Header_Content_Length="x")[0] == 400
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::1", "a@localhost"])
-def test_other_host_names_are_refused(ask, host):
-    assert ask("GET", "/", Host=host)[0] == 400
-
-
 @pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:81", "127.0.0.1:80", "10.1.2.3", "[::1]:8080", "models.example"]
+    ("status", "hosts"),
+    [
+        (400, ["evil.example", "127.0.0.1.evil.example", "", "[::1", "a@localhost"]),
+        (200, ["localhost", "LOCALHOST:81", "127.0.0.1:80", "10.1.2.3", "[::1]:8080", "models.example"]),
+    ],
 )
-def test_names_and_addresses_of_the_server(ask, host):
-    assert ask("GET", "/", Host=host)[0] == 200
+def test_only_names_and_addresses_of_the_server_are_answered(ask, status, hosts):
+    assert {host: ask("GET", "/", Host=host)[0] for host in hosts} == dict.fromkeys(hosts, status)
 
 
 @pytest.mark.parametrize(

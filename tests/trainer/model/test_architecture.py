@@ -144,14 +144,9 @@ def test_buffers_that_training_changes_are_known(config, tiny):
     assert not has_running_statistics(build(frozen, 3))
 
 
-def test_weights_of_another_library_are_told_with_the_configuration():
-    with pytest.raises(
-        ConfigError, match=r"model\.weights: hf:a/b are weights of transformers, not of retinanet"
-    ):
+def test_weights_of_another_library_or_detector_are_told_with_the_configuration():
+    with pytest.raises(ConfigError, match=r"model\.weights: hf:a/b are weights of transformers, not of ret"):
         recipes.load("finetune", {"model.weights": "hf:a/b"})
-
-
-def test_published_weights_of_another_detector_are_told_with_the_configuration():
     wrong = {"model.weights": "torchvision:FCOS_ResNet50_FPN_Weights.COCO_V1"}
     with pytest.raises(ConfigError, match=r"FCOS_\S+ are of the architecture fcos, not of retinanet"):
         recipes.load("finetune", wrong)
