@@ -53,11 +53,11 @@ class DataVersion:
 
 
 def expanded(version: str) -> str:
-    """Replace the macro of the scheduled time, which not all clusters do, by the present time."""
+    """Replace the macro of the scheduled time, which not all clusters support, with the current time."""
     if SCHEDULED_TIME not in version:
         return version
     now = datetime.now(UTC).strftime("%Y%m%d%H%M%S")
-    logger.warning("this cluster does not replace %s: using the present time, %s", SCHEDULED_TIME, now)
+    logger.warning("this cluster does not replace %s: using the current time, %s", SCHEDULED_TIME, now)
     return version.replace(SCHEDULED_TIME, now)
 
 
@@ -77,7 +77,7 @@ def fetch(
         or (record.pinned and record.pinned.content != manifest.content)
     ):
         raise DataError(
-            f"the data of version {version} were deleted, and {source} has changed since", fix=_VERSION_FIX
+            f"the data of version {version} was deleted, and {source} has changed since", fix=_VERSION_FIX
         )
     recorded = DataVersion(
         "data version", 1, version, source, f"raw/{manifest.fingerprint}", manifest.fingerprint,
@@ -89,7 +89,7 @@ def fetch(
 
 
 def known(source: str, data_root: str, config: DataConfig, version: str) -> RawManifest | None:
-    """Return the raw manifest of a version whose data exist, with the version in it, else None."""
+    """Return the raw manifest of a version, including the version, or None if its data does not exist."""
     if not version:
         return None
     check_name(version, KEY)
@@ -119,5 +119,5 @@ def _recorded(
 
 
 def label(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the version in a manifest, as metadata of what is made from it; {} if none."""
+    """Return the version in a manifest as metadata for artifacts made from it; {} if there is none."""
     return {KEY: manifest[KEY]} if manifest.get(KEY) else {}

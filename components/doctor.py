@@ -96,7 +96,7 @@ def _run(checks: Mapping[str, Iterator[Check]]) -> Iterator[Check]:
             yield from results
         except KubedetError as error:
             if isinstance(error, ApiError) and error.absent:
-                fix = "create it as deploy/ shows, or name another: `kubectl get` lists them"
+                fix = "create it as in deploy/, or use another one: `kubectl get` lists them"
                 yield Check(title, "missing", "does not exist", fix)
             else:
                 yield Check(title, "warning", f"not known: {error.message}", error.fix)
@@ -122,11 +122,11 @@ def _runtime(cluster: Cluster) -> Iterator[Check]:
     existing = cluster.find(runtimes, SHARED, patience=_TIMEOUT)
     problem, fix = "", f"kubectl apply -n {cluster.namespace} -f deploy/trainer/runtime.yaml"
     if existing is None:
-        problem = "does not exist; each job creates its own"
+        problem = "does not exist, so each job creates its own"
     elif not job_objects.is_managed(existing):
-        problem, fix = "was not made by kubedet; each job creates its own", "give that one another name"
+        problem, fix = "was not created by kubedet, so each job creates its own", "rename that one"
     elif not _contains(existing["spec"], shared_runtime()["spec"]):
-        problem = "is not the one of this version"
+        problem = "differs from this version's"
     yield Check.ok_if(not problem, f"runtime {SHARED}", problem or "TrainJobs share it", fix)
 
 
@@ -207,7 +207,7 @@ class _Node:
     lasting: Counter[str] = field(default_factory=Counter)  # By pods that do not end by themselves.
 
     def lacks(self, requests: Mapping[str, str], taken: Counter[str]) -> list[str]:
-        """Return the resources of which too little is left."""
+        """Return the resources that are running low."""
         return [
             f"{name} {self.allocatable.get(name, '0')}, of which pods request {taken[name]}"
             for name, text in requests.items()
@@ -256,7 +256,7 @@ def _room(title: str, requests: Mapping[str, str], count: int, nodes: list[_Node
     free = len(nodes) - len(full)
     sums = f"{fitting} of {len(nodes)} ready nodes can hold it, {free} of them now; needed: {count}"
     detail = "; ".join([sums, *full[:_MAX_SHOWN], *["..."] * (len(full) > _MAX_SHOWN)])
-    fix = "wait for other pods, ask for less (--gpus, --size), add nodes, or install the device plugin"
+    fix = "wait for other pods, request less (--gpus, --size), add nodes, or install the device plugin"
     return Check.ok_if(free >= count, title, detail, fix, needed=fitting < count)
 
 
@@ -276,11 +276,11 @@ def _requests(spec: Any) -> Counter[str]:
 
 
 def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
-    """Check a LocalQueue of Kueue: that it exists and serves the kinds of jobs, and no job waits in vain."""
+    """Check a LocalQueue of Kueue: that it exists and serves the kinds of jobs, and no job waits forever."""
     version = kueue.VERSIONS[0]
     try:
         release = kueue.release(backend.cluster)
-        fix = f"install Kueue (TrainJobs need 0.14), see `kubectl get pods -n {kueue.NAMESPACE}`"
+        fix = f"install Kueue (0.14 or later for TrainJobs), or check `kubectl get pods -n {kueue.NAMESPACE}`"
         yield Check.ok_if(bool(release.served) and release.ready, "Kueue", str(release), fix, needed=True)
         if not release.served:
             return
@@ -304,7 +304,9 @@ def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
         f"of ClusterQueue {queue['spec'].get('clusterQueue')}; {waiting} wait, {admitted} are admitted; "
         f"{active.get('reason') or 'no reason given'}: {active.get('message', '')}"
     )
-    fix = "see `kubectl describe` of both queues: is one stopped (stopPolicy), does the ClusterQueue exist?"
+    fix = (
+        "check with `kubectl describe` that neither queue is stopped (stopPolicy) and the ClusterQueue exists"
+    )
     yield Check.ok_if(active.get("status") == "True", f"queue {name}", detail, fix, needed=True)
 
 
@@ -368,5 +370,5 @@ def check_pods(backend: ClusterBackend, job: str, needs: machine.Needs) -> Itera
         except KubedetError as error:
             yield Check(pod.name, "missing", error.message, error.fix)
         except (ValueError, TypeError):
-            fix = "see that the image holds this version of kubedet"
+            fix = "check that the image contains this version of kubedet"
             yield Check(pod.name, "missing", "`python -m trainer doctor` does not work in it", fix)

@@ -111,6 +111,6 @@ def signing_key(secret: str, folder: str = SIGNING_FOLDER) -> str:
         return ""
     contents = f"it contains {', '.join(keys)}" if keys else "it does not exist, or is empty"
     raise ConfigError(
-        f"the Secret {secret} gives no key to sign with: {contents}",
+        f"the Secret {secret} has no signing key: {contents}",
         fix=f"in its namespace: kubectl create secret generic {secret} --from-file={SIGNING_KEY}=FILE",
     )

@@ -108,7 +108,8 @@ def before_training(listing: Listing) -> NothingNew | None:
     """Return why the run ends before its training, or None if it trains."""
     if not _registered() and (listing.min_new_images or listing.min_drift):
         raise ConfigError(
-            "--min-new-images and --min-drift need hooks of operations, and none are registered",
+            "--min-new-images and --min-drift need the hooks of the package operations, which are not "
+            "registered",
             fix="install kubedet again: pip install kubedet, or pip install -e . in a checkout",
         )
     answers = (each.before_training(listing) for each in _registered())

@@ -38,12 +38,12 @@ class UseNote:
     version: int = _FORM.version
 
     def is_late(self, now: float) -> bool:
-        """Whether the note has expired at a time, in seconds since 1970."""
+        """Whether the note has expired at a given time, in seconds since 1970."""
         return now - self.began > (_UNFINISHED_EXPIRY_SECONDS if self.names is None else _EXPIRY_SECONDS)
 
 
 def begin(data_root: str, weights: str = "") -> None:
-    """Note that this run needs all data, and its initial weights (a URI or empty)."""
+    """Record that this run needs all data, and its initial weights (a URI or empty)."""
     with leases.hold(leases.of_data_root(data_root), _id(), patience=_LEASE_WAIT_SECONDS):
         _write(data_root, None, weights)
 
@@ -56,7 +56,7 @@ def renew(data_root: str) -> None:
 
 
 def end(data_root: str, names: Sequence[str], weights: str = "") -> None:
-    """Note which folders of the data root this run needs; delete the note if there are none."""
+    """Record which folders of the data root this run needs; delete the note if there are none."""
     if names:
         _write(data_root, names, weights)
     else:

@@ -56,7 +56,7 @@ _NETWORK_ANNOTATIONS = ("k8s.v1.cni.cncf.io/networks", "v1.multus-cni.io/default
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks of the launcher, named as in the pipeline's parameters."""
+    """What a run requests from the launcher, named as in the pipeline's parameters."""
 
     launcher: str = "local"
     own: Mapping[str, Any] = field(default_factory=dict)  # Fields of JobSpec, those of PARAMETERS.

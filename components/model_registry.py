@@ -30,7 +30,7 @@ def register_model(uri: str, server: str, run_id: str) -> dict[str, str]:
     except ApiException as error:
         refused = error.status in (401, 403)
         raise ExportError(
-            f"the model registry {server} refuses: {error.status} {error.reason}",
+            f"the model registry {server} refused the request: {error.status} {error.reason}",
             fix="check the token of the step's service account and its role in the registry" if refused
             else "look at the registry's log, and run again",
             transient=(error.status or 0) >= 500,
@@ -48,7 +48,7 @@ def check_server(server: str) -> None:
     parts = urlsplit(server)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"the model registry {server!r} is no URL",
+            f"the model registry {server!r} is not a URL",
             fix="write it like http://model-registry-service.kubeflow:8080",
         )
 
@@ -66,7 +66,7 @@ async def _register(metadata: Metadata, uri: str, server: str, run_id: str) -> d
         api = ModelRegistryAPIClient.secure_connection(address, port, user_token=token, custom_ca=None)
     else:
         raise ConfigError(
-            f"the model registry {server} needs a token, and this pod has none",
+            f"the model registry {server} needs a token, but this pod has none",
             fix=f"set {_TOKEN_PATHS[0]} to the path of the token's file",
         )
     name, version = metadata.name, metadata.model_version

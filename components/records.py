@@ -33,7 +33,7 @@ KEY = "data_version"  # Key of the version of the data in manifests and metadata
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A record that a step writes once; its first field, or `name`, is its name."""
+    """A record that a step writes once; its name is its first field or `name`."""
 
     _folder: ClassVar[str]
     _form: ClassVar[Form]
@@ -125,12 +125,12 @@ class RunRecord(StepRecord, folder="runs", kind="run", remedy="resume the run, o
 
 @dataclass(frozen=True)
 class ImagesRecord(StepRecord, folder="images", kind="images", remedy="the run writes it again"):
-    """The images that a run really ran, each `name@sha256:...`; the train step writes it."""
+    """The images that a run actually used, each `name@sha256:...`; the train step writes it."""
 
     run: str
     step: list[str] = field(default_factory=list)  # Of the train step's own container.
     training: list[str] = field(default_factory=list)
-    """Of the pods that trained: several if an image was replaced under its name."""
+    """Digests in the pods that trained: several if an image was replaced under its name."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def _ended_from_outside(state: str) -> str:
     if deadline and began:
         seconds = (datetime.now(UTC) - datetime.fromisoformat(began)).total_seconds()
         if seconds >= deadline:
-            return f"The run was ended at its deadline of {deadline} s"
+            return f"The run reached its deadline of {deadline} s"
     return ""
 
 

@@ -48,7 +48,7 @@ _FORM = storage.Form("sharing", 1)
 
 @dataclass(frozen=True)
 class Work:
-    """What the leader needs done now."""
+    """Work that the leader needs done now."""
 
     token: str  # Of the leader's attempt.
     phase: str  # FETCH, WRITE, _ENDED, or empty before the first.
@@ -61,7 +61,7 @@ class Work:
 def check(pods: int) -> None:
     """Raise ConfigError for a number of pods that is not from 1 to MAX_PODS."""
     if not 1 <= pods <= MAX_PODS:
-        raise ConfigError(f"partitions {pods} is not from 1 to {MAX_PODS}", fix="choose another number")
+        raise ConfigError(f"partitions {pods} must be from 1 to {MAX_PODS}", fix="choose another number")
 
 
 class Team:
@@ -75,7 +75,7 @@ class Team:
         self._watches: dict[str, leases.Watch] = defaultdict(leases.Watch)
 
     def announce(self, phase: str, manifest: RawManifest | None = None) -> Work:
-        """Tell the assistants what to do now."""
+        """Publish what the assistants should do now."""
         work = Work(self.token, phase, self.parts, manifest)
         body = vars(work) | {"manifest": manifest.to_json() if manifest else None}
         storage.write_json(storage.join(self._folder, "work.json"), body)
@@ -97,7 +97,7 @@ class Team:
         return [part for part in range(work.parts) if str(part) not in out]
 
     def do_part(self, work: Work, part: int) -> bool:
-        """Do a part; returns False if another pod is doing it."""
+        """Do a part of the work; return False if another pod is doing it."""
         phase = storage.join(self._folder, work.token, work.phase)
         uri, finished = storage.join(phase, str(part)), storage.join(phase, "finished", str(part))
         holder = socket.gethostname()
@@ -173,7 +173,7 @@ def assist(data_root: str, recipe: str, overrides: Overrides, patience: float = 
     while True:
         work = team.announced()
         if work and work.phase == _ENDED:
-            logger.info("the data need no more work")
+            logger.info("all data is prepared")
             return
         if work and work != before and work.phase:
             # From the other end than the leader.

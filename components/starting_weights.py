@@ -72,7 +72,7 @@ def check_warm_start(warm_start: str) -> None:
     if warm_start not in ("", CHAMPION):
         raise ConfigError(
             f"warm_start {warm_start!r} is unknown",
-            fix=f"use {CHAMPION}, or leave it out; --set {WEIGHTS}=PATH starts from any other weights",
+            fix=f"use {CHAMPION}, or omit it; --set {WEIGHTS}=PATH starts from any other weights",
         )
 
 
@@ -84,7 +84,7 @@ def from_champion(recipe: str, overrides: Overrides, data_root: str, name: str) 
     """
     current = published_models.current(data_root, name)
     if current is None:
-        logger.info("no version of %s is current yet: the training starts as the recipe says", name)
+        logger.info("%s has no current version yet: the training starts as the recipe specifies", name)
         return overrides
     uri = storage.join(published_models.folder(data_root, name), current.version)
     before = bundle.load(uri).metadata.config.get("model", {}).get("architecture", "retinanet")
@@ -93,7 +93,7 @@ def from_champion(recipe: str, overrides: Overrides, data_root: str, name: str) 
         raise ConfigError(
             f"warm_start={CHAMPION}: {name} {current.version} is of model.architecture {before}, the recipe "
             f"of {config.model.architecture}",
-            fix="choose a recipe of the same architecture, or leave warm_start out once",
+            fix="choose a recipe of the same architecture, or omit warm_start once",
         )
     epochs = overrides.get("train.epochs", max(1, config.train.epochs // _EPOCHS_DIVISOR))
     # At least two validations, if there are epochs for them: the best of them is exported.

@@ -51,7 +51,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Patience:
-    """How often work is tried, and the waits between, in seconds."""
+    """Maximum number of attempts, and the waits between them in seconds."""
 
     tries: int = 1  # 1 works in this very process.
     first_wait: float = 5.0  # Wait after the first try; each further one is three times as long.
@@ -72,11 +72,11 @@ class Patience:
 
 
 class Crashed(LaunchError):
-    """Work that raised an exception without a message for users; its traceback is in the log."""
+    """The work raised an exception without a user message; its traceback is in the log."""
 
 
 class Killed(LaunchError):
-    """Work whose process was killed."""
+    """The process that did the work was killed."""
 
     transient = True
 
@@ -129,7 +129,7 @@ def run(
         result = supervise(step, do_work, patience, lasting=lasting, orphaned=orphaned)
     except KubedetError as error:
         if not needed:
-            logger.warning("%s\n  the run goes on without this pod", error)
+            logger.warning("%s\n  the run continues without this pod", error)
             return None
         is_known, is_stopped = not isinstance(error, Crashed), isinstance(error, Interrupted)
         report_end(str(error), error.exit_code, known=is_known, is_stopped=is_stopped)
@@ -149,7 +149,7 @@ def _orphaned(step: str) -> None:
     _report(
         Killed(
             f"the main process of the step {step} was killed",
-            fix="if memory ran out, raise the step's (step_memory); Retry in Kubeflow continues the run",
+            fix="if the step ran out of memory, raise step_memory; Retry in Kubeflow continues the run",
         )
     )
     if "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -172,7 +172,7 @@ def supervise(
     step: str, work: Callable[[], T], patience: Patience, *,
     lasting: bool = False, orphaned: Callable[[], None] = lambda: None,
 ) -> T:  # fmt: skip
-    """Run work in child processes until a try ends well, and return its result, which is pickled.
+    """Run work in child processes until an attempt succeeds, and return its result, which is pickled.
 
     SIGTERM and SIGINT are passed on to the work's process, and nothing is retried after them. `lasting` work
     continues elsewhere when its process ends, and every attempt adopts it: a crash is then retried, too.
@@ -188,7 +188,9 @@ def supervise(
         if not isinstance(outcome, KubedetError):
             return outcome
         if stops:
-            stopped = Interrupted(f"the step {step} was stopped", fix="run the same again to continue")
+            stopped = Interrupted(
+                f"the step {step} was stopped", fix="run the same command again to continue"
+            )
             raise outcome if isinstance(outcome, Interrupted) else stopped
         if time.monotonic() - began > patience.steady:
             tries, wait = 0, patience.first_wait
@@ -239,7 +241,7 @@ def _run_once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[i
     if code >= 0:
         return Crashed(f"its process ended with exit code {code} and no message")
     name = signal.Signals(-code).name
-    fix = "mostly memory ran out: raise the step's memory (step_memory), or set data.processes lower"
+    fix = "the step probably ran out of memory: raise step_memory, or lower data.processes"
     return Killed(f"the process of the step was killed ({name})", fix=fix)
 
 

@@ -61,10 +61,10 @@ def train(
     if not storage.exists(report):
         if in_pods and spec.restart_policy == "OnFailure":
             launchers.remove(request.launcher, spec.name, finished=True)
-            raise LaunchError(f"the job {spec.name} ended before its training was complete", transient=True)
+            raise LaunchError(f"the job {spec.name} ended before the training was complete", transient=True)
         raise LaunchError(
             f"the training ended without a result at {report}",
-            fix="look at its log; on several machines the output must be on storage that all of them share",
+            fix="check its log; on several machines the output must be on shared storage",
         )
     result = storage.read_json(report)
     checkpoint, label = storage.join(folder, "train", "best.pt"), data_versions.label(data)
@@ -79,7 +79,7 @@ def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) ->
     """Return the URI of the run's folder: `output`, or `<data_root>/runs/<data version>-<run id>`."""
     if "[[" in output:  # Every scheduled run would resume the first one's finished training.
         raise ConfigError(
-            f"the output {output} contains a macro that this cluster does not replace",
+            f"the output {output} contains a macro that this cluster does not support",
             fix="leave the output empty: every run then has its own folder",
         )
     name = "-".join([*data_versions.label(data).values(), run_id])
@@ -90,7 +90,7 @@ def prepare(
     shards: str, output: str, recipe: str, overrides: Overrides, request: Request, *,
     rules: str = "", warm_start: str = "",
 ) -> JobSpec:  # fmt: skip
-    """Write the run's configuration file and return the job that trains by it.
+    """Write the run's configuration file and return the job that trains with it.
 
     `shards` and `output` are URIs of folders; config.json and train/ are written into `output`. `rules` of
     the gate are checked before days of training; empty takes the recipe's. `warm_start` is empty or
@@ -126,7 +126,7 @@ def prepare(
         ]
         if lost:
             raise ConfigError(
-                "the training's pods would not find these folders:\n" + "\n".join(lost),
+                "the training pods cannot access these folders:\n" + "\n".join(lost),
                 fix="use a bucket, or a path below the volume of the run (claim) or of the job (mounts)",
             )
     index = read_index(shards)
@@ -181,7 +181,7 @@ class Images:
         try:
             self._note(self._seen.step, {own_pod.read_image_id(client.connect())})
         except KubedetError as error:
-            logger.info("the digest of this pod's image is not known: %s", error)
+            logger.info("the digest of this pod's image is unknown: %s", error)
 
     def note_pods(self, status: JobStatus) -> None:
         """Record the images of a job's pods."""

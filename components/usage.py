@@ -25,7 +25,7 @@ def place(data_root: str, run_id: str) -> str:
 
 @contextmanager
 def metered(step: str) -> Iterator[None]:
-    """Meter a step's work while the block runs, if the step belongs to a run; `keep` says where."""
+    """Meter a step's work while the block runs, if the step belongs to a run; `keep` sets the destination."""
     meter = begin(step) if environment.run_id() else None
     if meter is None:
         yield
@@ -50,7 +50,7 @@ def keep(data_root: str, *, processes: int = 0, nodes: int = 1) -> None:
 
 
 def of_run(data_root: str, *run_ids: str) -> list[Record]:
-    """Return the records of a run, known by one or more ids; for this process's step, its use so far."""
+    """Return the records of a run, identified by one or more IDs; for this process's step, its use so far."""
     folders = dict.fromkeys(place(data_root, each) for each in run_ids if each)
     own = {meter.uri: meter.record() for meter in _meters if storage.parent(meter.uri) in folders}
     uris = {storage.join(folder, name) for folder in folders for name in storage.list_files(folder)}

@@ -55,7 +55,7 @@ def load(
         data_root: where published models are; by default that of `kubedet run`.
         format: format of the bundle to run, as for `kubedet predict`.
         tile: side of the tiles, in pixels, that images are detected in; 0: the whole image; -1: as trained.
-        run_code: open the format torch-export too, a program that has your permissions.
+        run_code: open the format torch-export too, which can run code with your permissions.
 
     Examples:
         >>> kubedet.load("runs/first/model").names
@@ -147,7 +147,7 @@ def evaluate(
     given = _parse("evaluate", uri, shards=shards, output=folder, set=overrides, **options)
     summary = score_model(given, split_rules(given.gate))
     if isinstance(summary, int):
-        raise EvaluationError(f"a process of the evaluation ended with code {summary}", fix="read its log")
+        raise EvaluationError(f"an evaluation process exited with code {summary}", fix="check its log")
     report, passed = storage.join(folder, "report.html"), summary["verdict"]["passed"]
     return Evaluation(folder, report, summary["metrics"], passed, summary["shards"])
 

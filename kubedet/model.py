@@ -60,7 +60,7 @@ class Detections:
         return draw(read_image(self._source, "the image"), self._found)
 
     def to_coco(self, image_id: int | None = None) -> list[dict[str, Any]]:
-        """Return COCO's results form: boxes are x, y, width, height, categories have the ids of the data.
+        """Return COCO's results format: boxes are x, y, width, height, categories have the ids of the data.
 
         Examples:
             >>> result = kubedet.load("runs/first/model").predict("photo.jpg").to_coco(image_id=7)[0]

@@ -43,7 +43,7 @@ class Run(Evaluation):
 
         if not self.trained:
             fix = "load the current model by its name, or leave out min_new_images and min_drift"
-            raise EvaluationError(f"the run {self.name} trained no model: nothing is new", fix=fix)
+            raise EvaluationError(f"the run {self.name} did not train a model: there is no new data", fix=fix)
         return load(self.trained)
 
 

@@ -36,11 +36,11 @@ class Prices:
     def __post_init__(self) -> None:
         for name, price in vars(self).items():
             if name != "currency" and not 0 <= float(price) < math.inf:
-                raise ValueError(f"{name} is {price}, not a price")
+                raise ValueError(f"{name} is {price}, which is not a price")
 
     @property
     def has_money(self) -> bool:
-        """Whether anything is paid for."""
+        """Whether any price is above 0."""
         return any((self.node_hour, self.gpu_hour, self.gb_read, self.gb_written))
 
 
@@ -149,7 +149,7 @@ class Costs:
 
 
 def of_run(data_root: str, *run_ids: str) -> Costs:
-    """Return what a run, known by one or more ids, has used so far; problems are only logged."""
+    """Return what a run, identified by one or more IDs, has used so far; problems are only logged."""
     try:
         return summed(usage.of_run(data_root, *run_ids), find_prices(data_root))
     except KubedetError as error:

@@ -92,7 +92,7 @@ def compare(
     split = split or ("train" if "train" in common else [*common, "train"][0])
     if split not in common:
         raise DataError(
-            f"{one.uri} and {other.uri} do not both have the split {split}",
+            f"{one.uri} and {other.uri} must both have the split {split}",
             fix=f"choose another --split: they have {', '.join(one.splits)} and {', '.join(other.splits)}",
         )
     embed = _embedding(model_uri) if model_uri else None
@@ -177,8 +177,8 @@ def _measure_set(view: View, split: str, count: int, seed: int, embed: EmbedImag
     images = [each.image for each in pictures(view, split, count, random) if each.image]
     if not rows or (count and not images):
         raise DataError(
-            f"{view.uri} has no images in {split} that can be read",
-            fix="choose another --split, or see the reasons: `kubedet data verify`",
+            f"{view.uri} has no readable images in {split}",
+            fix="choose another --split, or run `kubedet data verify` to see the reasons",
         )
     properties: dict[str, Values] = {name: [] for name in DRIFT}
     for sample, sized in rows:
@@ -205,8 +205,8 @@ def _embedding(uri: str) -> EmbedImage:
     backbone = next((part for name, part in detector.named_modules() if name.endswith("backbone")), None)
     if backbone is None:
         raise EvaluationError(
-            f"the model {uri} has no backbone whose features can be taken",
-            fix="leave --model out, or give the checkpoint of another detector",
+            f"the model {uri} has no backbone that can extract features",
+            fix="omit --model, or use the checkpoint of another detector",
         )
     side = meta["config"]["loader"]["image_size"]
     outputs: list[Any] = []

@@ -34,8 +34,8 @@ def plan(data_root: str, names: list[str]) -> Plan:
     named = {name for _, row in rows for name in (row.key, row.file_name)}
     if unknown := sorted(set(names) - named):
         raise ConfigError(
-            f"no shards in {data_root} had an image {', '.join(unknown)}",
-            fix="give keys or names of files as `kubedet model trace IMAGE` takes them",
+            f"no shards in {data_root} contain the image {', '.join(unknown)}",
+            fix="pass keys or file names, as for `kubedet model trace IMAGE`",
         )
     headers = {each: training_record.header(training_record.place(data_root, each)) for each in seen_in}
     listed = [Exclusion(row.key, row.file_name, headers[each].source) for each, row in rows]
@@ -65,8 +65,8 @@ def forget(data_root: str, planned: Plan) -> None:
     """Execute a plan."""
     if planned.running:
         raise ConfigError(
-            f"these runs still train with the images: {', '.join(planned.running)}",
-            fix="wait for their end or stop them and delete their folders; then run the same command again",
+            f"these runs are still training on the images: {', '.join(planned.running)}",
+            fix="wait until they end, or stop them and delete their folders; then run the same command again",
         )
     exclusions.add(data_root, planned.images)
     for folder in planned.folders:

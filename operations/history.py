@@ -60,7 +60,7 @@ def complete(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
     """Add verdicts and usage from the data root to runs; also return why it could not be read, if so."""
     try:
         if storage.is_local(data_root) and not Path(storage.absolute(data_root)).is_dir():
-            raise KubedetError(f"this machine has no folder {data_root}")
+            raise KubedetError(f"{data_root} does not exist on this machine")
         verdicts, without_news = lineage.verdicts(data_root), lineage.without_news(data_root)
         prices = costs.find_prices(data_root)
         with ThreadPoolExecutor(_READERS) as readers:

@@ -116,9 +116,10 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
     results = trained_on(data_root, frozenset({name}))
     if not results:
         raise ConfigError(
-            f"{name!r} is no model, no run and no image that is known in {data_root}",
-            fix="`kubedet model list` shows models; a run has the name of its folder; an image its key or "
-            "the name of its file. Runs and images are known since version 0.2.0",
+            f"{name!r} is not a known model, run or image in {data_root}",
+            fix="`kubedet model list` shows models; a run has the name of its folder; an image has its "
+            "key or "
+            "file name. Runs and images are recorded since version 0.2.0",
         )
     seen = []
     for fingerprint, rows in results.items():

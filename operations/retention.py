@@ -71,7 +71,7 @@ class Artifact:
     """Of kept images: those that nothing kept refers to, and their bytes."""
 
     def keep(self, reason: str) -> None:
-        """Note down a reason to keep it, once."""
+        """Record a reason to keep it, once."""
         if reason not in self.why:
             self.why.append(reason)
 
@@ -107,7 +107,7 @@ def read_listed(uri: str) -> dict[str, Any]:
 
 
 def inventory(data_root: str, runs: str = "") -> dict[str, Artifact]:
-    """Return the artifacts by name; `runs` is the URI of a folder elsewhere with further runs."""
+    """Return the artifacts by name; `runs` is the URI of another folder with runs."""
     artifacts: dict[str, Artifact] = {}
     for kind, depth in _DEPTH.items():
         for name, state in storage.scan(storage.join(data_root, kind)):
@@ -131,14 +131,14 @@ def inventory(data_root: str, runs: str = "") -> dict[str, Artifact]:
 
 
 def pin(data_root: str, name: str, runs: str = "") -> str:
-    """Keep an artifact, given by its name or that of a run alone, from now on; return its name."""
+    """Pin an artifact, given by its name or that of its run; return its name."""
     with leases.hold(leases.of_data_root(data_root), "a pin", patience=600.0):
         everything = inventory(data_root, runs)
         whole = name if name in everything else f"runs/{name}"
         if whole not in everything:
             raise ConfigError(
                 f"there is no {name} in {data_root}",
-                fix="name a run, or an artifact as `kubedet data prune --keep 1 --dry-run` does",
+                fix="pass a run, or an artifact as listed by `kubedet data prune --keep 1 --dry-run`",
             )
         storage.create(storage.join(data_root, "retention", "pins", whole), b"")
     return whole
@@ -163,12 +163,13 @@ def check(keep: int) -> None:
     """Raise ConfigError for a number of runs that cannot be kept."""
     if keep < 1:
         raise ConfigError(
-            f"the newest {keep} runs cannot be kept", fix="give 1 or more: --keep N, or --prune N of a run"
+            f"the newest {keep} runs cannot be kept", fix="use 1 or more: --keep N, or --prune N for a run"
         )
 
 
 class Plan:
-    """Decides which artifacts are needed, and why: looks at runs, then versions, then data; deletes nothing.
+    """Decides which artifacts are needed, and why: checks runs, then versions, then data, without deleting
+    any.
 
     An artifact that cannot be judged is kept, with the reason. `keep` is the number of newest runs, and of
     versions for `model rollback`; `grace` in seconds, see `GRACE`; `now` in seconds since 1970, None asks the
@@ -203,7 +204,7 @@ class Plan:
 
     @property
     def freed(self) -> list[Artifact]:
-        """Those that are deleted as a whole."""
+        """Artifacts that are deleted completely."""
         return [artifact for artifact in self.artifacts.values() if not artifact.why]
 
     @property
@@ -213,7 +214,7 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """What is deleted, in a line."""
+        """Summary of what is deleted, in one line."""
         kinds = [artifact.kind for artifact in self.freed]
         spare = sum(len(artifact.spare) for artifact in self.artifacts.values() if artifact.why)
         words = [f"{kinds.count(kind)} of {kind}" for kind in _DEPTH if kind in kinds]

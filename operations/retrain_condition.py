@@ -25,10 +25,10 @@ def check(min_new_images: int, min_drift: float) -> None:
     """Raise ConfigError unless `min_new_images` is at least 0, and `min_drift`, a distance, from 0 to 1."""
     if min_new_images < 0:
         raise ConfigError(
-            f"min_new_images {min_new_images} is less than zero", fix="use 1, or leave it out to train always"
+            f"min_new_images {min_new_images} is less than zero", fix="use 1, or omit it to train always"
         )
     if not 0 <= min_drift <= 1:
-        raise ConfigError(f"min_drift {min_drift:g} is not from 0 to 1", fix="use 0.1, or leave it out")
+        raise ConfigError(f"min_drift {min_drift:g} is not from 0 to 1", fix="use 0.1, or omit it")
 
 
 def skip_reason(listing: Listing) -> NothingNew | None:
@@ -42,7 +42,7 @@ def skip_reason(listing: Listing) -> NothingNew | None:
     name = listing.config.export.name or name_of(planned.source)
     current = published_models.current(data_root, name)
     if current is None:
-        logger.info("no version of %s is current yet: this run trains", name)
+        logger.info("%s has no current version yet: this run trains", name)
         return None
     references = {f"{name} {current.version}": current.fingerprint}
     # Otherwise every night would train on the images of a model that was refused the night before.
@@ -51,7 +51,7 @@ def skip_reason(listing: Listing) -> NothingNew | None:
     for since, fingerprint in references.items():
         uri = training_record.place(data_root, fingerprint)
         if not storage.exists(uri):
-            logger.info("the training data of %s are not known (%s is missing)", since, uri)
+            logger.info("the training data of %s is unknown (%s is missing)", since, uri)
             break
         differences = training_record.diff(planned, uri, exclusions.names(data_root, planned.source))
         is_other = bool(differences.other_classes or differences.excluded)
@@ -83,7 +83,7 @@ def _skip_reason(listing: Listing, uri: str, images: int) -> str | None:
 
     before = storage.join(listing.data_root, "raw", training_record.header(uri).raw)
     if not storage.exists(storage.join(before, raw_folder.PLAN)):
-        logger.warning("%s is gone: how far the data have moved since is not known", before)
+        logger.warning("%s is missing: the drift since then is unknown", before)
         return None
     manifests = (raw_folder.read_manifest(before, raw_folder.PLAN), listing.planned)
     views = (RawImages(manifest, all_listed=True) for manifest in manifests)

@@ -31,7 +31,7 @@ NAMESPACE = "KFP_NAMESPACE"  # Variable with the namespace, as in kfp's command 
 
 @dataclass(frozen=True)
 class Access:
-    """Where Kubeflow Pipelines is."""
+    """How to reach Kubeflow Pipelines."""
 
     host: str = ""  # URL of the API; empty is the cluster around this process, or that of the kubeconfig.
     namespace: str = ""  # Namespace of the runs in a multi-user Kubeflow; empty is the pod's namespace.
@@ -39,7 +39,7 @@ class Access:
 
     @classmethod
     def find(cls, host: str = "", namespace: str = "", ca: str = "") -> "Access":
-        """Return the given values, completed from the environment."""
+        """Return the given values, with missing ones from the environment."""
         hosts = [host, *(os.environ.get(name, "") for name in HOSTS)]
         url = next((url for url in hosts if url), "").rstrip("/")
         return cls(url, namespace or os.environ.get(NAMESPACE, ""), ca)

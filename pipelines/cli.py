@@ -58,7 +58,7 @@ _SHARED = {"serve": "predict", "compare": "evaluate", "tune": "submit", "weights
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return 0, 2 for the user's mistakes, 143 if it can be continued, else 1."""
+    """Run one command; return 0, 2 for user errors, 143 if it can be continued, otherwise 1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # File names may be undecodable.
             stream.reconfigure(errors="backslashreplace")
@@ -106,7 +106,7 @@ def _run(arguments: list[str]) -> int:
             break
     if arguments[0] not in SUMMARIES:
         raise ConfigError(
-            f"kubedet has no command {arguments[0][:60]!r}",
+            f"unknown command {arguments[0][:60]!r}",
             fix=guess(arguments[:1], [*SUMMARIES]) or "`kubedet --help` lists the commands",
         )
     options = make_parser(arguments[0]).parse_args(arguments)
@@ -139,7 +139,7 @@ def check_words(arguments: list[str]) -> None:
         except UnicodeEncodeError:
             raise ConfigError(
                 f"{argument!r} on the command line is not UTF-8",
-                fix="rename the file or folder; or name the folder that it is in",
+                fix="rename the file or folder, or pass the folder that contains it",
             ) from None
         refuse_userinfo(argument, "the command line")
 

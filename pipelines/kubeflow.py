@@ -97,19 +97,19 @@ class _Client(kfp.Client):
 
 
 class Server:
-    """One Kubeflow Pipelines. All methods raise a KubedetError if a request fails."""
+    """A Kubeflow Pipelines server. All methods raise a KubedetError if a request fails."""
 
     def __init__(self, access: Access) -> None:
         if access.ca and not Path(access.ca).is_file():
-            raise ConfigError(f"--ca {access.ca} is no file", fix="name a file with a certificate (PEM)")
+            raise ConfigError(f"--ca {access.ca} is not a file", fix="pass a PEM file with the certificate")
         if not access.host and not os.environ.get("KUBERNETES_SERVICE_HOST"):
             try:  # kfp's client would guess an address.
                 kubernetes.config.load_kube_config(client_configuration=kubernetes.client.Configuration())
             except (kubernetes.config.ConfigException, yaml.YAMLError, OSError) as error:
-                problem = f"no host is named, and no kubeconfig usable: {error}"
+                problem = f"no host is set, and no kubeconfig is usable: {error}"
                 raise ConfigError(
-                    f"no Kubeflow Pipelines is configured: {problem}",
-                    fix=f"name its URL with --host or {HOSTS[0]}; a Kubeflow's ends with /pipeline",
+                    f"Kubeflow Pipelines is not configured: {problem}",
+                    fix=f"set its URL with --host or {HOSTS[0]}; in Kubeflow it ends with /pipeline",
                 ) from None
         self._access = access
         token_file = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
@@ -245,7 +245,7 @@ class Server:
             text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
             text += f": {str(message)[:_MESSAGE_LIMIT]}" if message else ""
             if error.status in (408, 429) or error.status >= 500:
-                fix = f"try again later{hint}; the log of ml-pipeline says more"
+                fix = f"try again later{hint}; the log of ml-pipeline has more details"
                 raise Unavailable(text, fix=fix) from None
             namespace = getattr(self, "namespace", "")
             of = f"the namespace {namespace}" if namespace else "your namespace"
@@ -281,6 +281,7 @@ def check_version(tag: str) -> str:
 def _not_the_api(where: str) -> ConfigError:
     """Return the error for a response that is not the API's, such as a login page."""
     return ConfigError(
-        f"{where} answers, but not as the API of Kubeflow Pipelines",
-        fix=f"if it is a login page, {_TOKEN_FIX}; else correct --host: a Kubeflow's ends with /pipeline",
+        f"{where} is not the API of Kubeflow Pipelines",
+        fix=f"if it is a login page, {_TOKEN_FIX}; otherwise correct --host: a Kubeflow's ends with "
+        "/pipeline",
     )

@@ -115,7 +115,7 @@ def _of_job(name: str, **settings: Any) -> Parameter:
 _ALL = (
     Parameter(
         "data_root", str,
-        "URI under which data and runs are kept, e.g. `s3://bucket/kubedet`; every step must reach it",
+        "URI under which data and runs are stored, e.g. `s3://bucket/kubedet`; every step must reach it",
         metavar="URI", with_volume=f"{jobs.VOLUME}/kubedet", trains=False,
         local={
             "default": "./data_root", "with_volume": None,
@@ -128,7 +128,7 @@ _ALL = (
     ),
     Parameter(
         "source", str,
-        "images and boxes: `sample` (drawn by the program), `coco:URI`, `coco:2017`, `voc:URI`, "
+        "images and boxes: `sample` (generated), `coco:URI`, `coco:2017`, `voc:URI`, "
         "`yolo:URI`, `openimages:`, or the URI or path of a COCO, VOC or YOLO folder",
         "sample", metavar="URI", trains=False, local={},
     ),
@@ -141,11 +141,11 @@ _ALL = (
         },
     ),
     Parameter(
-        "overrides", dict, 'keys of the recipe and their values, e.g. `{"train.epochs": 10}`', {},
+        "overrides", dict, 'values that replace those of the recipe, e.g. `{"train.epochs": 10}`', {},
         trains=False, local={},
     ),
     Parameter(
-        "study", str, "name of the search; a known name continues that search", "", "`tune-<recipe>`",
+        "study", str, "name of the search; an existing name continues that search", "", "`tune-<recipe>`",
         only="trials", trains=False,
     ),
     Parameter(
@@ -167,19 +167,20 @@ _ALL = (
     ),
     Parameter(
         "min_drift", float,
-        "skip training also if the annotations have drifted less than this since then, 0 to 1", 0.0,
+        "also skip training if the annotations have drifted by less than this since then, 0 to 1", 0.0,
         submit_default="0: no condition", metavar="D", only="conditional",
         local={},
     ),
     Parameter(
         "warm_start", str,
         "`champion` starts from the weights of the current version of the model, and trains a quarter of the "
-        "recipe's epochs unless `train.epochs` is set", "", "none: start as the recipe does", metavar="FROM",
+        "recipe's epochs unless `train.epochs` is set", "", "none: start as the recipe specifies",
+        metavar="FROM",
         local={},
     ),
     Parameter(
         "prune", int,
-        "how many of the newest runs to keep: when the data are ready, older runs, versions, shards and "
+        "how many of the newest runs to keep: when the data is ready, older runs, versions, shards and "
         "images that nothing needs are deleted under the data root", 0, "0: keep all", metavar="N",
         trains=False,
     ),
@@ -210,20 +211,20 @@ _ALL = (
         metavar="SECRET", trains=False,
     ),
     Parameter(
-        "data_version", str, "name for the current data; a known name restores its data",
+        "data_version", str, "name for the current data; an existing name restores its data",
         "", "none", metavar="NAME", trains=False,
     ),
     Parameter(
-        "step_cpu", str, "cores requested by the pods that work on the data or the model, e.g. 2 or 500m",
+        "step_cpu", str, "CPU request of the pods that process the data or the model, e.g. 2 or 500m",
         DEFAULT_SIZE[0], submit_default="the size's", metavar="CORES", trains=False,
     ),
     Parameter(
-        "step_memory", str, "memory requested by them, e.g. 8Gi",
+        "step_memory", str, "their memory request, e.g. 8Gi",
         DEFAULT_SIZE[1], submit_default="the size's", metavar="AMOUNT", trains=False,
     ),
     Parameter(
         "signing", str,
-        "Secret whose `private.pem` signs the exported model; the default one need not exist",
+        "Secret whose `private.pem` signs the exported model; the default Secret is optional",
         SIGNING_NAME, metavar="SECRET",
     ),
     Parameter(
@@ -232,7 +233,7 @@ _ALL = (
     ),
     Parameter(
         "notify", str,
-        "Secret whose `url` is the webhook to notify when the run ends; it need not exist",
+        "Secret whose `url` is the webhook to notify when the run ends; optional",
         NOTIFY, metavar="SECRET", trains=False,
     ),
 )  # fmt: skip
@@ -319,4 +320,4 @@ def check_all(*checks: Callable[[], object]) -> None:
                 lines[-1] += f"; {error.fix}" if error.fix else ""
                 problems += [f"  {line}" for line in lines]
     if problems:
-        raise ConfigError("this cannot be run:\n" + "\n".join(problems), fix="correct these")
+        raise ConfigError("these settings cannot be used:\n" + "\n".join(problems), fix="correct these")

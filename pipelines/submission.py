@@ -45,7 +45,7 @@ class Submission:
         return CompileOptions(volume="claim" in self.parameters, conditional=conditional, **self.settings)
 
     def check(self) -> None:
-        """Refuse whatever a step would refuse, hours later."""
+        """Refuse now what a step would refuse hours later."""
         get = self.get
         request = {name: get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
         versions = {get("data_version")} - {"", environment.SCHEDULED_TIME}
@@ -90,7 +90,7 @@ class Submission:
         if overrides.get(MINUTES) and known and known.pods and not searches:
             raise ConfigError(
                 f"{MINUTES}: has no effect with the launcher {launcher}, whose speed is not measured",
-                fix="set train.epochs, or train in the step itself with --launcher local",
+                fix="set train.epochs, or train in the step with --launcher local",
             )
         if searches:
             space.parse(self.get("space"), recipe, overrides, f"the space of {self.name}")

@@ -264,11 +264,11 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int, secret: s
         again = "finished work is reused by a new run, and by this one after `Retry` in the UI"
         raise LaunchError(f"{name} was stopped", fix=f"start it again: {again}")
     if run.state != "FAILED":
-        raise LaunchError(f"{name} ended as {run.state.lower()}")
+        raise LaunchError(f"{name} ended with the state {run.state.lower()}")
     took = (run.finished_at - run.created_at).total_seconds() if run.created_at and run.finished_at else 0.0
     if deadline and took >= deadline:
         raise LaunchError(
-            f"{name} was ended at its deadline of {deadline} s",
+            f"{name} reached its deadline of {deadline} s",
             fix="raise --deadline: a new run reuses finished work",
         )
     causes, lines = _causes(server, run, pods), []

@@ -87,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     verb("shard", _step, "raw", "data-root")
     verb("train", _train, "shards", "output").add_argument(
         "--resume", choices=["auto", "none"], default="auto",
-        help="auto: resume from the newest checkpoint in the output; none: start again (default: auto)",
+        help="auto: resume from the newest checkpoint in the output; none: start from scratch (default: "
+        "auto)",
     )  # fmt: skip
     verb("evaluate", _step, "checkpoint", "shards", "output")
     verb("export", _step, "checkpoint", "shards", "output")

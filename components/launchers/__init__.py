@@ -17,7 +17,8 @@ class Entry:
 
     meaning: str  # What it does, in words.
     kinds: tuple[str, ...] = ()
-    """Kinds of jobs that it may create in a cluster, the preferred one first; none runs on this machine."""
+    """Kinds of jobs that it may create in a cluster, the preferred one first; empty if it runs on this
+    machine."""
 
     @property
     def pods(self) -> bool:

@@ -23,7 +23,7 @@ class Phase(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether it will not change by itself."""
+        """Whether the phase is final."""
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
 
 
@@ -166,7 +166,7 @@ class Backend(Protocol):
         self.stop(name, wait=wait)
 
     def ends_with_the_run(self) -> bool:
-        """Whether to delete a job if this process is asked to end; otherwise the next attempt adopts it."""
+        """Whether to delete a job if this process is stopped; otherwise the next attempt adopts it."""
         return True
 
     def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:

@@ -30,7 +30,7 @@ def job(text: str) -> str:
     """A job's name."""
     problem = "is not a DNS-1035 label: lower-case letters, digits and '-', beginning with a letter"
     _checked(text, _DNS_1035.fullmatch(text), problem)
-    problem = f"has {len(text)} characters, {MAX_JOB_NAME_LENGTH} are allowed"
+    problem = f"has {len(text)} characters, more than the allowed {MAX_JOB_NAME_LENGTH}"
     return _checked(text, len(text) <= MAX_JOB_NAME_LENGTH, problem)
 
 
@@ -65,7 +65,7 @@ def quantity(text: str) -> str:
 
 
 def amount(text: str) -> Decimal:
-    """The number that a quantity stands for; nothing is 0."""
+    """The number that a quantity represents; 0 if it is empty."""
     match = _QUANTITY.fullmatch(text)
     return Decimal(match[1]) * _FACTORS[match[2]] if match else Decimal(0)
 

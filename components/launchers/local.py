@@ -19,13 +19,13 @@ def run(job: JobSpec) -> None:
     """Run a job of one node here to its end, its output on stdout; pass stop signals on, for a checkpoint."""
     if job.nodes != 1:
         raise ConfigError(
-            f"launcher local runs on this machine alone, not on {job.nodes} nodes",
+            f"the launcher local runs on this machine only, not on {job.nodes} nodes",
             fix="set nodes to 1, and nproc to the number of processes",
         )
     if job.working_dir and not os.access(job.working_dir, os.X_OK):
         raise ConfigError(
-            f"working_dir {job.working_dir} is no folder of this machine that this user may enter",
-            fix="create it, or leave working_dir out",
+            f"working_dir {job.working_dir} is not a folder on this machine that this user can access",
+            fix="create it, or omit working_dir",
         )
     last: deque[str] = deque(maxlen=LAST_LINES)
     hints = Hints(rdma=False, pods=False)
@@ -47,13 +47,17 @@ def run(job: JobSpec) -> None:
                 print(f"hint: {hint}", flush=True)
         code = process.wait()
     if stopped or code == EXIT_RETRY:
-        raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
+        raise Interrupted("the training was stopped", fix="run the same command again to continue")
     if code != 0:
         text, fix = own_message(last), ""
         if not text:
             why = f"was killed by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
             text = f"the training {why}; its last lines:\n{indented(last)}"
-            fix = "free memory, or make the batch smaller: the same again goes on" if code == 137 else ""
+            fix = (
+                "free memory, or reduce the batch size, then run the same command again to continue"
+                if code == 137
+                else ""
+            )
         raise hints.error(text, fix, code)
 
 

@@ -22,9 +22,9 @@ commands: of 2.20 and later, of 2.13 to 2.19, and before."""
 def render(target: str, job: JobSpec) -> str:
     """Render a job for one of TARGETS: YAML documents, or a command line for a POSIX shell."""
     if target not in TARGETS:
-        raise ConfigError(f"no target {target!r}", fix=f"use one of: {', '.join(TARGETS)}")
+        raise ConfigError(f"unknown target {target!r}", fix=f"use one of: {', '.join(TARGETS)}")
     if not job.image:
-        raise ConfigError("the job names no container image", fix="set image")
+        raise ConfigError("the job has no container image", fix="set image")
     if target in KINDS:
         return _documents(KINDS[target].manifests(job, lambda *_: True))
     if target == "indexed-job":

@@ -40,7 +40,8 @@ def command(job: JobSpec, target: str) -> list[str]:
     """Return the arguments of the command of a target that submits a job."""
     if job.elastic:
         raise ConfigError(
-            "Run:ai's commands have no elastic jobs", fix="leave it out, or set runai_queue of a PyTorchJob"
+            "Run:ai's command line does not support elastic jobs",
+            fix="omit it, or use a PyTorchJob with runai_queue",
         )
     kind = "pytorch" if job.nodes > 1 else "standard"
     words = [*_OLDER.get(target, ["runai", "training", kind, "submit"]), job.name]
@@ -204,7 +205,7 @@ class RunaiBackend(Backend):
 
     def submit(self, job: JobSpec) -> str:
         if job.namespace:
-            raise ConfigError("Run:ai uses its project's namespace", fix="leave it out, and name --project")
+            raise ConfigError("Run:ai uses its project's namespace", fix="omit it, and use --project")
         self.project = job.runai_queue or self.project
         job = replace(job, runai_queue=self.project)
         labels = {**job.labels, LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint}
@@ -286,7 +287,7 @@ class RunaiBackend(Backend):
             if time.monotonic() > end:
                 raise LaunchError(
                     f"the workload {name} was deleted, and still exists after {self.timings.removal:g} s",
-                    fix="see what holds it: runai training list",
+                    fix="check its state: runai training list",
                 )
             time.sleep(self.timings.poll)
 
@@ -300,7 +301,9 @@ class RunaiBackend(Backend):
             except _AbsentError:
                 continue
             except (ValueError, LookupError, TypeError, AttributeError):
-                raise LaunchError(f"workload {name} cannot be read:\n{text[:400]}", fix=_VERSION) from None
+                raise LaunchError(
+                    f"workload {name} has unreadable output:\n{text[:400]}", fix=_VERSION
+                ) from None
             self._kinds[name] = kind
             labels = values.get("labels")
             return status, labels if isinstance(labels, dict) else None
@@ -319,7 +322,7 @@ class RunaiBackend(Backend):
         except subprocess.TimeoutExpired:
             raise LaunchError(
                 f"`runai {' '.join(words[:4])}` does not answer within {seconds:g} s",
-                fix="see whether Run:ai's control plane can be reached (`runai whoami`), then try again",
+                fix="check whether Run:ai's control plane is reachable (`runai whoami`), then try again",
             ) from None
         if not result.returncode:
             return result.stdout
@@ -331,13 +334,15 @@ class RunaiBackend(Backend):
         for pattern, fix in _REFUSALS.items():
             if re.search(pattern, output, re.I):
                 raise ConfigError(text, fix=fix)
-        raise LaunchError(text, fix="do what it says; `runai training list` shows what there is")
+        raise LaunchError(text, fix="follow the message; `runai training list` shows the workloads")
 
     def _command(self, *words: str) -> list[str]:
         """Return a command line with the project, behind `training KIND VERB NAME`."""
         path = shutil.which("runai")
         if path is None:
-            raise ConfigError("the program runai is not on the PATH", fix="install it: Run:ai's Help menu")
+            raise ConfigError(
+                "the program runai is not on the PATH", fix="install it from Run:ai's Help menu"
+            )
         project = ["--project", self.project] if self.project else []
         return [path, *words[:4], *project, *words[4:]]
 
@@ -345,5 +350,6 @@ class RunaiBackend(Backend):
 def _check_managed(name: str, labels: Mapping[str, str] | None) -> None:
     if labels is not None and labels.get(LABEL_MANAGED) != MANAGED_BY:
         raise LaunchError(
-            f"the workload {name} was not made by kubedet", fix="choose another name, or delete it with runai"
+            f"the workload {name} was not created by kubedet",
+            fix="choose another name, or delete it with runai",
         )

@@ -33,11 +33,11 @@ class Mount:
     claim: Annotated[str, AfterValidator(kubernetes_names.dns_required)]
     """Name of the claim."""
     path: Path
-    """Where it is mounted, an absolute path."""
+    """Absolute path at which it is mounted."""
     read_only: bool = False
     """Mount it read-only."""
     sub_path: str = ""
-    """Folder of the volume that is mounted; empty is all of it."""
+    """Folder of the volume to mount; empty mounts all of it."""
 
 
 @dataclass(config=_STRICT, frozen=True)
@@ -51,7 +51,7 @@ class SecretEnv:
     key: str
     """Key in the Secret."""
     optional: bool = False
-    """Start without the variable where the Secret or key is missing."""
+    """Start without the variable if the Secret or key is missing."""
 
 
 @dataclass(config=_STRICT, frozen=True)
@@ -59,13 +59,13 @@ class Toleration:
     """A toleration of the pods."""
 
     key: str = ""
-    """Key of the taint; empty with Exists is every taint."""
+    """Key of the taint; empty with Exists matches every taint."""
     operator: Literal["Exists", "Equal"] = "Exists"
-    """How the value is compared."""
+    """Operator that compares the value."""
     value: str = ""
     """Value of the taint, for Equal."""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
-    """Effect of the taint; empty is all."""
+    """Effect of the taint; empty matches all."""
 
 
 @dataclass(config=_STRICT, frozen=True)
@@ -73,53 +73,53 @@ class Spread:
     """How the pods are spread over parts of the cluster."""
 
     topology_key: str = "kubernetes.io/hostname"
-    """Node label whose values are the parts."""
+    """Node label whose values define the topology domains."""
     max_skew: Positive = 1
-    """Largest difference of pods between two parts."""
+    """Maximum difference in the number of pods between two domains."""
     required: bool = False
-    """Leave a pod pending rather than break the rule."""
+    """Leave a pod pending instead of violating the rule."""
 
 
 @dataclass(config=_STRICT, frozen=True)
 class Network:
-    """How the processes talk: settings of NCCL (and of gloo's interface)."""
+    """How the processes communicate: settings of NCCL (and of gloo's interface)."""
 
     profile: Literal["default", "tcp", "rdma"] = "default"
-    """default leaves NCCL its choice, tcp forbids InfiniBand, rdma asks for it."""
+    """default lets NCCL choose, tcp disables InfiniBand, rdma requires it."""
     interface: str = ""
     """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, e.g. net1 of a secondary network."""
     socket_threads: Count = 0
-    """NCCL_SOCKET_NTHREADS for tcp; 0 leaves it to NCCL."""
+    """NCCL_SOCKET_NTHREADS for tcp; 0 lets NCCL choose."""
     sockets_per_thread: Count = 0
-    """NCCL_NSOCKS_PERTHREAD for tcp; 0 leaves it to NCCL."""
+    """NCCL_NSOCKS_PERTHREAD for tcp; 0 lets NCCL choose."""
     hca: str = ""
     """NCCL_IB_HCA for rdma, e.g. mlx5."""
     gid_index: Annotated[Int, Field(ge=-1)] = -1
-    """NCCL_IB_GID_INDEX for rdma (3 is mostly RoCE v2 over IPv4); -1 leaves it to NCCL."""
+    """NCCL_IB_GID_INDEX for rdma (3 is usually RoCE v2 over IPv4); -1 lets NCCL choose."""
     debug: Literal["", "VERSION", "WARN", "INFO"] = "WARN"
-    """NCCL_DEBUG; INFO tells which transport was chosen."""
+    """NCCL_DEBUG; INFO logs the selected transport."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Network":
         if self.profile != "rdma" and (self.hca or self.gid_index >= 0):
-            raise ValueError("hca and gid_index belong to profile rdma")
+            raise ValueError("hca and gid_index require the profile rdma")
         if self.profile != "tcp" and (self.socket_threads or self.sockets_per_thread):
-            raise ValueError("socket_threads and sockets_per_thread belong to profile tcp")
+            raise ValueError("socket_threads and sockets_per_thread require the profile tcp")
         if self.socket_threads * self.sockets_per_thread > 64:
-            raise ValueError("NCCL allows 64 sockets: socket_threads x sockets_per_thread is more")
+            raise ValueError("socket_threads x sockets_per_thread must be at most 64, NCCL's limit")
         return self
 
 
 @dataclass(config=_STRICT, frozen=True)
 class Elastic:
-    """A job that goes on with fewer nodes when it loses some."""
+    """A job that continues with fewer nodes if it loses some."""
 
     min_nodes: Nodes = 1
-    """Fewest nodes to train on."""
+    """Minimum number of nodes."""
     max_nodes: Nodes = 1
-    """Most nodes to train on."""
+    """Maximum number of nodes."""
     max_restarts: Count = 10
-    """How often the processes may be restarted: each lost or regained node costs one."""
+    """Maximum number of restarts of the processes: each lost or regained node counts as one."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "Elastic":
@@ -130,50 +130,50 @@ class Elastic:
 
 @dataclass(config=_STRICT, frozen=True)
 class JobSpec:
-    """What to run, on how many processes, with what, and what to do when it goes wrong."""
+    """What to run, with which resources, and how to handle failures."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Program and arguments that every node runs (see `training`); no shell is between."""
+    """Program and arguments that every node runs (see `training`), without a shell."""
     working_dir: Annotated[str, AfterValidator(kubernetes_names.working_dir)] = ""
-    """Folder in which the program starts, an absolute path; empty is the image's, or the present one."""
+    """Absolute path of the program's working directory; if empty, the image's or the current one."""
     name: Name = "kubedet"
     """Name of the job: a DNS-1035 label of at most 50 characters."""
     namespace: DnsName = ""
-    """Namespace; empty is the launcher's own."""
+    """Namespace; if empty, the launcher's namespace."""
     image: Annotated[str, AfterValidator(kubernetes_names.image)] = ""
     """Container image; only a launcher that starts containers needs it."""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
-    """When the image is pulled; empty is the cluster's rule."""
+    """When the image is pulled; if empty, the cluster decides."""
     image_pull_secrets: tuple[DnsName, ...] = ()
     """Secrets with the registry's credentials."""
 
     nodes: Nodes = 1
-    """Machines that train, each a pod."""
+    """Number of training pods, each on its own node."""
     nproc: Count = 0
-    """Processes on each node; 0 is one for each GPU, or one."""
+    """Processes on each node; 0 starts one per GPU, or one without GPUs."""
     gpus: Count = 0
-    """GPUs of each node."""
+    """GPUs per node."""
     gpu_resource: Annotated[str, AfterValidator(kubernetes_names.qualified)] = "nvidia.com/gpu"
     """Resource name of the GPUs in the cluster."""
     cpu_request: Quantity = ""
-    """CPU of each node that is set aside, e.g. "32" or "500m"; empty is cpu_limit."""
+    """CPU request per node, e.g. "32" or "500m"; if empty, cpu_limit."""
     cpu_limit: Quantity = ""
-    """Most CPU of each node; empty is no limit."""
+    """CPU limit per node; empty means no limit."""
     memory_request: Quantity = ""
-    """Memory of each node that is set aside, e.g. "128Gi"; empty is memory_limit."""
+    """Memory request per node, e.g. "128Gi"; if empty, memory_limit."""
     memory_limit: Quantity = ""
-    """Most memory of each node, shared memory included; empty is no limit."""
+    """Memory limit per node, including shared memory; empty means no limit."""
     resources: Mapping[Annotated[str, AfterValidator(kubernetes_names.qualified)], Positive] = Field(
         default_factory=dict
     )
-    """Further resources of each node, e.g. {"openshift.io/mlxrdma": 1}."""
+    """Further resources per node, e.g. {"openshift.io/mlxrdma": 1}."""
     shared_memory: Quantity = "8Gi"
-    """Size of /dev/shm; "0" leaves the container runtime's 64 MB."""
+    """Size of /dev/shm; "0" keeps the container runtime's default of 64 MB."""
     mounts: tuple[Mount, ...] = ()
     """PersistentVolumeClaims."""
 
     env: Mapping[EnvName, str] = Field(default_factory=dict)
-    """Environment variables; they win over the network profile's."""
+    """Environment variables; they override those of the network profile."""
     secret_env: tuple[SecretEnv, ...] = ()
     """Environment variables from Secrets."""
     annotations: Labels = Field(default_factory=dict)
@@ -186,29 +186,29 @@ class JobSpec:
     capabilities: tuple[str, ...] = ()
     """Linux capabilities to add; profile rdma adds IPC_LOCK."""
     run_as_user: Count | None = None
-    """User id of the processes; None is the image's."""
+    """User ID of the processes; if None, the image's."""
     run_as_group: Count | None = None
-    """Group id of the processes; None is the image's."""
+    """Group ID of the processes; if None, the image's."""
     fs_group: Count | None = None
     """Group that owns the mounted volumes."""
     run_as_non_root: bool = True
     """Refuse an image that would run as root."""
     read_only_root: bool = False
-    """Only volumes, /dev/shm and /tmp (a volume) can be written. In a run whose training uses the image of
-    the steps this is the default."""
+    """Mount the root file system read-only: only volumes, /dev/shm and /tmp are writable. In a run whose
+    training uses the image of the steps this is the default."""
     service_account: DnsName = ""
-    """Service account of the pods; they get no token of it."""
+    """Service account of the pods; its token is not mounted."""
 
     node_selector: Labels = Field(default_factory=dict)
-    """Node labels that are asked for."""
+    """Required node labels."""
     tolerations: tuple[Toleration, ...] = ()
     """Pod tolerations."""
     spread: tuple[Spread, ...] = ()
-    """How the pods are spread."""
+    """How the pods are spread over the nodes."""
     priority_class: DnsName = ""
     """Priority class of the pods."""
     scheduler: DnsName = ""
-    """Scheduler of the pods; empty is the cluster's, or Run:ai's with a Run:ai queue."""
+    """Scheduler of the pods; if empty, the cluster's, or Run:ai's with a Run:ai queue."""
     kueue_queue: DnsName = ""
     """Kueue LocalQueue that admits the job."""
     runai_queue: DnsName = ""
@@ -217,25 +217,25 @@ class JobSpec:
     """Create the job suspended."""
 
     elastic: Elastic | None = None
-    """Bounds of an elastic job; None is a fixed number of nodes."""
+    """Limits of an elastic job; None means a fixed number of nodes."""
     restart_policy: Literal["ExitCode", "OnFailure", "Never"] = "ExitCode"
     """ExitCode recreates a pod that ended with 128 or more (killed, preempted, lost its
     peers); 1 to 127 fail the job."""
     backoff: Count = 10
-    """How often pods may be restarted before the job is given up."""
+    """Maximum number of pod restarts; after more, the launcher deletes the job."""
     clean_pods: Literal["Running", "All", "None"] = "Running"
     """Which pods are deleted when the job has ended."""
     ttl: Count | None = 86400
-    """Seconds after its end when the job is deleted; None keeps it."""
+    """Seconds after the end of the job until it is deleted; None keeps it."""
     start_timeout: Positive = 1800
-    """Seconds until all pods must run, or the job is given up."""
+    """Seconds within which all pods must start; otherwise the launcher deletes the job."""
     deadline: Count = 0
-    """Seconds after which the job is stopped; 0 is no limit."""
+    """Seconds after which the job is stopped; 0 means no limit."""
     launcher_timeout: Count = 240
     """Seconds without a sign of life from the step that waits for the job, after which the training of a run
     saves its state and ends, which frees its GPUs; 0 is no limit."""
     grace_seconds: float = Field(default=60.0, ge=0)
-    """How long a job that was asked to stop may take to save its checkpoint, in seconds."""
+    """Seconds that a stopped job may take to save its checkpoint."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "JobSpec":
@@ -317,5 +317,5 @@ def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specificat
                 lines.append(f"  {field}: {item['msg'].lower()}, not {value[:80]}")
         raise ConfigError(
             f"{where} cannot be used:\n" + "\n".join(lines),
-            fix="correct these fields; `kubedet job fields` says what each means",
+            fix="correct these fields; `kubedet job fields` explains each",
         ) from None

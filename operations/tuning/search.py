@@ -82,8 +82,8 @@ class Study:
             begun = storage.read_json(place)
             if other := [key for key, value in about.items() if begun.get(key) != value]:
                 raise ConfigError(
-                    f"{self.uri} contains a search with another {', '.join(other)}",
-                    fix="give this one another --name; best.yaml of the other one can still be used",
+                    f"{self.uri} contains a search with different {', '.join(other)}",
+                    fix="choose another --name; best.yaml of the existing search remains usable",
                 )
         self._seed = begun["seed"]
         self._distributions = {key: _distribution(one) for key, one in self.space.items()}
@@ -299,7 +299,7 @@ def finish(study: Study) -> FrozenTrial:
     best = publish(study)
     storage.write_json(storage.join(study.uri, ENDED), {"kind": "search ended", "version": 1})
     if best is None:
-        raise TrainingError("no trial succeeded", fix="read the trials' logs, then use another --name")
+        raise TrainingError("no trial succeeded", fix="check the trials' logs, then use another --name")
     folder = study.output or study.uri
     print(f"best: {describe(best)}\npage: {storage.join(folder, PAGE)}")
     print(f"kubedet run --recipe {storage.join(folder, BEST)}")

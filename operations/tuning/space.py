@@ -30,7 +30,7 @@ class Range:
         if self.step is not None and not 0 < self.step < math.inf:
             raise ValueError("step must be finite and above 0")
         if self.log and (self.low <= 0 or self.step is not None):
-            raise ValueError("with log, low must be above 0 and there is no step")
+            raise ValueError("log requires low above 0 and no step")
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
     try:
         tree = yaml_value(content, 100_000) if content else to_json(builtin(recipe, overrides))
         if not isinstance(tree, dict) or not tree:
-            raise ValueError("nothing is left to search: it has no keys, or all are set")
+            raise ValueError("there is nothing to search: the space has no keys, or all keys are set")
         for key, value in tree.items():
             kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
             space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
             if str(key).startswith(_SHARED):
-                raise ValueError("all trials share it; choose it by --set")
+                raise ValueError("all trials share it; set it with --set")
         columns = {key: one.choices if isinstance(one, Choices) else [one.low, one.high]
                    for key, one in space.items()}  # fmt: skip
         for number in range(max(map(len, columns.values()))):

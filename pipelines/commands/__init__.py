@@ -17,7 +17,7 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser with suggestions for misspelt options, which cannot be abbreviated."""
+    """argparse's parser with suggestions for misspelled options, which cannot be abbreviated."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "epilog": _EXIT_CODES, **settings})
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse has overloads for other namespaces.
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; unknown words are an error of this command, not of the program."""
+        """Parse; unknown arguments are an error of this command, not of the program."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = [option for option in self._option_string_actions if option.startswith("--")]
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def guess(words: Iterable[str], known: Sequence[str]) -> str:
-    """Return a remedy for misspelt words that names the closest ones; empty if none is close."""
+    """Return a remedy for misspelled words that names the closest ones; empty if none is close."""
     close = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
     return f"did you mean {' or '.join(close)}?" if close else ""
 

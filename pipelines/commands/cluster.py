@@ -33,10 +33,10 @@ def add(commands: Commands) -> None:
         compiled, "--volume", "keep the data on a shared volume: every step mounts the PersistentVolumeClaim "
         "of the parameter `claim` at /data",
     )  # fmt: skip
-    text = "skip training if fewer images changed than the run's parameter `min_new_images`"
+    text = "skip training if fewer images have changed than the run's parameter `min_new_images`"
     option(compiled, "--conditional", text)
-    option(compiled, "--trials N", "search for hyper-parameters with N trials, as `kubedet tune` does", 0)
-    option(compiled, "--parallelism N", "trials that train at the same time; 0 is no limit", PARALLELISM)
+    option(compiled, "--trials N", "search hyper-parameters with N trials, like `kubedet tune`", 0)
+    option(compiled, "--parallelism N", "number of concurrent trials; 0 means no limit", PARALLELISM)
     option(compiled, "--gpus N", "GPUs of each trial's pod (default: 0)", 0)
     options.add_compile_options(compiled)
 
@@ -60,7 +60,7 @@ def _manifests(options: argparse.Namespace) -> int:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(
-                f"{folder} already exists, perhaps with changes of yours",
+                f"{folder} already exists and may contain your changes",
                 fix="choose another folder with -o, or delete this one",
             )
         shutil.copytree(MANIFESTS, folder, dirs_exist_ok=True)

@@ -39,11 +39,11 @@ def add(commands: Commands) -> None:
     )
     add_overrides(inspect)
     option(
-        inspect, "--images N", "images of each split to read, for damage, depth, rotation and near "
+        inspect, "--images N", "number of images per split to check for damage, depth, rotation and near "
         "duplicates (default: 2000 on this machine, 100 in an object store, 0 on the web)", None,
         type=int, least=0,
     )  # fmt: skip
-    option(inspect, "--pairs FILE", "write near duplicates across splits as pictures to a PNG")
+    option(inspect, "--pairs FILE", "write pictures of near duplicates across splits to a PNG file")
     option(inspect, "--all", f"show all classes, not only the first {_SHOWN_CLASSES}")
     option(inspect, "-o --output text|json", "default: text", "text")
     verify = verb(
@@ -52,7 +52,7 @@ def add(commands: Commands) -> None:
         "image. Exit code 2 if anything is damaged or missing.",
     )  # fmt: skip
     verify.add_argument("uri", metavar="URI", help=_STORED_HELP)
-    text = "create missing or damaged files again: shards from raw images, raw images from their source"
+    text = "rebuild missing or damaged files: shards from raw images, raw images from their source"
     option(verify, "--repair", text)
     option(verify, "--threads N", "default: one for each core", 0, least=0)
     option(verify, "-o --output text|json", "default: text", "text")
@@ -64,10 +64,10 @@ def add(commands: Commands) -> None:
     preview.add_argument("uri", metavar="URI", help=f"{_STORED_HELP}, or a source")
     option(preview, "-n N", "images", 16, least=1, dest="count")
     option(preview, "--split NAME", "train, val or test (default: the first)")
-    option(preview, "--seed N", "seed of the random choice", 0)
-    option(preview, "--recipe NAME", "show what a training with this recipe sees: of shards only")
+    option(preview, "--seed N", "seed of the random selection", 0)
+    option(preview, "--recipe NAME", "show the inputs of a training with this recipe (only for shards)")
     add_overrides(preview)
-    option(preview, "--epoch N", "with --recipe: of this epoch, from 0 (default: 0)", 0, least=0)
+    option(preview, "--epoch N", "with --recipe: epoch, from 0 (default: 0)", 0, least=0)
     option(preview, "-o --output FILE", "the PNG", "preview.png")
     compare = verb(
         verbs, "compare", _compare, "measure the drift between two sets: classes, sizes, pixels, features",
@@ -75,13 +75,19 @@ def add(commands: Commands) -> None:
         "and, with --model, features of its backbone; each as a distance from 0 to 1 with a 95 % interval "
         "and a p-value. Exit code 1 if a rule of --gate fails.",
     )  # fmt: skip
-    compare.add_argument("one", metavar="A", help="shards, raw images or a source, e.g. of the last model")
-    compare.add_argument("other", metavar="B", help="likewise, e.g. of today")
+    compare.add_argument(
+        "one", metavar="A", help="shards, raw images or a source, e.g. those of the last model"
+    )
+    compare.add_argument("other", metavar="B", help="the set to compare with it, e.g. today's")
     option(compare, "--split NAME", "default: train if both have it")
     option(
-        compare, "--images N", "images of each whose pixels are read (default: 200; 0: none)", 200, least=0
+        compare,
+        "--images N",
+        "number of images per set whose pixels are read (default: 200; 0: none)",
+        200,
+        least=0,
     )
-    option(compare, "--model URI", "checkpoint whose backbone gives features")
+    option(compare, "--model URI", "checkpoint whose backbone computes features")
     option(compare, "--samples N", "bootstrap samples and permutations", 200, least=1)
     option(compare, "--seed N", "seed of the random choices", 0)
     option(compare, "--gate RULES", "rules separated by commas, e.g. 'drift/classes <= 0.2'")
@@ -97,8 +103,8 @@ def _add_changing(verbs: Commands) -> None:
         "of any other set. Classes are matched by name. An image in both (with the same bytes) gets the "
         "boxes of the correction and stays in its split; new images are added to train.",
     )  # fmt: skip
-    merge.add_argument("set", metavar="SET", help="the set, as --source of `kubedet run` takes it")
-    text = "sets likewise, e.g. corrections.zip; later ones win if several have an image"
+    merge.add_argument("set", metavar="SET", help="the data set, in the format of --source of `kubedet run`")
+    text = "more sets, e.g. corrections.zip; if several have an image, the last one wins"
     merge.add_argument("corrections", nargs="+", metavar="CORRECTIONS", help=text)
     text = "folder of the new set; its last part names the models"
     option(merge, "-o --output DIR", text, required=True)
@@ -113,7 +119,7 @@ def _add_changing(verbs: Commands) -> None:
     forget.add_argument("keys", nargs="+", metavar="KEY", help="key or file name of an image")
     add_published(forget)
     action = forget.add_mutually_exclusive_group(required=True)
-    option(action, "--dry-run", "show what would be deleted, and delete nothing")
+    option(action, "--dry-run", "show what would be deleted, without deleting it")
     option(action, "--yes", "delete it")
     prune = verb(
         verbs, "prune", _prune, "delete old runs, versions and data that nothing needs",
@@ -124,12 +130,12 @@ def _add_changing(verbs: Commands) -> None:
     action = prune.add_mutually_exclusive_group(required=True)
     option(action, "--dry-run", "show what would be deleted and why the rest is kept")
     option(action, "--yes", "delete it")
-    option(action, "--pin NAME", "keep a run, or an artifact by its name in the table, from now on", None)
+    option(action, "--pin NAME", "protect a run, or an artifact by its name in the table, from pruning", None)
     option(action, "--unpin NAME", "remove a pin", None)
-    text = "how many of the newest runs, and of previous versions, are kept; must be given"
+    text = "how many of the newest runs, and of previous versions, are kept; required"
     option(prune, "--keep N", text, 0)
-    option(prune, "--grace HOURS", "keep files of the last hours (default: 24)", 24.0, least=0)
-    text = "folder of runs that are not below the data root, e.g. ./runs of `kubedet run`"
+    option(prune, "--grace HOURS", "keep files of the last HOURS hours (default: 24)", 24.0, least=0)
+    text = "folder of runs outside the data root, e.g. ./runs of `kubedet run`"
     option(prune, "--runs DIR", text)
     option(prune, "-o --output OUTPUT", "print JSON", choices=["json"], metavar=None)
     add_published(prune, "where data is kept")
@@ -239,11 +245,11 @@ def _preview(options: argparse.Namespace) -> int:
     from trainer.data import preview
 
     if Path(options.output).suffix.lower() != ".png":
-        raise ConfigError(f"--output {options.output} is no PNG", fix="use -o preview.png")
+        raise ConfigError(f"--output {options.output} must be a PNG file", fix="use -o preview.png")
     if options.recipe:
         if options.split not in ("", "train"):
-            problem = f"--recipe shows training samples: not --split {options.split}"
-            raise ConfigError(problem, fix="leave --split out")
+            problem = f"--recipe shows only training samples, not --split {options.split}"
+            raise ConfigError(problem, fix="omit --split")
         seed = {"train.seed": options.seed} if options.seed else {}
         config = _config(options.overrides, options.recipe, **seed)
         sheet, pictures, split = preview.training_sheet(options.uri, config, options.count, options.epoch)

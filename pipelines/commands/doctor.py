@@ -24,23 +24,23 @@ def add(commands: Commands) -> None:
         "`kubedet run` on this machine. Exit code 1 if something is missing.",
     )
     option(parser, "--local", "check only this machine")
-    option(parser, "--data-root URI", "write, read and delete a small file there, from here")
-    option(parser, "--gpus N", "GPUs of each machine", 0, least=0)
+    option(parser, "--data-root URI", "write, read and delete a small file there, from this machine")
+    option(parser, "--gpus N", "GPUs per machine", 0, least=0)
     option(parser, "-o --output text|json", "default: text", "text")
     cluster = parser.add_argument_group("in a cluster")
     option(cluster, "-n --namespace NAME", "default: KUBECONFIG's")
     option(cluster, "--credentials SECRET", "Secret with the object store's keys")
     option(cluster, "--claim PVC", "PersistentVolumeClaim of the data root")
-    option(cluster, "--nodes N", "machines of a job", 1, least=1)
+    option(cluster, "--nodes N", "number of machines of a job", 1, least=1)
     option(
         cluster, "--resource NAME[=N]...",
-        "devices of each machine, e.g. rdma/hca=1; without a number print the available ones",
+        "devices per machine, e.g. rdma/hca=1; without a number, print the available devices",
     )  # fmt: skip
-    text = "LocalQueue of Kueue: whether it admits jobs, and Kueue manages their kinds"
+    text = "Kueue LocalQueue: check that it admits jobs and that Kueue manages their kinds"
     option(cluster, "--queue NAME", text)
     shared.add_sizes(cluster, "default: not checked")
     option(cluster, "--host URL", "Kubeflow Pipelines' API (default: $KFP_ENDPOINT)")
-    option(cluster, "--ca FILE", "certificate of that host's own authority")
+    option(cluster, "--ca FILE", "CA certificate of that host")
     pods = parser.add_argument_group("in the pods of a job")
     text = "check the pods of a running job: /dev/shm, network interfaces, GPUs, memlock, RDMA"
     option(pods, "--job NAME", text)
@@ -120,5 +120,5 @@ def _cluster(
     except KubedetError as error:
         yield Check(title, "missing", error.message, error.fix)
         return
-    fix = "a run of the recipe debug shows whether it works there"
+    fix = "run the recipe debug to check whether it works there"
     yield Check.ok_if(not warning, title, warning or f"{tag} at {access.host}", fix)

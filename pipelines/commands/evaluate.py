@@ -28,16 +28,20 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", default="",
-        help="URI of best.pt, or of an exported folder or a file in it",
+        help="URI of best.pt, of an exported model's folder, or of a file in it",
     )  # fmt: skip
     option(parser, "--shards URI", "folder that the shard step wrote")
-    option(parser, "--truth FILE", "in place of a model: ground truth in COCO's JSON form")
-    text = "with --truth: detections in COCO's results form, or predictions.parquet"
+    option(parser, "--truth FILE", "instead of a model: ground truth in COCO's JSON format")
+    text = "with --truth: detections in COCO's results format, or predictions.parquet"
     option(parser, "--predictions FILE", text)
     option(parser, "--images DIR", "with --truth: the images, to show the worst of them")
-    option(parser, "--clip", "with --truth: clip boxes that leave their image, instead of refusing the file")
+    option(
+        parser,
+        "--clip",
+        "with --truth: clip boxes that extend beyond their image, instead of rejecting the file",
+    )
     option(parser, "-o --output URI", "folder for the evaluation", required=True)
-    option(parser, "--split train|val|test", "what to score (default: test, or val if there is no test)")
+    option(parser, "--split train|val|test", "split to score (default: test, or val if there is no test)")
     option(parser, "--tile SIDE", TILE, -1)
     option(
         parser, "--baseline URI", "a run, an evaluation or a model to compare with; with --truth an "
@@ -141,7 +145,7 @@ def _check_given(options: argparse.Namespace, needed: tuple[str, ...], others: t
     missing = [name for name in needed if not getattr(options, name)]
     extra = [name for name in others if getattr(options, name)]
     if missing or extra:
-        problem = "must be given" if missing else "cannot be given with --truth"
+        problem = "required" if missing else "cannot be given with --truth"
         names = ", ".join("MODEL" if name == "model" else f"--{name}" for name in missing or extra)
         raise ConfigError(
             f"{names} {problem}",
@@ -165,8 +169,8 @@ def add_compare(commands: Commands) -> None:
     )
     parser.add_argument("one", metavar="A", help="a run, an evaluation, or a file of detections")
     parser.add_argument("other", metavar="B", help="likewise")
-    option(parser, "--truth FILE", "ground truth in COCO's JSON form (default: that of an evaluation)")
-    option(parser, "--clip", "clip boxes that leave their image, instead of refusing a file")
+    option(parser, "--truth FILE", "ground truth in COCO's JSON format (default: that of an evaluation)")
+    option(parser, "--clip", "clip boxes that extend beyond their image, instead of rejecting a file")
     option(parser, "--samples N", "bootstrap samples", 200, least=1)
     option(parser, "-o --output URI", "folder for comparison.json and report.html")
     parser.set_defaults(command=_compare)

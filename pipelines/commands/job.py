@@ -65,11 +65,13 @@ def add(commands: Commands) -> None:
         verbs, "fields", _fields, "explain the fields of a job",
         "Explain each field of a job, with its default; * stands for a number.",
     )  # fmt: skip
-    fields.add_argument("text", nargs="?", default="", metavar="TEXT", help="only fields that contain it")
+    fields.add_argument(
+        "text", nargs="?", default="", metavar="TEXT", help="only fields that contain this text"
+    )
     listing = _verb(verbs, "list", _list, "list the jobs of the namespace")
     status = _verb(verbs, "status", _status, "show the state of a job and its pods")
     logs = _verb(verbs, "logs", _logs, "print the log of a job")
-    option(logs, "-f --follow", "continue until the job has ended, with pods that fail")
+    option(logs, "-f --follow", "follow the log until the job ends, also across failed pods")
     stop = _verb(verbs, "stop", _stop, "delete a job and its pods; its checkpoints stay")
     execute = _verb(
         verbs, "exec", _exec, "run a command in a pod of a job, on this terminal",
@@ -101,11 +103,11 @@ def _verb(
 def _add_backend(parser: argparse.ArgumentParser, **settings: Any) -> None:
     """Declare --backend and --project before the verb, or after it with argparse.SUPPRESS as default."""
     option(
-        parser, f"--backend {'|'.join(_BACKENDS)}", "kubernetes is the cluster with all kinds of jobs; "
-        "pytorchjob and trainjob only that kind; runai is Run:ai's program",
+        parser, f"--backend {'|'.join(_BACKENDS)}", "kubernetes: all kinds of jobs in the cluster; "
+        "pytorchjob or trainjob: only that kind; runai: Run:ai's command line",
         **{"default": _BACKENDS[0]} | settings,
     )  # fmt: skip
-    text = "Run:ai's project, with --backend runai (default: that of `runai project set`)"
+    text = "Run:ai project, with --backend runai (default: set by `runai project set`)"
     option(parser, "--project NAME", text, **settings)
 
 
@@ -208,7 +210,9 @@ def _exec(options: argparse.Namespace) -> int:
     pod = _pod(_existing(backend, options.name), options)
     if pod.phase != "Running":
         why = f" ({pod.reason})" if pod.reason else ""
-        raise LaunchError(f"{pod.name} is {pod.phase}{why}: nothing runs in it", fix="choose a pod that runs")
+        raise LaunchError(
+            f"{pod.name} is {pod.phase}{why}: no command can run in it", fix="choose a running pod"
+        )
     return backend.execute(options.name, pod, options.arguments)
 
 
@@ -246,9 +250,11 @@ def _menu(options: argparse.Namespace) -> int:
 
     backend = _backend(options)
     if isinstance(backend, RunaiBackend):
-        raise ConfigError("the menu shows the jobs of a cluster", fix="leave --backend runai out")
+        raise ConfigError("the menu shows the jobs of a cluster", fix="omit --backend runai")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("the menu needs a terminal", fix="use the other verbs of `kubedet job` in scripts")
+        raise ConfigError(
+            "the menu needs a terminal", fix="in scripts use the other commands of `kubedet job`"
+        )
     where = ["--namespace", backend.cluster.namespace, "--backend", options.backend]
     console = Console()
     while True:
@@ -307,11 +313,11 @@ def _backend(
     if options.backend == "runai":
         if options.namespace is not None:
             raise ConfigError(
-                "Run:ai puts a job into its project's namespace", fix="leave --namespace out; name --project"
+                "Run:ai puts a job into its project's namespace", fix="omit --namespace; use --project"
             )
         return RunaiBackend(options.project)
     if options.project:
-        raise ConfigError("a --project is Run:ai's", fix="add --backend runai, or name a --namespace")
+        raise ConfigError("--project is only for Run:ai", fix="add --backend runai, or use --namespace")
     from components.launchers.cluster.backend import ClusterBackend
 
     return ClusterBackend.connect(

@@ -96,7 +96,7 @@ def _from_file(name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(
-            f"cannot read the specification {where}: {why}", fix="name a YAML or JSON file"
+            f"cannot read the specification {where}: {why}", fix="pass a YAML or JSON file"
         ) from None
     refuse_userinfo(text, where)
     try:
@@ -108,7 +108,7 @@ def _from_file(name: str) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         raise ConfigError(
-            f"{where} holds no fields of a job", fix="write one `field: value` on a line, e.g. nodes: 2"
+            f"{where} contains no job fields", fix="write one `field: value` per line, e.g. nodes: 2"
         )
     return value
 

@@ -24,13 +24,13 @@ def add(commands: Commands) -> None:
     verify = verb(verbs, "verify", _verify, "compare a model with its checksums and signature")
     options.add_model(verify)
     option(verify, "--public-key FILE", "PEM file of the signer's key")
-    option(verify, "--at-least VERSION", "refuse a model that was exported before this version")
+    option(verify, "--at-least VERSION", "reject a model that was exported before this version")
     promote = verb(verbs, "promote", _switch, "make a version the current one")
     rollback = verb(verbs, "rollback", _switch, "go back to the version before the current one")
     for switch in (promote, rollback):
         options.add_published(switch)
-        switch.add_argument("name", metavar="NAME", help="of the model, see `kubedet model list`")
-        option(switch, "--other-classes", "allow other classes than those of the current version")
+        switch.add_argument("name", metavar="NAME", help="name of the model, as in `kubedet model list`")
+        option(switch, "--other-classes", "allow classes that differ from those of the current version")
     rollback.set_defaults(version="")
     promote.add_argument("version", metavar="VERSION", help="one of its versions")
     trace = verb(
@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     options.add_published(trace)
     options.add_prices(trace)
-    option(trace, "--json", "print it as JSON")
+    option(trace, "--json", "print the result as JSON")
     layout = verb(verbs, "layout", _layout, "write a Triton repository and a KServe service")
     options.add_model(layout)
     option(layout, "-o --output URI", "folder to write to", required=True)

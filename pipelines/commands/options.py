@@ -35,13 +35,13 @@ def add_overrides(parser: Group) -> None:
     option(
         parser, "--boxes auto|xywh|xyxy|normalised",
         "format of the boxes of a COCO JSON; auto (the default) reads xywh in pixels, and fails if they "
-        "look different; short for --set data.box_format=...",
+        "look different; same as --set data.box_format=...",
         action=_Set, const="data.box_format", dest="overrides", default=argparse.SUPPRESS,
     )  # fmt: skip
     parser.add_argument(
         "--merge-classes", action="append_const", const="data.merge_classes=true", dest="overrides",
         default=argparse.SUPPRESS,
-        help="merge classes whose names differ only by case, spaces or Unicode form; short for "
+        help="merge classes whose names differ only by case, spaces or Unicode form; same as "
         "--set data.merge_classes=true",
     )  # fmt: skip
 
@@ -103,14 +103,16 @@ def add_model(parser: Group) -> None:
 def add_inference(parser: Group) -> None:
     """Declare how large an image may be, and which of a model's formats is run."""
     option(
-        parser, "--max-pixels N", "images with more pixels are refused by their header, before they are "
-        "decoded: a file of some kilobytes can take gigabytes of memory", 50_000_000,
+        parser, "--max-pixels N", "reject images with more pixels before "
+        "decoding: a file of a few kilobytes can need gigabytes of memory", 50_000_000,
     )  # fmt: skip
     option(
         parser, "--format F", "format of the model to run: onnx, openvino, onnx-int8, raw, torch-export "
         "(default: the first available, else its weights in PyTorch)", dest="kind",
     )  # fmt: skip
-    option(parser, "--run-code", "open torch-export's model.pt2 too, a program that has your permissions")
+    option(
+        parser, "--run-code", "open torch-export's model.pt2 too, which can run code with your permissions"
+    )
 
 
 TILE = (
@@ -126,21 +128,25 @@ def checked_pixel_limit(options: Options) -> int:
     most: int = options.max_pixels
     if not 1 <= most <= MAX_PIXELS:
         raise ConfigError(
-            f"--max-pixels must be from 1 to {MAX_PIXELS}, not {most}", fix="leave it out, or use 100000000"
+            f"--max-pixels must be from 1 to {MAX_PIXELS}, not {most}", fix="omit it, or use 100000000"
         )
     return most
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
-    """Declare where Kubeflow Pipelines is."""
+    """Declare the options for reaching Kubeflow Pipelines."""
     group = parser.add_argument_group(
         "Kubeflow Pipelines",
         "A token, if needed, is read from the variable KFP_EXISTING_TOKEN, as by kfp, or from the pod. "
         "Without a host: the cluster around this process, or that of the kubeconfig.",
     )
-    option(group, "--host URL", "its API (default: $KFP_ENDPOINT)")
-    option(group, "--namespace NAME", "your profile's, if several users share it (default: $KFP_NAMESPACE)")
-    option(group, "--ca FILE", "certificate of the host's own authority")
+    option(group, "--host URL", "URL of its API (default: $KFP_ENDPOINT)")
+    option(
+        group,
+        "--namespace NAME",
+        "your profile's namespace, if several users share the installation (default: $KFP_NAMESPACE)",
+    )
+    option(group, "--ca FILE", "CA certificate of the host")
 
 
 def add_run(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
@@ -155,7 +161,7 @@ def add_run(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -
         group, "--job FIELD=VALUE...", "set one further field of the training job, e.g. memory_limit=64Gi or "
         "network.profile=rdma; may be repeated; `kubedet job fields` lists them",
     )  # fmt: skip
-    option(group, "--experiment NAME", "experiment of the runs", "kubedet")
+    option(group, "--experiment NAME", "experiment that contains the runs", "kubedet")
 
 
 def add_sizes(group: Group, default: str) -> None:
@@ -170,9 +176,9 @@ def add_sizes(group: Group, default: str) -> None:
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that are fixed when the pipeline is compiled."""
     group = parser.add_argument_group("compile options", "Fixed in the compiled pipeline.")
-    text = "end there: `shards` prepares the data and trains nothing"
+    text = "stop after this step: `shards` prepares the data and does not train"
     option(group, "--until UNTIL", text, choices=["shards"], metavar=None)
-    text = "pods that share download and sharding of a big set, 1 to 256; the result is the same"
+    text = "number of pods that share download and sharding of a large set, 1 to 256; the result is the same"
     option(group, "--partitions N", text, 1)
     add_limits(group)
 
@@ -180,7 +186,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
 def add_limits(group: Group) -> None:
     """Declare time limits of a run and of its objects."""
     option(group, "--deadline SECONDS", "end a run that takes longer (default: none)", 0)
-    text = "delete a run's pods and Workflow this long after its end (default: the cluster's setting)"
+    text = "delete a run's pods and Workflow this long after it ends (default: the cluster's setting)"
     option(group, "--ttl SECONDS", text, 0)
 
 

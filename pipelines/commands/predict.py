@@ -71,7 +71,7 @@ def _predict(options: argparse.Namespace) -> int:
         where = f"the results of the others are in {options.output}" if everything else "nothing was written"
         raise ConfigError(
             f"{len(failed)} of {len(paths)} images cannot be used:\n{lines}",
-            fix=f"{where}; check the paths, and give JPEG, PNG, WebP, BMP, GIF or TIFF files",
+            fix=f"{where}; check the paths, and use JPEG, PNG, WebP, BMP, GIF or TIFF files",
         )
     print(f"results in {options.output}")
     return 0
@@ -93,7 +93,7 @@ def _images(patterns: list[str]) -> list[Path]:
             inside = sorted(path for path in named.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
             if not inside:
                 suffixes = ", ".join(IMAGE_SUFFIXES)
-                raise ConfigError(f"the folder {named} holds no images", fix=f"looked for {suffixes}")
+                raise ConfigError(f"the folder {named} contains no images", fix=f"looked for {suffixes}")
             paths += inside
         else:
             paths.append(named)
@@ -109,8 +109,8 @@ def add_serve(commands: Commands) -> None:
         "a model, not for production: see `kubedet model layout` for that.",
     )
     add_model(parser)
-    option(parser, "--host HOST", "address to listen at", "127.0.0.1")
-    option(parser, "--port PORT", "port; 0 is any", 8080)
+    option(parser, "--host HOST", "address to listen on", "127.0.0.1")
+    option(parser, "--port PORT", "port; 0 chooses a free one", 8080)
     option(
         parser, "--allow-host NAME...", "another host name of this server, as a proxy or a Service gives it, "
         "or a pattern such as *.example.org; repeat it for more. IP addresses, localhost and this machine's "

@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
         "recipes",
         description="List the named configurations; a run uses one (--recipe) and changes keys (--set).",
     )
-    option(parser, "--show NAME", "print one with all its keys, as JSON")
+    option(parser, "--show NAME", "print one recipe with all its keys, as JSON")
     option(
         parser, "--explain TEXT", "explain all keys, or those that contain TEXT, e.g. train. or anchor; with "
         "the values of --show NAME, or the defaults", None, nargs="?", const="",
@@ -75,7 +75,7 @@ def describe(
         lines = textwrap.wrap(meaning, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
         paragraphs += [f"{item.name} = {shown}" + (f"  ({item.kind})" if item.kind else ""), *lines]
     if not paragraphs:
-        raise ConfigError(f"no field contains {text!r}", fix="leave it out to see all of them")
+        raise ConfigError(f"no field contains {text!r}", fix="omit it to see all of them")
     return "\n".join(paragraphs)
 
 

@@ -74,11 +74,11 @@ def add(commands: Commands) -> None:
             add_parameter(parser, item)
     option(parser, "--name NAME", "name of the run (default: the recipe and the time)")
     option(
-        parser, "--quick", f"train for about {QUICK_MINUTES} minutes: short for --set "
+        parser, "--quick", f"train for about {QUICK_MINUTES} minutes, same as --set "
         f"{MINUTES}={QUICK_MINUTES}; image size, epochs and batch size are chosen for you unless set",
     )  # fmt: skip
     add_prices(parser)
-    option(parser, "--verbose", "show the local runner's own log too")
+    option(parser, "--verbose", "also show the log of the local runner")
     parser.set_defaults(command=lambda arguments: run(read_options(arguments)))
 
 
@@ -161,7 +161,7 @@ class RunRecord:
     error: Values = field(default_factory=dict)  # step, message and exit_code, unless the run succeeded.
 
     def write(self, folder: Path) -> None:
-        """Write the record into the run's folder, indented for people."""
+        """Write the record into the run's folder, indented for readability."""
         tree = {"kind": "run", "version": 1} | {key: value for key, value in asdict(self).items() if value}
         storage.write_json(str(folder / "summary.json"), tree, indent=2)
 
@@ -429,7 +429,7 @@ def _lock(folder: Path) -> TextIO:
         lock.close()
         raise ConfigError(
             f"a run named {folder.name!r} is in progress in {folder}",
-            fix="wait for its end, stop it, or choose another --name",
+            fix="wait until it ends, stop it, or choose another --name",
         ) from None
     return lock
 
@@ -454,5 +454,5 @@ def _check_same(folder: Path, options: Options) -> None:
     if changed:
         raise ConfigError(
             f"the run {folder.name!r} was started with other settings:\n" + "\n".join(changed),
-            fix=f"choose another --name, or give the same settings to continue, or delete {folder}",
+            fix=f"choose another --name, use the same settings to continue, or delete {folder}",
         )

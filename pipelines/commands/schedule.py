@@ -58,16 +58,16 @@ def add(commands: Commands) -> None:
     option(
         create, "--cron TEXT", "minute, hour, day of the month, month, day of the week (0 is Sunday), "
         "optionally with the second first; '0 2 * * *' is every night at 2, in the cluster's time zone "
-        "(mostly UTC)", required=True,
+        "(usually UTC)", required=True,
     )  # fmt: skip
-    option(create, "--dry-run", "print what would be sent, and send nothing")
+    option(create, "--dry-run", "print what would be sent, without sending it")
     options.add_run(create, without=("data_version",))
     options.add_compile_options(create)
     listing = verb(verbs, "list", _list, "list the schedules")
     history = verb(
         verbs, "history", _history, "show the runs of a schedule: times, state, verdict, AP, use and cost"
     )
-    option(history, "--html FILE", "write a page too, with plots")
+    option(history, "--html FILE", "also write a page with plots")
     option(history, "--data-root URI", "location of the runs' data for this machine, if it differs")
     options.add_prices(history)
     named = [create, history, verb(verbs, "run", _run, "start a run of a schedule now")]
@@ -89,12 +89,12 @@ def parse_cron(text: str) -> str:
         raise ConfigError(
             f"the cron expression {text!r} has {len(fields)} fields, not 5 or 6",
             fix="write minute, hour, day of the month, month and day of the week: '0 2 * * *' is "
-            "every night at 2 (UTC, mostly)",
+            "every night at 2 (usually UTC)",
         )
     cron = " ".join(["0", *fields] if len(fields) == 5 else fields)
     try:
         if _UNKNOWN_DAYS.search(fields[-1]) or "L" in fields[-3].upper():
-            raise CronSimError("Kubeflow supports neither L, # nor 7 for Sunday")
+            raise CronSimError("Kubeflow does not support L, # or 7 for Sunday")
         next(due_times(cron, datetime(2000, 1, 1)))
     except (CronSimError, ValueError, StopIteration) as error:
         raise ConfigError(
@@ -124,7 +124,7 @@ def _create(arguments: argparse.Namespace) -> int:
     arguments.data_version = SCHEDULED_TIME
     if arguments.output:
         # Every run would find the first run's finished training there.
-        raise ConfigError("--output would be one folder for all runs of a schedule", fix="leave it out")
+        raise ConfigError("--output would make all runs of a schedule share one folder", fix="leave it out")
     submission = options.submission(arguments, arguments.name)
     if arguments.dry_run:
         print("nothing is sent; this would be:")
@@ -206,13 +206,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if unfinished := [run.run_id for run in _runs(server, name) if run.state not in ENDED]:
         raise ConfigError(
             f"a run of the schedule {name!r} has not ended: {', '.join(unfinished)}",
-            fix="wait for its end: the runs of a schedule share the data, one at a time",
+            fix="wait until it ends: the runs of a schedule share the data, so they run one at a time",
         )
     package, experiment = schedule.pipeline_spec, schedule.experiment_id
     if package is None or experiment is None:
         raise ConfigError(
             f"Kubeflow Pipelines does not report the pipeline of the schedule {name!r}",
-            fix="start the same with `kubedet submit`",
+            fix="start the run with `kubedet submit`",
         )
     run_id = server.create_run(f"{name} now", experiment, package, _parameters(schedule), _STARTED)
     print(f"schedule {name}: started the run {run_id}\n{server.link('runs', run_id)}")
@@ -260,7 +260,7 @@ def _named(server: "Server", name: str, *, required: bool = True) -> list[Any]:
     if any(not (item.description or "").startswith(_MARK) for item in schedules):
         raise ConfigError(
             f"the recurring run {name!r} was not created by `kubedet schedule`",
-            fix="choose another --name, or delete that one in the UI",
+            fix="choose another --name, or delete the existing one in the UI",
         )
     if required and not schedules:
         raise ConfigError(f"there is no schedule {name!r}", fix="see `kubedet schedule list`")

@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
 def _add_sending(parser: options.Group) -> None:
     """Declare --wait and --dry-run."""
     option(parser, "--wait", "follow the run to its end")
-    option(parser, "--dry-run", "print what would be sent, and send nothing")
+    option(parser, "--dry-run", "print what would be sent, without sending it")
 
 
 def read_submission(arguments: argparse.Namespace) -> "Submission":
@@ -110,7 +110,7 @@ def _describe(submission: "Submission", access: Access) -> None:
     print(f"  image       {COMPONENT_IMAGE}{own}")
     for parameter, value in submission.parameters.items():
         print(f"  {parameter}={argument(value)}")
-    print("the same with kfp:")
+    print("the equivalent kfp command:")
     print("".join(f"  {line}\n" for line in submission.commands(access)), end="", flush=True)
 
 
@@ -123,11 +123,11 @@ def add_tune(commands: Commands) -> None:
     )
     for name in _LOCAL_OPTIONS:
         options.add_parameter(parser, parameters.LOCAL[name])
-    text = "YAML with the keys to search and their ranges (default: the recipe's space)"
+    text = "YAML file with the keys to search and their ranges (default: the recipe's space)"
     option(parser, "--space FILE", text)
-    option(parser, "--show-space", "print the space as such a file, and exit")
-    option(parser, "--trials N", "number of trials, with those of earlier calls", 20, least=1)
-    option(parser, "--parallel M", "trainings at the same time", 1, least=1)
+    option(parser, "--show-space", "print the search space in this format, and exit")
+    option(parser, "--trials N", "number of trials, including those of earlier calls", 20, least=1)
+    option(parser, "--parallel M", "number of concurrent trials", 1, least=1)
     option(parser, "--name NAME", "name of the search (default: tune-RECIPE)")
     options.add_overrides(parser)
     group = parser.add_argument_group(
@@ -135,12 +135,12 @@ def add_tune(commands: Commands) -> None:
     )
     option(group, "--submit", "search in Kubeflow")
     _add_sending(group)
-    text = "GPUs of each trial's pod, a training process each (default: 0)"
+    text = "GPUs of each trial's pod, with one training process per GPU (default: 0)"
     option(group, "--gpus N", text, 0, dest="trial_gpus")
     for name in _CLUSTER_OPTIONS[:-2]:
         options.add_parameter(group, parameters.TABLE[name])
     options.add_sizes(group, options.BY_SOURCE)
-    option(group, "--experiment NAME", "experiment of the runs", "kubedet")
+    option(group, "--experiment NAME", "experiment that contains the runs", "kubedet")
     options.add_limits(group)
     options.add_access(parser)
     parser.set_defaults(command=_tune)

@@ -56,7 +56,7 @@ def test_work_that_three_pods_share_trains_on_two_nodes(runs):
     assert command.end(MINUTES) == 0, str(command)
     nodes = list(runs.pods(run_id))
     assert len(nodes) == 12 + 2 * 2, nodes
-    assert "the data need no more work" in runs.log(run_id, "assist")
+    assert "all data is prepared" in runs.log(run_id, "assist")
 
 
 def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(runs, user):

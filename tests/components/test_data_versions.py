@@ -70,7 +70,7 @@ def test_deleted_data_come_back_only_as_they_were(source, tmp_path):
     shutil.rmtree(first.uri)
     assert fetch(same, root, CONFIG, "monday").fingerprint == first.fingerprint
     shutil.rmtree(first.uri)
-    with pytest.raises(DataError, match=r"version monday were deleted, and .* has changed since"):
+    with pytest.raises(DataError, match=r"version monday was deleted, and .* has changed since"):
         fetch(source(3), root, CONFIG, "monday")
 
 
@@ -99,7 +99,7 @@ def test_what_a_later_run_gets_belongs_to_later_versions(source, tmp_path, monke
     # The images are all there now: what is deleted comes back with one more.
     shutil.rmtree(first.uri)
     for _ in range(2):
-        with pytest.raises(DataError, match=r"version monday were deleted, and .* has changed since"):
+        with pytest.raises(DataError, match=r"version monday was deleted, and .* has changed since"):
             fetch(uri, root, config, "monday")
         assert images_of(fetch(uri, root, config, "tuesday")) == 20
 
@@ -115,7 +115,7 @@ def test_a_record_of_before_images_were_pinned_still_names_its_folder(source, tm
 
 def test_a_version_is_part_of_a_files_name(source, tmp_path):
     for bad in ("../up", "a b", "", ".hidden", "x" * 101):
-        with pytest.raises(ConfigError, match="cannot be a name"):
+        with pytest.raises(ConfigError, match="not a valid name"):
             check_name(bad, data_versions.KEY)
-    with pytest.raises(ConfigError, match="cannot be a name"):
+    with pytest.raises(ConfigError, match="not a valid name"):
         fetch("sample", str(tmp_path), CONFIG, "a/b")

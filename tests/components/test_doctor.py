@@ -147,10 +147,10 @@ def test_the_shared_runtime_is_found_and_one_of_another_version_or_owner_is_told
     assert look()[RUNTIME].state == "ok"
     runtime(fake_cluster, mlPolicy={"numNodes": 1})
     finding = look()[RUNTIME]
-    assert finding.state == "warning" and "not the one of this version" in finding.detail
+    assert finding.state == "warning" and "differs from this version" in finding.detail
     assert finding.fix.startswith("kubectl apply")
     runtime(fake_cluster, managed="somebody")
-    assert "not made by kubedet" in look()[RUNTIME].detail
+    assert "not created by kubedet" in look()[RUNTIME].detail
     fake_cluster.denied.add(("get", "trainingruntimes"))
     assert "not known" in look()[RUNTIME].detail
 

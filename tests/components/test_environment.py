@@ -80,7 +80,7 @@ def test_the_default_secret_need_not_exist(mounted, tmp_path):
 
 
 def test_a_secret_that_was_named_must_exist(mounted):
-    with pytest.raises(ConfigError, match="the Secret ours gives no key to sign with: it does not exist"):
+    with pytest.raises(ConfigError, match="the Secret ours has no signing key: it does not exist"):
         signing_key("ours", mounted())
 
 

@@ -53,7 +53,7 @@ def test_a_retry_registers_nothing_twice(server, exported):
 @pytest.mark.parametrize("at", ["registered_models", "model_versions", "artifacts"])
 def test_a_retry_completes_what_was_begun(server, exported, at):
     server.failures.append(("POST", at, 500))
-    with pytest.raises(ExportError, match="refuses: 500"):
+    with pytest.raises(ExportError, match="refused the request: 500"):
         register_model(exported, server.url, "run-7")
     assert register_model(exported, server.url, "run-7") == {"model": "1", "version": "1", "artifact": "1"}
     assert len(server.models) == len(server.versions) == len(server.artifacts) == 1
@@ -68,13 +68,13 @@ def test_the_token_of_the_pod_is_sent(server, exported, tmp_path, monkeypatch):
 
 def test_a_refusal_names_the_role(server, exported):
     server.failures.append(("GET", "registered_model", 403))
-    with pytest.raises(ExportError, match=r"(?s)refuses: 403.*role in the registry"):
+    with pytest.raises(ExportError, match=r"(?s)refused the request: 403.*role in the registry"):
         register_model(exported, server.url, "")
 
 
 @pytest.mark.parametrize("url", ["", "registry:8080", "ftp://registry"])
 def test_what_is_no_url(exported, url):
-    with pytest.raises(ConfigError, match="is no URL"):
+    with pytest.raises(ConfigError, match="is not a URL"):
         register_model(exported, url, "")
 
 

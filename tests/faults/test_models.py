@@ -233,10 +233,10 @@ def test_another_model_in_a_versions_folder(root, keys, injected):
     shutil.rmtree(models / "v2")
     shutil.copytree(models / "v1", models / "v2")
     for name in ("pets", "pets@v2"):
-        with pytest.raises(StorageError, match="holds pets v1, not pets v2"):
+        with pytest.raises(StorageError, match="contains pets v1, not pets v2"):
             verify(name, root, keys[1])
     shutil.copytree(models, root / "models" / "people")
-    with pytest.raises(StorageError, match="holds pets v1, not people v1"):
+    with pytest.raises(StorageError, match="contains pets v1, not people v1"):
         verify("people@v1", root, keys[1])
     injected(3)
 

@@ -118,9 +118,9 @@ def test_unusable_images_are_named(folder, images, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: kubedet.load("runs/first"), "runs/first holds no bundle"),
+        (lambda: kubedet.load("runs/first"), "runs/first is not a bundle"),
         (lambda: kubedet.load("none.pt"), r"none\.pt"),
-        (lambda: kubedet.load("pets", tile=7), "a tile has 64 pixels a side or more"),
+        (lambda: kubedet.load("pets", tile=7), "the side of a tile must be at least 64 pixels"),
         (lambda: kubedet.load("pets", format="tflite"), "no format tflite"),
         (lambda: kubedet.load("pets").predict("photo.jpg", score=30), "score must be from 0 to 1, not 30"),
         (lambda: kubedet.train(nporc=2), "unrecognized arguments: --nporc=2"),
@@ -128,7 +128,7 @@ def test_unusable_images_are_named(folder, images, message):
         (lambda: kubedet.train("coco:/nowhere"), "/nowhere"),
         (lambda: kubedet.train(minutes=-1), r"train\.minutes"),
         (lambda: kubedet.train("https://user:word@host/x.zip"), "name or password"),
-        (lambda: kubedet.evaluate("runs/first/model", "nowhere"), "nowhere holds no shards"),
+        (lambda: kubedet.evaluate("runs/first/model", "nowhere"), "nowhere is not a folder of shards"),
         (lambda: kubedet.submit("cards.zip", data_root="s3://b/r"), "no pod finds"),
         (lambda: kubedet.compile(partitions=0), "partitions"),
         (lambda: kubedet.compile("photo.jpg/p.yaml"), "cannot write"),

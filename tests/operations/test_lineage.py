@@ -88,7 +88,7 @@ def test_from_an_image_to_all_who_saw_it(made, capsys):
     assert (who["runs"], who["models"], row["key"], row["seen"]) == (["night-1"], ["sample@v1"], key, True)
     for name in (row["file_name"], row["image"], row["annotations"]):
         assert lineage.trace(name, root)["seen"][0]["models"] == ["sample@v1"]
-    with pytest.raises(ConfigError, match="'nobody' is no model, no run and no image"):
+    with pytest.raises(ConfigError, match="'nobody' is not a known model, run or image"):
         lineage.trace("nobody", root)
 
 
@@ -129,10 +129,10 @@ def test_nothing_is_deleted_while_a_run_trains_on_it(made):
     Path(root, "runs/night-1/train/result.json").unlink()
     planned = forgetting.plan(root, [key_of(root, shards)])
     assert planned.running == ["night-1"]
-    with pytest.raises(ConfigError, match="still train with the images: night-1"):
+    with pytest.raises(ConfigError, match="still training on the images: night-1"):
         forgetting.forget(root, planned)
     assert not exclusions.read(root) and Path(root, "shards", shards["fingerprint"], "index.json").exists()
-    with pytest.raises(ConfigError, match="had an image nobody"):
+    with pytest.raises(ConfigError, match="contain the image nobody"):
         forgetting.plan(root, ["nobody"])
 
 

@@ -37,7 +37,7 @@ def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp
     monkeypatch.delenv("KFP_ENDPOINT")
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube" / "config").write_text("clusters: [")
-    with pytest.raises(ConfigError, match="no host is named, and no kubeconfig usable: "):
+    with pytest.raises(ConfigError, match="no host is set, and no kubeconfig is usable: "):
         Server(Access.find())
     (tmp_path / ".kube" / "config").write_text(json.dumps(config))
     assert Server(Access.find()).experiment("e")
@@ -93,7 +93,7 @@ def test_what_may_have_been_taken_is_not_sent_again(kfp_server):
 def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
     server = Server(Access.find())
     kfp_server.failures = [("POST", "/experiments", 200, "<html>Log in to Dex</html>")]
-    with pytest.raises(ConfigError, match="not as the API of Kubeflow Pipelines"):
+    with pytest.raises(ConfigError, match="is not the API of Kubeflow Pipelines"):
         server.experiment("nightly")
 
 
@@ -110,9 +110,9 @@ def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):
     with pytest.raises(Unavailable, match=r"cannot be reached: .*refused"):
         Server(Access.find())
     monkeypatch.delenv("KFP_ENDPOINT")
-    with pytest.raises(ConfigError, match="no Kubeflow Pipelines is configured"):
+    with pytest.raises(ConfigError, match="Kubeflow Pipelines is not configured"):
         Server(Access.find())
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         Server(Access("https://kfp", ca=str(tmp_path / "ca.pem")))
 
 

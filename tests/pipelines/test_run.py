@@ -349,7 +349,7 @@ def test_all_problems_are_in_one_error():
     with pytest.raises(ConfigError) as caught:
         check(options)
     lines = caught.value.message.splitlines()[1:]
-    wrong = ["'a/b'", "--nproc", "/missing does not exist", "no recipe 'nope'"]
+    wrong = ["'a/b'", "--nproc", "/missing does not exist", "unknown recipe 'nope'"]
     wrong += ["coco/AP >= x", "coco/AP50 > y"]
     assert len(lines) == len(wrong)
     assert all(part in line for part, line in zip(wrong, lines, strict=True))

@@ -35,21 +35,21 @@ def test_what_can_be_run_passes():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"recipe": "nope"}, "no recipe 'nope'"),
+        ({"recipe": "nope"}, "unknown recipe 'nope'"),
         ({"overrides": {"train.epoch": 3}}, "did you mean train.epochs"),
         ({"overrides": {"train.minutes": 4}}, "train.minutes: has no effect with the launcher kubernetes"),
         ({"launcher": "slurm"}, "no launcher 'slurm'; use one of: local, kubernetes"),
         ({"job": {"memory_limit": "lots"}}, "job.memory_limit: "),
         ({"step_memory": "0"}, "step_memory: '0' is less than 64Mi"),
-        ({"data_version": "a/b"}, "data_version 'a/b' cannot be a name"),
+        ({"data_version": "a/b"}, "data_version 'a/b' is not a valid name"),
         ({"claim": "my claim"}, "claim: "),
-        ({"registry": "registry:8080"}, "the model registry 'registry:8080' is no URL"),
+        ({"registry": "registry:8080"}, "the model registry 'registry:8080' is not a URL"),
         ({"data_root": ""}, "data_root: is missing"),
         ({"data_root": "./data"}, "data_root: no pod finds ./data: use a bucket, or a volume"),
         ({"data_root": "/home/me", "claim": "sets"}, "use a bucket or a path below /data"),
         ({"source": "coco:/home/me/coco"}, "source: no pod finds /home/me/coco"),
-        ({"source": "coco:2017,base=s3://ab/x"}, "source: s3://ab/x: no bucket can be named 'ab'"),
-        ({"overrides": {"model.weights": "s3://a..b/w.pt"}}, "no bucket can be named 'a..b'"),
+        ({"source": "coco:2017,base=s3://ab/x"}, "source: s3://ab/x: invalid bucket name 'ab'"),
+        ({"overrides": {"model.weights": "s3://a..b/w.pt"}}, "invalid bucket name 'a..b'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(parameters, message):
@@ -110,7 +110,7 @@ def test_a_search_is_checked_before_anything_is_sent():
     with pytest.raises(ConfigError, match=r"train\.rate"):
         Submission("a", "b", searched, {"trials": 2}).check()
     searched |= {"space": "{train.lr: {low: 0.1, high: 0.2}}"}
-    with pytest.raises(ConfigError, match="cannot be a name"):
+    with pytest.raises(ConfigError, match="not a valid name"):
         Submission("a", "b", searched, {"trials": 2}).check()
     searched |= {"study": "first", "overrides": {"train.minutes": 3}}
     Submission("a", "b", searched, {"trials": 2, "parallelism": 2, "gpus": 1}).check()
@@ -121,7 +121,7 @@ def test_a_search_is_checked_before_anything_is_sent():
     [
         ({"gpus": 1}, "gpus has no effect without trials"),
         ({"trials": 2, "until": "shards"}, "until shards cannot be combined with a search"),
-        ({"partitions": 300}, "partitions 300 is not from 1 to 256"),
+        ({"partitions": 300}, "partitions 300 must be from 1 to 256"),
         ({"parallelism": 4}, "parallelism has no effect without trials"),
         ({"until": "train"}, "until 'train' is not a step to end at"),
         ({"deadline": -1, "ttl": -2}, "deadline -1 is less than zero; ttl -2 is less than zero"),

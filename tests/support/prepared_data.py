@@ -46,6 +46,6 @@ def images_of(manifest) -> int:
 
 
 def mounts() -> bool:
-    """Tell whether this machine lets us mount what only one process sees."""
+    """Return whether this machine lets us mount what only one process sees."""
     command = ["unshare", "--mount", "mount", "--bind", "/", "/"]
     return shutil.which("unshare") is not None and not subprocess.run(command, capture_output=True).returncode

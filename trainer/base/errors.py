@@ -56,7 +56,7 @@ class StorageError(KubedetError):
 
 
 class MissingError(StorageError):
-    """A URI with nothing behind it: retrying does not help."""
+    """A URI that does not exist: retrying does not help."""
 
 
 class RefusedError(StorageError):
@@ -111,7 +111,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def translated(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[None]:
-    """Turn any exception of a library into an error of ours; KubedetErrors pass unchanged."""
+    """Turn any exception of a library into a KubedetError; KubedetErrors pass unchanged."""
     try:
         yield
     except KubedetError:
@@ -124,8 +124,9 @@ def refuse_userinfo(text: str, where: str) -> None:
     """Refuse an address with a name or password, which process lists, logs and reports would show."""
     if has_userinfo(text):
         raise ConfigError(
-            f"{where}: an address with a name or password in it (://...@) is refused: it would be visible",
-            fix="remove it from the address; keys of stores come from the environment or a Secret "
+            f"{where}: an address with a name or password in it (://...@) is not allowed, because it "
+            "would be visible",
+            fix="remove it from the address; store keys come from the environment or a Secret "
             "(AWS_ACCESS_KEY_ID, ...); files behind a password belong in a bucket or a folder",
         )
 
@@ -134,6 +135,6 @@ def check_name(name: str, noun: str, reserved: str = "") -> None:
     """Refuse a name, of what `noun` says, that is reserved or cannot be part of a file's name."""
     if not _NAME.fullmatch(name) or name == reserved:
         raise ConfigError(
-            f"the {noun} {name!r} cannot be a name",
+            f"the {noun} {name!r} is not a valid name",
             fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
         )

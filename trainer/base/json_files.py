@@ -75,17 +75,17 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
     if not form:
         return obj
     if not isinstance(obj, dict):
-        raise FormError(f"{uri}: a JSON object was expected", fix=remedy)
+        raise FormError(f"{uri}: must be a JSON object", fix=remedy)
     if form.kind and obj.get("kind") != form.kind:
         raise FormError(f"{uri}: its kind is {excerpt(obj.get('kind'))}, not {form.kind!r}", fix=remedy)
     if form.version:
         key = form.version_key
         version = obj.get(key, 1 if key != "version" else None)
         if type(version) is not int or version < 1:
-            raise FormError(f"{uri}: {key} is {excerpt(version)}, not a number from 1 on", fix=remedy)
+            raise FormError(f"{uri}: {key} is {excerpt(version)}, which is not a positive number", fix=remedy)
         if version > form.version:
             message = f"{uri} was written by a newer kubedet: its {key} is {version}"
-            fix = f"use the newer kubedet, or another data root; {form.version} is known here"
+            fix = f"use the newer kubedet, or another data root; this kubedet supports {form.version}"
             raise DataError(message, fix=fix)
     check_shape(uri, obj, form.shape, remedy)
     return obj

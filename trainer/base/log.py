@@ -92,7 +92,7 @@ class Bar:
         self.skip(amount)
 
     def skip(self, amount: int = 1) -> None:
-        """Count units that an earlier run has done: they do not count for the rate."""
+        """Count units that an earlier run has finished: they do not count toward the rate."""
         self.done += amount
         self.show()
 
@@ -117,7 +117,7 @@ class Bar:
         return max(self.total - self.done, 0) / self.rate
 
     def event(self, *, end: bool = False) -> dict[str, Any]:
-        """Return the state as an event for PROGRESS_FILE; at the end with the mean rate."""
+        """Return the state as an event for PROGRESS_FILE, with the mean rate at the end."""
         rate = self._rate_since(self._start) if end else self.rate
         return {
             "task": self.task, "done": self.done, "total": self.total, "unit": self.unit,
@@ -164,7 +164,7 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
 
 @contextmanager
 def activity(logger: logging.Logger, text: str) -> Iterator[None]:
-    """Log every ten seconds what is done inside, and for how long."""
+    """Log every ten seconds which work is in progress, and for how long."""
     start = time.monotonic()
     with _repeated(lambda: logger.info("%s, %s", text, clock(time.monotonic() - start))):
         yield

@@ -47,7 +47,7 @@ def check_resources(error: BaseException, title: str = "an image") -> None:
     """
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_MESSAGES):
         raise ResourceError(
-            f"{title} cannot be read: there is not enough memory", fix=_REMEDIES[errno.ENOMEM]
+            f"{title} cannot be read: not enough memory", fix=_REMEDIES[errno.ENOMEM]
         ) from error
     # torch seeks to a place before the beginning of a file that was cut short: EINVAL.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):

@@ -107,7 +107,7 @@ def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> 
     import yaml
 
     if len(text) > longest:
-        raise UnboundedError(f"it is longer than {longest} characters")
+        raise UnboundedError(f"longer than {longest} characters")
     try:
         value = yaml.load(text, _loader(plain_text))  # noqa: S506 (it constructs plain values only)
     except RecursionError:
@@ -151,16 +151,16 @@ def _checked(value: Any) -> Any:
         node, depth = pending.pop()
         count += 1
         if count > MAX_VALUES:
-            raise UnboundedError(f"it holds more than {MAX_VALUES} values")
+            raise UnboundedError(f"more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             raise UnboundedError(_TOO_DEEP)
         if isinstance(node, dict):
             for key in node:
                 if not isinstance(key, str):
-                    raise ValueError(f"the key {str(key)[:40]} is not text: put it in quotes")
+                    raise ValueError(f"the key {str(key)[:40]} is not a string: put it in quotes")
             pending += [(part, depth + 1) for part in node.values()]
         elif isinstance(node, list):
             pending += [(part, depth + 1) for part in node]
         elif not isinstance(node, str | int | float | None):
-            raise ValueError(f"{str(node)[:40]} is not text, number, true, false, null, list or mapping")
+            raise ValueError(f"{str(node)[:40]} is not a string, number, true, false, null, list or mapping")
     return value

@@ -50,7 +50,7 @@ class TemporaryFolder:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Give a folder that is removed when the block ends."""
+    """Yield a folder that is removed when the block ends."""
     folder = TemporaryFolder()
     try:
         yield folder.path

@@ -34,7 +34,7 @@ def load(kind: type[T], value: Any, where: str, remedy: str) -> T:
                 if field.name not in value and field.default is field.default_factory is MISSING:
                     raise error(f" lacks {_shown(f'{place}.{field.name}')}")
             if unknown := value.keys() - types.keys():
-                raise error(f": {_shown(f'{place}.{min(unknown)}')} is not known to this kubedet")
+                raise error(f": {_shown(f'{place}.{min(unknown)}')} is unknown to this kubedet")
             loaded = {name: part(types[name], item, f"{place}.{name}") for name, item in value.items()}
             return kind(**loaded)  # type: ignore[operator]
         if origin is dict and isinstance(value, dict):

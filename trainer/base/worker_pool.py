@@ -36,7 +36,7 @@ def available_cores() -> int:
 
 
 def threads_of_process(processes: int, cores: int = 0) -> int:
-    """Return the OMP_NUM_THREADS of each of some processes that share the cores (0: `available_cores`).
+    """Return OMP_NUM_THREADS for each process if several share the cores (0: `available_cores`).
 
     torchrun would start one thread in each, PyTorch one per core in each.
     """
@@ -81,8 +81,8 @@ def run(
             yield _next_result(done).result()
     except BrokenProcessPool as error:
         raise DataError(
-            "a worker process was killed, most likely because memory ran out",
-            fix="set data.processes lower or give more memory, and run again: finished pieces are kept",
+            "a worker process was killed, probably because memory ran out",
+            fix="lower data.processes or add memory, and run again: finished parts are kept",
             transient=True,
         ) from error
     finally:

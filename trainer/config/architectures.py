@@ -48,7 +48,7 @@ def entry(name: Any) -> Entry:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         close = difflib.get_close_matches(str(name), ARCHITECTURES, n=1)
         raise ConfigError(
-            f"no architecture {name!r}",
+            f"unknown architecture {name!r}",
             fix=f"did you mean {close[0]}?" if close else f"use one of: {', '.join(ARCHITECTURES)}",
         )
     return ARCHITECTURES[name]

@@ -25,7 +25,7 @@ _EXCERPT = 40
 _LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
 """Libraries of published weights by the scheme of their URI."""
 _REWRITE_FIX = (
-    "run the command that wrote it again; if you edited it, remove its last key, file_sha256, as well"
+    "run the command that wrote it again; if you edited the file, also remove its last key, file_sha256"
 )
 
 
@@ -147,7 +147,7 @@ def parse_value(text: str) -> Any:
     except UnboundedError as error:
         raise ConfigError(
             f"the value {text[:_EXCERPT]}... cannot be used: {error}",
-            fix="write a number, a text, or a list of them",
+            fix="write a number, a string, or a list of them",
         ) from None
     except ValueError:
         return text
@@ -224,8 +224,8 @@ def check_frozen(config: Config) -> None:
     if frozen and not config.model.weights:
         now = " and ".join(f"model.{key}={getattr(config.model, key)}" for key in frozen)
         raise ConfigError(
-            f"{now} would freeze random weights: model.weights names none",
-            fix=f"name some, or train all: --set {_WEIGHTS}={NO_WEIGHTS}, or --set "
+            f"{now} would freeze random weights, because model.weights is not set",
+            fix=f"set some, or train all layers: --set {_WEIGHTS}={NO_WEIGHTS}, or --set "
             + " --set ".join(f"model.{key}={value}" for key, value in frozen.items()),
         )
 

@@ -37,7 +37,7 @@ QUICK_MINUTES = 4  # its value for `kubedet run --quick`
 
 @dataclass(config=STRICT, frozen=True)
 class DataConfig:
-    """From a source to shards."""
+    """From source to shards."""
 
     val_fraction: Fraction = 0.1
     """Share of the training images held out for validation, if the source has no validation split."""
@@ -45,13 +45,13 @@ class DataConfig:
     """Share of the training images held out for the test, if the source has no test split; chosen by a hash
     of their names."""
     max_bad_fraction: Fraction = 0.02
-    """Largest share of bad images or boxes; above it the step fails."""
+    """Maximum share of bad images or boxes; with more, the step fails."""
     classes: list[str] = field(default_factory=list)
     """Classes to keep, in label order, by name or by the source's id (a MID of Open Images); empty keeps
     all."""
     max_images: Count = 0
-    """Most images of each split, chosen by a hash of their names, so that a larger number only adds; 0 keeps
-    all."""
+    """Maximum number of images per split, chosen by a hash of their names, so that a larger number only adds
+    images; 0 keeps all."""
     boxes_from: Literal["bbox", "segmentation"] = "bbox"
     """Source of the boxes of a COCO JSON: bbox, or the segmentation (polygons and RLE) if there is one."""
     box_format: Literal["auto", "xywh", "xyxy", "normalised"] = "auto"
@@ -64,29 +64,29 @@ class DataConfig:
     """Images without a box of the kept classes: auto drops them if the source does not annotate every object
     (Open Images)."""
     min_side: Count = 0
-    """Least length of the shorter side of a stored image, in pixels; 0 keeps all."""
+    """Minimum length of the shorter side of a stored image, in pixels; 0 keeps all."""
     min_box_side: NonNegative = 0.0
-    """Least length of the shorter side of a box, in pixels of the image in the shard."""
+    """Minimum length of the shorter side of a box, in pixels of the image in the shard."""
     shard_bytes: Positive = 64 * 1024 * 1024
-    """Size at which a shard is closed, in bytes."""
+    """Target size of a shard, in bytes."""
     max_side: Positive = 1600
     """Images with a longer side are shrunk to it when shards are written, in pixels."""
     tile: TileSide = 0
     """Side of the tiles, in pixels, that training images are cut into when shards are written, for small
-    objects in large images; other splits stay whole, and are detected tile by tile. 0 cuts nothing. Images
+    objects in large images; other splits are not cut, but evaluated tile by tile. 0 disables tiles. Images
     are then not shrunk to max_side; empty_images=drop leaves out tiles without a box."""
     tile_overlap: Annotated[float, Field(ge=0, le=0.8)] = 0.2
-    """Least share of a tile that it has in common with its neighbour: objects of that size are whole in one
-    of them. Of an object that is cut, parts below a quarter of its area are dropped."""
+    """Minimum overlap of neighboring tiles, as a share of a tile: objects of at most that size are complete
+    in one tile. Of an object that is cut, parts below a quarter of its area are dropped."""
     jpeg_quality: Annotated[int, BeforeValidator(as_integer), Field(ge=1, le=100)] = 95
-    """Quality of images that are encoded again when shards are written."""
+    """JPEG quality of images that are re-encoded when shards are written."""
     decode_check: bool = False
-    """Decode every image when shards are written: it finds damage that headers do not show, but takes
+    """Decode every image when shards are written: finds damage that headers do not show, but takes
     longer."""
     processes: Count = 0
-    """Processes that write shards; 0 is one per core."""
+    """Number of processes that write shards; 0 starts one per core."""
     threads: Positive = 64
-    """Connections that download images at the same time."""
+    """Number of concurrent image downloads."""
     allow_hosts: list[str] = field(default_factory=list)
     """Allowed destinations of addresses in annotations and of redirects, besides the public network and the
     source's server: host, host:port, 10.0.0.0/8; s3://bucket, which is read with this process' keys."""
@@ -100,12 +100,12 @@ class LoaderConfig:
     """Side of the square that images are fitted into, in pixels. At least 96: at 64 P6 is one pixel, and
     oneDNN's bf16 gradient of P7's weights is NaN."""
     resize: Resize = "letterbox"
-    """How images are fitted into the square: letterbox keeps the aspect and pads, squash stretches to the
-    whole square. It is stored in the model and used wherever the model is."""
+    """How images are fitted into the square: letterbox keeps the aspect ratio and pads, squash stretches to
+    the whole square. It is stored in the model and used wherever the model is."""
     fill: Annotated[int, BeforeValidator(as_integer), Field(ge=0, le=255)] = FILL
-    """Grey of the padding, 0 to 255."""
+    """Gray value of the padding, 0 to 255."""
     workers: Positive = 4
-    """Threads of each process that read, decode and augment."""
+    """Number of threads per process that read, decode and augment."""
     decoder: Literal["cpu", "gpu"] = "cpu"
     """Decoder of training images: these threads, or the GPU (experimental: nvJPEG; needs torchcodec)."""
     prefetch: Positive = 4
@@ -117,40 +117,40 @@ class LoaderConfig:
     scale: Range = field(default_factory=lambda: [1.0, 1.0])
     """Random size of the image relative to the square; above 1 it is cropped."""
     scale_draw: Literal["log", "uniform"] = "log"
-    """Distribution of that size: log (half as often as double) or uniform. Large-scale jitter is
-    scale=[0.1,2.0], uniform."""
+    """Distribution of that size: log (half and double size are equally likely) or uniform. Large-scale jitter
+    is scale=[0.1,2.0], uniform."""
     brightness: NonNegative = 0.0
-    """Largest relative change of brightness."""
+    """Maximum relative change of brightness."""
     contrast: NonNegative = 0.0
-    """Largest relative change of contrast."""
+    """Maximum relative change of contrast."""
     saturation: NonNegative = 0.0
-    """Largest relative change of saturation."""
+    """Maximum relative change of saturation."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest change of the hue, as a share of the full circle."""
+    """Maximum change of the hue, as a fraction of the full circle."""
     color_probability: Fraction = 1.0
     """Probability of each of these four changes."""
     channel_shuffle: Fraction = 0.0
-    """Probability that the colour channels of an image are permuted."""
+    """Probability that the color channels of an image are permuted."""
     zoom_out: Fraction = 0.0
-    """Probability that the image is put at a random place of a canvas with one to four times its sides."""
+    """Probability that the image is placed at random on a canvas of one to four times its sides."""
     iou_crop: Fraction = 0.0
     """Probability of SSD's crop, after zoom_out: 0.3 to 1 of each side, an aspect of 0.5 to 2, and a random
     least IoU with a box. Boxes whose centre is outside are dropped. Images of mosaics and mix-up have neither
     zoom_out nor iou_crop."""
     mosaic: Fraction = 0.0
-    """Probability that four images, neighbours in the epoch's order, share the square."""
+    """Probability that four images, neighbors in the epoch's order, share the square."""
     mixup: Fraction = 0.0
     """Probability that another image is blended in, with its boxes."""
     sizes: Squares = field(default_factory=list)
     """Sides of the square, multiples of 32, at most 12 different ones: each step draws one, the first takes
     the largest; repeat a size to draw it more often. Empty is image_size."""
     plain_epochs: Count = 0
-    """Last epochs without strong augmentation: only flips, at image_size."""
+    """Number of final epochs without strong augmentation: only flips, at image_size."""
     sampling: Literal["plain", "repeat_factor", "class_balanced"] = "plain"
     """How often an epoch reads an image: once; more often if it has a rare class; or all classes equally
     often."""
     repeat_threshold: Annotated[float, Field(gt=0, le=1)] = 0.001
-    """Share of the images below which a class is rare, for sampling=repeat_factor."""
+    """Share of images below which a class counts as rare, for sampling=repeat_factor."""
 
     @property
     def square(self) -> InputSquare:
@@ -163,7 +163,7 @@ class ModelConfig:
     """Options that all detectors have. The options of an architecture are a subclass."""
 
     stride: ClassVar[int] = 1
-    """Sides of the input square are multiples of it, in pixels."""
+    """The sides of the input square must be multiples of it, in pixels."""
     library: ClassVar[str] = ""
     """Library of its weights, torchvision or transformers; empty accepts any."""
     published: ClassVar[str] = ""
@@ -172,7 +172,7 @@ class ModelConfig:
     """Whether the losses can ignore classes that were not verified in an image."""
 
     architecture: str = architectures.DEFAULT
-    """Kind of detector. Each has its own options: those of another are refused."""
+    """Detector family. Each has its own options: those of another are refused."""
     weights: WeightsUri = ""
     """Pretrained weights of a detector or backbone, in the layout of the architecture's library:
     torchvision:NAME, hf:ORG/NAME, or a URI of a file or folder; none starts from scratch."""
@@ -181,14 +181,14 @@ class ModelConfig:
     score_threshold: Fraction = 0.05
     """Detections below this score are dropped."""
     detections_per_image: Positive = 100
-    """Most detections of an image."""
+    """Maximum number of detections per image."""
 
     def misfit(self) -> str:
-        """Return why the named weights cannot fit; empty if they may."""
+        """Return why the named weights cannot fit; empty if they may fit."""
         return ""
 
     def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Overrides:
-        """Return the options that follow from the weights, with their values, before the network is built.
+        """Return the options that the weights define, with their values, before the network is built.
 
         `described` is the config.json beside the weights, empty without one; `shapes` are their tensors', by
         name. The values replace a recipe's; weights that contradict an option are refused.
@@ -202,7 +202,7 @@ class ModelConfig:
 
 @dataclass(config=STRICT, frozen=True)
 class TrainConfig:
-    """The optimisation, its log and its checkpoints."""
+    """Optimization, logging and checkpoints."""
 
     epochs: Positive = 26
     """Passes over the training split."""
@@ -212,54 +212,54 @@ class TrainConfig:
     validations, by the number of images and the measured speed. 0 sets no limit; train.epochs alone removes
     it."""
     batch_size: Positive = 4
-    """Most images of each process in a forward pass."""
+    """Maximum number of images per process in a forward pass."""
     accumulate: Positive = 1
-    """Forward passes of one optimiser step, if global_batch is 0."""
+    """Number of forward passes per optimizer step, if global_batch is 0."""
     global_batch: Count = 0
-    """Images of one optimiser step over all processes, which share them evenly in as many forward passes as
+    """Images of one optimizer step over all processes, split evenly into as many forward passes as
     needed. 0 is batch_size x accumulate x processes at the start of the run."""
     find_batch_size: bool = False
-    """Search, on a GPU, for the most images of a forward pass that fit into its memory, instead of
+    """On a GPU, find the maximum number of images per forward pass that fit into its memory, instead of
     batch_size. The global batch does not change."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Update rule."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Peak learning rate."""
     lr_batch: Count = 0
-    """Global batch that lr was chosen for: lr is scaled to the actual one. 0 does not scale lr."""
+    """Global batch that lr was chosen for: lr is scaled to the actual one. 0 disables scaling."""
     lr_scaling: Literal["auto", "linear", "root"] = "auto"
-    """How lr follows the global batch: in proportion, or with its square root. auto is linear for SGD and
+    """How lr scales with the global batch: linearly, or with its square root. auto is linear for SGD and
     root for Adam and AdamW."""
     scale_steps: bool = False
-    """Scale the lengths in steps from lr_batch too: twice the images have half the warmup_steps and ema_steps
+    """Scale the lengths in steps from lr_batch too: twice the images get half the warmup_steps and ema_steps
     and twice 1 - ema_decay."""
     momentum: Fraction = 0.9
     """Momentum of SGD."""
     weight_decay: NonNegative = 1e-4
-    """Decay of the weights of convolutions and other products."""
+    """Weight decay of convolutions and linear layers."""
     norm_weight_decay: NonNegative = 0.0
-    """Decay of the weights and biases of normalisations."""
+    """Weight decay of normalization layers."""
     bias_weight_decay: NonNegative = 0.0
-    """Decay of all other biases."""
+    """Weight decay of all other biases."""
     schedule: Literal["cosine", "multistep"] = "cosine"
     """Shape of the learning rate after the warm-up."""
     final_lr: Fraction = 0.01
     """Learning rate at the end of the cosine, relative to the peak."""
     milestones: list[Fraction] = field(default_factory=lambda: [16 / 26, 22 / 26])
-    """Drops of a multistep schedule, as shares of the training; empty keeps the peak."""
+    """Positions of the drops of a multistep schedule, as fractions of the training; empty keeps the peak."""
     gamma: Fraction = 0.1
-    """Factor of each multistep drop."""
+    """Factor of each drop of a multistep schedule."""
     warmup_steps: Count = 1000
-    """Steps of linear warm-up; never more than a tenth of the training."""
+    """Steps of linear warm-up; at most a tenth of the training."""
     warmup_epochs: NonNegative = 0.0
     """Epochs of linear warm-up, instead of warmup_steps; 0 uses those."""
     negatives: Literal["all", "verified"] = "all"
     """Classes without a box that are trained as absent: all, or those verified in the image (federated loss;
     Open Images with labels=all)."""
     clip_norm: NonNegative = 0.0
-    """Largest norm of the gradient; 0 does not clip."""
+    """Maximum norm of the gradient; 0 disables clipping."""
     precision: Precision = "bf16"
-    """Arithmetic of convolutions. bf16 becomes fp32 on a CPU or GPU without bf16 instructions."""
+    """Precision of convolutions. bf16 becomes fp32 on a CPU or GPU without bf16 instructions."""
     channels_last: bool = True
     """Keep images and weights in NHWC order."""
     compile: Literal["off", "loss", "model", "graphs"] = "loss"
@@ -269,9 +269,9 @@ class TrainConfig:
     """Save compiled code in the run's folder, for later processes of the run. They execute it: use it only if
     nobody else can write there."""
     gradient_compression: bool = False
-    """Exchange gradients in bf16: half the bytes, for networks of 100 Gbit/s and less."""
+    """Exchange gradients in bf16: half the bytes, for networks of at most 100 Gbit/s."""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Decay of the moving average of the weights that is evaluated; 0 keeps none."""
+    """Decay of the moving average of the weights that is evaluated; 0 disables it."""
     ema_ramp: Literal["inverse", "exponential", "constant"] = "inverse"
     """Decay after n steps: the smaller of ema_decay and (1 + n) / (10 + n), ema_decay x (1 - exp(-n /
     ema_steps)), or ema_decay. A constant decay of 0.9999 keeps the first weights for thousands of steps."""
@@ -280,14 +280,14 @@ class TrainConfig:
     seed: Count = 0
     """Seed of weights, order and augmentation."""
     trackers: list[Literal["mlflow", "wandb"]] = field(default_factory=list)
-    """Destinations of metrics besides metrics.jsonl and TensorBoard (extras, configured by their variables).
-    MLflow is also on if MLFLOW_TRACKING_URI or MLFLOW_RUN_ID is set."""
+    """Trackers of metrics in addition to metrics.jsonl and TensorBoard (extras, configured by environment
+    variables). MLflow is also on if MLFLOW_TRACKING_URI or MLFLOW_RUN_ID is set."""
     log_every: Positive = 20
     """Steps between two log lines."""
     validate_every: Positive = 1
     """Epochs between two validations."""
     patience: Count = 0
-    """Epochs without a better validation after which the training ends; 0 trains to the end."""
+    """Epochs without a better validation after which the training ends; 0 disables early stopping."""
     checkpoint_steps: Count = 0
     """Steps between checkpoints within an epoch; 0 saves by time only."""
     checkpoint_minutes: NonNegative = 10.0
@@ -306,22 +306,23 @@ class EvaluationConfig:
     batch_size: Positive = 8
     """Images of each process in a forward pass."""
     precision: Precision = "fp32"
-    """Arithmetic of inference; fp32 scores what is exported."""
+    """Precision of inference; exported models run in fp32."""
     metric: CocoMetric = "coco/AP"
     """Metric that chooses the best checkpoint."""
     engine: Literal["hotcoco", "pycocotools"] = "hotcoco"
-    """Evaluator of the COCO metrics: the same numbers; pycocotools is about 90 times slower."""
+    """Library that computes the COCO metrics; both give the same values, pycocotools is about 90 times
+    slower."""
     tile: ScoredTile = -1
     """Side of the tiles that a large image is detected in, with data.tile_overlap, in pixels; detections of
-    one object in neighbouring tiles are merged. -1 is data.tile of the training, 0 the whole image."""
+    one object in neighboring tiles are merged. -1 is data.tile of the training, 0 the whole image."""
     bootstrap: Positive = 200
     """Samples of the confidence interval of a comparison with the baseline."""
     predictions: Literal["parquet", "json"] = "parquet"
     """Format of stored predictions; json is COCO's results format, and larger."""
     split: Literal["", "train", "val", "test"] = ""
-    """Split to score; empty is test, or val if there is no test."""
+    """Split to score; if empty, test, or val if there is no test."""
     run_code: bool = False
-    """Whether to score an exported model by its model.pt2, a program that can do anything you can."""
+    """Whether to score an exported model by its model.pt2, which can run code with your permissions."""
     baseline: Uri = ""
     """URI of the evaluation, checkpoint or exported model to compare with; empty is the last version of this
     model that passed; none compares with nothing."""
@@ -332,7 +333,7 @@ class EvaluationConfig:
 
 @dataclass(config=STRICT, frozen=True)
 class ExportConfig:
-    """The exported model and its check."""
+    """The exported model and its checks."""
 
     name: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")] = ""
     """Name of the model: versions that pass are stored under `<data_root>/models/NAME`; empty is the name of
@@ -342,18 +343,18 @@ class ExportConfig:
     opset: Annotated[int, BeforeValidator(as_integer), Field(ge=18)] = 18
     """ONNX operator set."""
     formats: Annotated[list[ExportFormat], Field(min_length=1)] = field(default_factory=lambda: ["onnx"])
-    """Formats to write: onnx, onnx-int8 (quantised), torch-export, openvino, raw (for TensorRT, with a
+    """Formats to write: onnx, onnx-int8 (quantized), torch-export, openvino, raw (for TensorRT, with a
     script that builds and checks an engine)."""
     check_images: Positive = 500
-    """Most validation images on which exported files are compared with the trained model."""
+    """Maximum number of validation images on which exported files are compared with the trained model."""
     min_match: Fraction = 0.98
-    """Least share of matching detections; only reported for int8 files."""
+    """Minimum share of matching detections; only reported for int8 files."""
     max_ap_change: Fraction = 0.001
-    """Largest change of COCO AP of an exported file."""
+    """Maximum change of COCO AP of an exported file."""
     max_ap_change_int8: Fraction = 0.005
-    """Largest change of COCO AP of an int8 file."""
+    """Maximum change of COCO AP of an int8 file."""
     calibration_images: Positive = 100
-    """Training images for the calibration of int8."""
+    """Number of training images for int8 calibration."""
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -361,16 +362,16 @@ class Config:
     """A whole configuration."""
 
     recipe: str = "custom"
-    """Name of its recipe."""
+    """Name of the recipe."""
     data: DataConfig = field(default_factory=DataConfig)
-    """From a source to shards."""
+    """From source to shards."""
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     """From shards to batches on the device."""
     model: ModelConfig = field(default_factory=architectures.default_options)
     """The detector, as the options of its architecture."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """The optimisation, its log and its checkpoints."""
+    """Optimization, logging and checkpoints."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Scoring and the gate."""
     export: ExportConfig = field(default_factory=ExportConfig)
-    """The exported model and its check."""
+    """The exported model and its checks."""

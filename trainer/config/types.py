@@ -66,17 +66,17 @@ def _ascending(value: list[float]) -> list[float]:
 def _multiples(value: list[int]) -> list[int]:
     wrong = [side for side in value if side % 32]
     if wrong:
-        raise ValueError(f"{wrong[0]} is no multiple of 32, the stride: use {32 * round(wrong[0] / 32)}")
+        raise ValueError(f"{wrong[0]} is not a multiple of the stride 32: use {32 * round(wrong[0] / 32)}")
     if len(set(value)) > _MAX_SIDES:
         raise ValueError(
-            f"{len(set(value))} different sides: {_MAX_SIDES} are the most, as each may be compiled"
+            f"{len(set(value))} different sides: {_MAX_SIDES} are allowed, because each may be compiled"
         )
     return value
 
 
 def _tile(value: int) -> int:
     if 0 < value < _MIN_TILE:
-        raise ValueError(f"a tile has {_MIN_TILE} pixels a side or more; 0 makes none")
+        raise ValueError(f"the side of a tile must be at least {_MIN_TILE} pixels; 0 disables tiles")
     return value
 
 

@@ -77,7 +77,7 @@ def build(
             first += splits[split].images
             boxes_of_train = boxes_of_label if split == "train" else boxes_of_train
     if "train" not in splits:
-        fix = "name a source with a train split that has boxes of data.classes"
+        fix = "use a source with a train split that has boxes of data.classes"
         raise DataError("no training images", fix=fix)
     check_listed(listing.problems, where, splits, config)
     without_boxes = [category.name for category in categories if not boxes_of_train[category.id]]
@@ -85,11 +85,11 @@ def build(
         listing.problems.add(reasons.CLASS_WITHOUT_BOXES, name)
     if len(without_boxes) == len(categories):
         problem = f"no training image has a box of {', '.join(without_boxes[:20])}"
-        fix = "check that the annotations belong to these images, or name other data.classes"
+        fix = "check that the annotations belong to these images, or change data.classes"
         if unlisted := listing.problems.unlisted:
             shown = ", ".join(f"{name} ({count})" for name, count in unlisted.most_common(5))
             problem += f", but {unlisted.total()} boxes are of categories that are not listed: {shown}"
-            fix = "list these in `categories`, or give the boxes the ids that are listed there"
+            fix = "add these to `categories`, or use only ids from there"
         raise DataError(problem, fix=fix)
     found = meaning.findings(list(listing.splits))
     found.check(where)
@@ -220,7 +220,7 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
     twice = [category.name for category, count in Counter(kept).items() if count > 1]
     if unknown or twice:
         problem = f"unknown: {', '.join(unknown)}" if unknown else f"twice: {', '.join(twice)}"
-        raise DataError(f"data.classes names classes {problem}", fix=f"known are: {', '.join(names[:100])}")
+        raise DataError(f"data.classes has classes {problem}", fix=f"known classes: {', '.join(names[:100])}")
     position = {category: label for label, category in enumerate(kept)}
     categories = [Category(label, *category) for label, category in enumerate(kept)]
     labels = [position.get(category, DROPPED) for category in listing.categories]

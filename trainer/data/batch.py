@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     """Left, top, width and height of each picture in its image, in an evaluation."""
 
     def to(self, device: torch.device) -> "Batch":
-        """Copy to the device, for its present stream.
+        """Copy to the device, for its current stream.
 
         From pinned memory the copy does not block, nor wait for earlier work of the stream.
         """

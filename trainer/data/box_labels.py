@@ -144,7 +144,8 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox], *, line: int, s
 def place_labels(
     boxes: Sequence[Corners], sizes: Sequence[tuple[int, int]], canvas: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """Choose the upper left corner of each box's name: near the box, in the image, covering few other names.
+    """Choose the top left corner of each box's name: near the box, inside the image, covering few other
+    names.
 
     The first boxes (x1, y1, x2, y2) choose first; `sizes` and `canvas` are widths and heights.
     """

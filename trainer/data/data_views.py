@@ -41,7 +41,7 @@ def open_view(text: str, config: DataConfig | None = None) -> "View":
     """Open a folder of shards or of raw images by its URI, or a source as `trainer.data.sources` takes it.
 
     Raises:
-        DataError: it is unknown, unfinished, or was written by another version of this program.
+        DataError: it is unknown, unfinished, or was written by another version of kubedet.
         StorageError: it cannot be reached.
     """
     remote = storage.scheme(text) in storage.OBJECT_STORES
@@ -57,10 +57,10 @@ def open_view(text: str, config: DataConfig | None = None) -> "View":
         )
         if shards_begun or _is_record(folder, raw_folder.PLAN, "plan"):
             step = "shard" if shards_begun else "download"
-            fix = "run it again: it continues its work"
+            fix = "run it again to continue"
             raise DataError(f"{folder} is incomplete: the {step} step has not finished", fix=fix)
         if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
-            raise DataError(f"there is nothing at {text}", fix="check the URI, and the endpoint it leads to")
+            raise DataError(f"{text} does not exist", fix="check the URI and the endpoint")
     return SourceRows(text, config or DataConfig())
 
 

@@ -71,7 +71,7 @@ def decode_into(
         if shape == pixels.shape[:2]:
             raise
     if shape != pixels.shape[:2]:
-        raise ValueError(f"it is of {shape[1]}x{shape[0]} pixels, not {pixels.shape[1]}x{pixels.shape[0]}")
+        raise ValueError(f"its size is {shape[1]}x{shape[0]} pixels, not {pixels.shape[1]}x{pixels.shape[0]}")
 
 
 def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, Record]:
@@ -185,7 +185,7 @@ class Decoder:
                 where = f"images of {dataset.split} in the shards at {dataset.uri}"
                 allowed = f"data.max_bad_fraction {self._max_bad_fraction:g} allows"
                 problem = f"{damaged} of {total} {where} are damaged, more than {allowed}"
-                fix = f"{_REMEDY}, or let more pass with data.max_bad_fraction"
+                fix = f"{_REMEDY}, or raise data.max_bad_fraction"
                 raise DataError(f"{problem}; the first ten:{shown}", fix=fix)
         if is_new and damaged <= _MAX_NAMED:
             more = "; `kubedet data verify` names all others" if damaged == _MAX_NAMED else ""

@@ -88,7 +88,7 @@ def check(device: torch.device) -> None:
     """Refuse a device that cannot decode."""
     if device.type != "cuda":
         fix = "set loader.decoder=cpu"
-        raise ConfigError("loader.decoder=gpu needs an NVIDIA GPU, and this process has none", fix=fix)
+        raise ConfigError("loader.decoder=gpu needs an NVIDIA GPU, but this process has none", fix=fix)
     try:
         from torchcodec.decoders import decode_jpeg  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:

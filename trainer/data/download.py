@@ -262,7 +262,7 @@ def _image_counts(raw: RawManifest) -> str:
 
 
 def check(manifest: RawManifest, config: DataConfig) -> None:
-    """Check raw images against the present configuration, and warn about classes without boxes."""
+    """Check raw images against the current configuration, and warn about classes without boxes."""
     problems = Problems.of(manifest.problems)
     manifest.check(manifest.source, problems, config.max_bad_fraction)
     if "train" not in manifest.splits or not manifest.splits["train"].images:
@@ -297,7 +297,7 @@ def _read_reports(planned: RawManifest, partitions: int = 0) -> _Outcome:
             if not isinstance(error, DamagedError):
                 damage = f"{uri} is damaged: {damage}"
             if partitions:
-                raise DamagedError(damage, fix="run the download again: it replaces it") from None
+                raise DamagedError(damage, fix="run the download again to replace it") from None
             logger.warning("%s; repairing it", damage)
             continue
         is_known = pc.less_equal(report["image_id"], planned.listed_images)
@@ -503,7 +503,7 @@ def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
     data = storage.read_within(origin, policy)
     fault = _fault(origin, data, is_named=False)
     if fault:
-        raise StorageError(fault, fix="check what this address serves")
+        raise StorageError(fault, fix="check what this address returns")
     return data
 
 
@@ -518,7 +518,9 @@ class _StoredImages:
         self._digests, self._sizes = digests[order], np.concatenate([size for _, size in listings])[order]
 
     def sizes(self, places: np.ndarray | list[int]) -> np.ndarray:
-        """Return the bytes of the images at some places, see SUM; 0 if there is none or it is empty."""
+        """Return the sizes in bytes of the images at some paths, see SUM; 0 if an image is missing or
+        empty.
+        """
         places = np.asarray(places, np.uint64)
         if not len(self._digests):
             return np.zeros(places.shape, np.int32)

@@ -1,4 +1,4 @@
-"""The cleaned annotations of a split in COCO's form, which evaluators read."""
+"""The cleaned annotations of a split in COCO's format, which evaluators read."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ class Classes:
                 self._below.setdefault(other, set()).add(label)
 
     def verified(self, answers: Mapping[str, int]) -> list[int]:
-        """Return the labels known to be present in an image or absent from it, from answers 1 or 0 by name.
+        """Return the labels known to be present in an image or absent from it, given 1 or 0 by name.
 
         Presence implies the classes above, absence the classes below.
         """
@@ -99,7 +99,7 @@ class GroundTruthWriter:
 
 
 def ground_truth(rows: Iterable[IndexedRecord], classes: Classes, boxes_before: int = 0) -> dict[str, Any]:
-    """Return samples in COCO's form, in the order of their ids; labels are the category ids.
+    """Return samples in COCO's format, in the order of their ids; labels are the category ids.
 
     Beyond COCO's fields, images may have "verified", the labels that people looked for in them, and LVIS's
     "neg_category_ids" and "not_exhaustive_category_ids"; the file may have "hierarchy", the labels above each

@@ -10,7 +10,7 @@ _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,5}$")
 
 
 def stem(file_name: str) -> str:
-    """Return a key of [A-Za-z0-9_-] for a file name, mostly its stem; two names may have the same."""
+    """Return a key of [A-Za-z0-9_-] for a file name, usually its stem; two names may have the same key."""
     plain_stem = _EXTENSION.sub("", file_name)
     plain = unicodedata.normalize("NFKD", plain_stem).encode("ascii", "ignore").decode()
     safe = re.sub(r"[^A-Za-z0-9_-]+", "_", plain).strip("_-")
@@ -37,7 +37,7 @@ def hash_fraction(key: str, salt: str) -> float:
 
 
 def place(key: str, file_name: str, origin: str, version: str) -> str:
-    """Return the relative name under which an image's bytes are kept: another for other bytes.
+    """Return the relative name under which an image's bytes are stored; it depends on the bytes.
 
     It begins with a folder of two hex digits, so that no folder holds more than 1/256 of them.
     """

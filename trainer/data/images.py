@@ -58,7 +58,7 @@ _TRANSPOSES = {
 
 
 class UnreadableImage(Exception):
-    """The bytes are no usable image."""
+    """The bytes are not a usable image."""
 
 
 class TooManyPixels(UnreadableImage):

@@ -56,7 +56,7 @@ class _Image(NamedTuple):
 
 
 class CocoWriter:
-    """Writes a COCO set; ids of images and annotations count on through all splits."""
+    """Writes a COCO set; ids of images and annotations continue through all splits."""
 
     def __init__(self, folder: Path, categories: Sequence[Category], info: Mapping[str, object]) -> None:
         self._folder = folder
@@ -65,7 +65,7 @@ class CocoWriter:
         self._ids = {item.name: item.original_id for item in categories}
         self._names: set[tuple[str, str]] = set()
         self._splits: dict[str, dict[str, list[Mapping[str, object]]]] = {}
-        """Images and annotations of each split, in COCO's form."""
+        """Images and annotations of each split,in COCO's format."""
         self.images, self.boxes = Counter[str](), Counter[str]()  # Counts by split.
 
     def add(self, split: str, image: _Image, boxes: Sequence[WrittenBox]) -> str:
@@ -103,7 +103,7 @@ class CocoWriter:
 
 @dataclass
 class MergeResult:
-    """Counts of the new set, and what was special."""
+    """Counts of the new set, and special cases."""
 
     folder: str
     images: dict[str, int] = field(default_factory=dict)  # Of the new set, by split.
@@ -137,7 +137,7 @@ class _Correction(NamedTuple):
 
 
 def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: bool = False) -> MergeResult:
-    """Write a new COCO set, completely or not at all.
+    """Write a new COCO set atomically.
 
     Args:
         base: the set, as `trainer.data.sources` takes it.
@@ -149,7 +149,7 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
         raise DataError(f"the set cannot be written to {output}", fix="write to a local folder, and copy it")
     folder = Path(storage.absolute(os.path.expanduser(output)))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise DataError(f"{folder} is there already", fix="name a new folder")
+        raise DataError(f"{folder} already exists", fix="choose a new folder")
     base_set, *corrected_sets = [_SourceSet(text, sources.parse(text)) for text in (base, *corrections)]
     merged = MergeResult(str(folder))
     categories = _categories(base_set, corrected_sets, merged)
@@ -172,7 +172,9 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
         for digest, (row, boxes, origin) in by_digest.items():
             image = _read(origin, row)
             if isinstance(image, str) or image.digest != digest:
-                raise DataError(f"{origin.text}: {row['file_name']} has changed meanwhile", fix="merge again")
+                raise DataError(
+                    f"{origin.text}: {row['file_name']} has changed in the meantime", fix="merge again"
+                )
             name = writer.add("train", image, boxes)
             merged.added += 1
             if name != image.name:
@@ -194,8 +196,8 @@ def _categories(base: _SourceSet, others: Sequence[_SourceSet], merged: MergeRes
             elif owner is other:
                 merged.new_classes.append(name)
     if clashes:
-        problem = f"classes differ in capitals or blanks alone: {'; '.join(clashes)}"
-        raise DataError(problem, fix="give a class the same name in all sets")
+        problem = f"class names differ only by case or spaces: {'; '.join(clashes)}"
+        raise DataError(problem, fix="use the same class name in all sets")
     ids = [category.original_id for category in base.listing.categories]
     numbers = [one for one in ids if isinstance(one, int)]
     kept = numbers if len(numbers) == len(ids) else list(range(1, len(ids) + 1))
@@ -221,7 +223,7 @@ def _refuse_overlaps(corrections: Iterable[_Correction]) -> None:
             found.append(f"{row['file_name']} of {origin.text} ({', '.join(sorted(names))})")
     if found:
         problem = f"{len(found)} corrected images have boxes of different classes in the same place"
-        fix = "keep one box of each place; if classes such as person and woman overlap, add --keep-overlaps"
+        fix = "keep one box at each place; if classes such as person and woman overlap, add --keep-overlaps"
         raise DataError(f"{problem}: {', '.join(found[:10])}", fix=fix)
 
 

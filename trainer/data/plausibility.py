@@ -61,7 +61,7 @@ def hashes_of(data: bytes) -> np.ndarray:
 def near_duplicates(
     hashes: Mapping[str, np.ndarray], file_name: Callable[[str, int], str]
 ) -> tuple[list[DuplicatePair], list[str]]:
-    """Return the most similar near duplicates across splits, and a warning if there are any.
+    """Return the most similar near duplicates across splits, and a warning if any exist.
 
     Each picture is paired with the most similar one of the splits before it. Two pictures are compared if one
     of 16 parts of their hashes is the same: always if they differ in up to 15 bits, 97 % likely for 24.
@@ -274,7 +274,9 @@ def note_image(
 def check_samples(
     counts: dict[str, int], statistics: dict[str, SplitStatistics], looked_at: int | None = None
 ) -> Findings:
-    """Return the problems that counts (of `looked_at` images, all if None) and statistics of splits show."""
+    """Return the problems shown by counts (of `looked_at` images, or all if None) and statistics of
+    splits.
+    """
     found = Findings()
     looked_at = looked_at if looked_at is not None else sum(split.images for split in statistics.values())
     for name, split in statistics.items():

@@ -35,11 +35,11 @@ def contact_sheet(
     """
     view = open_view(text, config)
     if split and split not in view.splits:
-        raise DataError(f"no split {split!r} in {text}", fix=f"splits are: {', '.join(view.splits)}")
+        raise DataError(f"no split {split!r} in {text}", fix=f"the splits are: {', '.join(view.splits)}")
     split = split or view.splits[0]
     drawn = pictures(view, split, count, np.random.default_rng(seed))
     if not drawn:
-        raise DataError(f"the split {split!r} of {text} has no images", fix="name another with --split")
+        raise DataError(f"the split {split!r} of {text} has no images", fix="choose another with --split")
     return sheet(drawn, view.names), drawn, split
 
 
@@ -49,11 +49,11 @@ def training_sheet(
     """Draw the first samples of an epoch (from 0) as a training on one CPU sees them; see `contact_sheet`."""
     view = open_view(uri)
     if not isinstance(view, Shards):
-        fix = "name a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` makes one"
+        fix = "pass a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` creates one"
         raise DataError(f"{uri} is {view.kind}: a training reads shards", fix=fix)
     if epoch >= config.train.epochs:
-        fix = f"name one from 0 to {config.train.epochs - 1}, or set train.epochs"
-        raise ConfigError(f"there is no epoch {epoch}: the training has {config.train.epochs}", fix=fix)
+        fix = f"use one from 0 to {config.train.epochs - 1}, or set train.epochs"
+        raise ConfigError(f"epoch {epoch} does not exist: the training has {config.train.epochs}", fix=fix)
     dataset = ShardDataset(view.uri, "train")
     samples = len(dataset)
     whole = min(config.train.global_batch or config.train.batch_size * config.train.accumulate, samples)

@@ -113,8 +113,10 @@ class Problems:
                 continue
             cases = [f"\n    {reason}: {one}" for reason in reasons for one in self.examples.get(reason, [])]
             often = max(reasons, key=lambda reason: self.counts.get(reason, 0))
-            problem = f"{bad} of {listed} {noun} are bad, data.max_bad_fraction allows {max_bad_fraction:g}"
-            fix = f"{_REMEDIES.get(often, 'repair the source')}, or let more pass with data.max_bad_fraction"
+            problem = (
+                f"{bad} of {listed} {noun} are bad, more than data.max_bad_fraction = {max_bad_fraction:g}"
+            )
+            fix = f"{_REMEDIES.get(often, 'repair the source')}, or raise data.max_bad_fraction"
             raise DataError(f"{where}: {problem}; the first ten:{''.join(cases[:EXAMPLES])}", fix=fix)
 
     def summary(self) -> str:

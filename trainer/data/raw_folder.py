@@ -62,7 +62,7 @@ def new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, lis
 
 
 def noted_copy(uri: str) -> Path:
-    """Return a local copy of a file; raise DamagedError if its hash is not that in `<uri>.sha256`."""
+    """Return a local copy of a file; raise DamagedError if its hash differs from `<uri>.sha256`."""
     noted = f"{uri}.sha256"
     digest = storage.read_bytes(noted).decode("ascii", "replace") if storage.exists(noted) else ""
     return storage.local_copy(uri, sha256=digest.partition(" ")[0])
@@ -111,7 +111,7 @@ class Table:
             yield
         except (pa.ArrowException, OSError) as error:
             check_resources(error, self.uri)  # Lack of memory is no damage.
-            fix = "run the command that made it again: it replaces it"
+            fix = "run the command that created it again to replace it"
             raise DataError(f"{self.uri} is damaged: {error}", fix=fix) from None
 
 
@@ -196,7 +196,7 @@ class RawManifest:
 
 
 def read_manifest(folder: str, name: str = MANIFEST) -> RawManifest:
-    """Return the manifest of a folder of raw images, or its PLAN, with its present URIs.
+    """Return the manifest of a folder of raw images, or its PLAN, with its current URIs.
 
     Raises:
         StorageError: it is missing, cannot be read, or is damaged.
@@ -216,16 +216,16 @@ def content_digest(sizes: np.ndarray) -> str:
 
 
 def sizes_uri(raw: str, content: str) -> str:
-    """Return the URI of the bytes of each image: a .npy file, int32 [images], 0 if one was not fetched."""
+    """Return the URI of the image sizes in bytes: a .npy file, int32 [images], 0 if one was not fetched."""
     return f"{raw}/sizes-{content}.npy"
 
 
 def read_sizes(raw: RawManifest) -> np.ndarray:
-    """Return the bytes of each image by id - 1, int32; 0 if it was not fetched."""
+    """Return the size of each image in bytes by id - 1, int32; 0 if it was not fetched."""
     uri = sizes_uri(raw.uri, raw.content)
     sizes = _numbers(raw, uri)
     if content_digest(sizes) != raw.content:
-        raise DamagedError(f"{uri} is damaged: it differs from its name", fix=_REMEDY.format(raw.uri))
+        raise DamagedError(f"{uri} is damaged: its hash differs from its name", fix=_REMEDY.format(raw.uri))
     return sizes
 
 

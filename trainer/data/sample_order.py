@@ -98,7 +98,7 @@ def global_batch(
     """Return the samples of one optimiser step: `configured`, or if it is 0 the product of the others."""
     whole = configured or batch_size * accumulate * processes
     if whole < processes:
-        problem = f"a global batch of {whole} images cannot be shared by {processes} processes"
+        problem = f"a global batch of {whole} images cannot be split among {processes} processes"
         fix = f"set train.global_batch to {processes} or more, or use fewer processes"
         raise ConfigError(problem, fix=fix)
     if samples < whole:
@@ -136,7 +136,7 @@ _CHECKED_IMAGES = 64  # images that `check_verified` reads
 
 
 def image_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -> np.ndarray | None:
-    """Return how often each sample is read in relation to others; None if all are read alike.
+    """Return how often each sample is read relative to others; None if all are read alike.
 
     A collective: rank 0 reads the annotations for all processes.
     """
@@ -159,8 +159,8 @@ def check_verified(dataset: ShardDataset) -> None:
     """Check that images list their verified classes, from a few of them."""
     few = np.unique(np.linspace(0, len(dataset) - 1, _CHECKED_IMAGES).astype(int)).tolist()
     if not any("verified" in dataset.read(index)[1].get("extra", {}) for index in few):
-        problem = f"of {len(few)} images in {dataset.uri} none says which classes were looked for in it"
-        fix = "take a source that does (openimages:labels=all), or set train.negatives=all"
+        problem = f"of {len(few)} images in {dataset.uri} no image lists the classes that were searched for"
+        fix = "use a source that does (openimages:labels=all), or set train.negatives=all"
         raise DataError(f"train.negatives=verified: {problem}", fix=fix)
 
 

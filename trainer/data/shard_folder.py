@@ -24,7 +24,7 @@ VERSION = 5  # Of shards and their index. Increase it if the same raw images giv
 
 INDEX = "index.json"
 NOTE = ".damaged"
-REPAIR = "run `kubedet data verify --repair {}`, or again the command that wrote it"
+REPAIR = "run `kubedet data verify --repair {}`, or run the command that wrote it again"
 _READERS = 8
 
 SAMPLE = np.dtype(
@@ -76,7 +76,7 @@ class DuplicatePair:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """An image that was left out, and why."""
+    """An image that was left out, and the reason."""
 
     file_name: str
     reason: str
@@ -84,7 +84,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """What a folder of shards holds."""
+    """What a folder of shards contains."""
 
     fingerprint: str
     source: str
@@ -163,7 +163,9 @@ def read_index(uri: str) -> ShardIndex:
 
 
 def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -> dict[str, tuple[str, str]]:
-    """Return the files that are missing or of another size in a listing: reason and example by name."""
+    """Return the files that are missing from a listing or have a different size: reason and example by
+    name.
+    """
     sizes: dict[str, int | None] = {name: file.bytes for name, file in index.files.items()}
     for split in index.splits.values():
         for shard in split.shards:

@@ -66,7 +66,7 @@ class ShardCache(CopyCache):
                     return
             folder, _, tar = uri.rpartition("/")
             note(folder, tar)
-            problem = f"its sha256 is {digest.hexdigest()}, not {sha256}, each time it is read"
+            problem = f"its sha256 is {digest.hexdigest()}, not {sha256}on every read"
             raise StorageError(f"{uri} is damaged: {problem}", fix=REPAIR.format(folder))
 
         name = f"{sha256}.tar"
@@ -119,7 +119,7 @@ class ShardFiles:
         return storage.read_range(self._uris[shard], start, stop - start)
 
     def drop(self, shard: int) -> None:
-        """Drop the copy of a shard that had wrong bytes."""
+        """Drop the copy of a shard that had incorrect bytes."""
         with self._lock:
             if self._files.pop(shard, None) is not None and not self._local:
                 self._cache.drop(f"{self._shards[shard].sha256}.tar")
@@ -242,7 +242,7 @@ class ShardDataset:
         return np.stack([self.samples["width"], self.samples["height"]], axis=1)
 
     def annotations(self) -> dict[str, Any]:
-        """Return the cleaned ground truth of the split in COCO's form; that of train is assembled."""
+        """Return the cleaned ground truth of the split in COCO's format; that of train is assembled."""
         if self.split != "train":
             name = f"annotations/{self.split}.json"
             form = storage.Form(shape={"images": [{}], "annotations": [{}], "categories": [{}]})
@@ -266,12 +266,12 @@ class ShardDataset:
         return samples, labels_of_samples
 
     def expect(self, indices: np.ndarray) -> None:
-        """Announce the samples that are read next: their shards are fetched, all others closed."""
+        """Announce the samples that are read next: fetch their shards and close all others."""
         shards, first = np.unique(self.samples["shard"][indices], return_index=True)
         self._files.expect(shards[np.argsort(first)].tolist())
 
     def read(self, index: int) -> Sample:
-        """Return a sample; wrong bytes are read again, from the store if they came from a copy.
+        """Return a sample; incorrect bytes are read again, from the store if they came from a copy.
 
         Raises:
             DataError: the shard is damaged.

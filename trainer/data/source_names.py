@@ -129,7 +129,7 @@ def kind_and_path(source: str) -> tuple[str, str]:
     kind, _, rest = text.partition(":")
     path = rest if kind in KINDS else text
     if not path.strip():
-        raise DataError(f"source {source!r} names nothing", fix=f"use {FORMS}")
+        raise DataError(f"source {source!r} has no path", fix=f"use {FORMS}")
     if path == text and storage.scheme(text) not in ("", "file", *storage.OBJECT_STORES, *storage.WEB):
         raise DataError(f"source {source!r}: unknown kind {kind!r}", fix=f"use {FORMS}")
     return kind if path != text else "", path

@@ -27,7 +27,7 @@ image_aspect   log2 of an image's height over its width
 
 @dataclass(frozen=True)
 class SplitStatistics:
-    """Counts of the samples of a split, or of a part of it."""
+    """Counts of the samples in a split, or in a part of it."""
 
     images: int
     images_without_boxes: int

@@ -37,13 +37,13 @@ _LOG = logging.getLogger("data")
 _BLOCK = 1024 * 1024
 _MAX_SHOWN = 20
 _UNDECODABLE = "cannot be decoded"
-_FOLDER_FIX = "name a folder <data_root>/shards/<fingerprint> or <data_root>/raw/<fingerprint>"
-_RUN_AGAIN_FIX = "run the command again that prepared these data: it writes missing and damaged files"
+_FOLDER_FIX = "use a folder <data_root>/shards/<fingerprint> or <data_root>/raw/<fingerprint>"
+_RUN_AGAIN_FIX = "run the command that prepared this data again: it rewrites missing and damaged files"
 
 
 @dataclass
 class Verified:
-    """What was read, and the problems."""
+    """The number of files that were read, and the problems."""
 
     kind: str
     uri: str
@@ -63,7 +63,7 @@ class _Part(NamedTuple):
 
 
 def verify(text: str, threads: int = 0) -> Verified:
-    """Read all of a folder of shards or raw images, compare it with its hashes, and decode every image.
+    """Read a whole folder of shards or raw images, compare it with its hashes, and decode every image.
 
     `threads` 0 is one for each core.
 
@@ -99,7 +99,7 @@ def verify(text: str, threads: int = 0) -> Verified:
         total = raw.listed_images
     else:
         fix = f"{_FOLDER_FIX}; `kubedet data inspect` counts a source's problems"
-        raise ConfigError(f"{text} is a source: there is nothing to compare it with", fix=fix)
+        raise ConfigError(f"{text} is a source: there are no stored hashes to compare it with", fix=fix)
     result = Verified(view.kind, view.uri)
     with log.progress("verify", total, "images") as bar:
         for part in parts:
@@ -118,7 +118,7 @@ def check(result: Verified) -> None:
         return
     shown = "".join(f"\n  {problem}" for problem in result.problems[:_MAX_SHOWN])
     more = f"\n  and {len(result.problems) - _MAX_SHOWN} more" if len(result.problems) > _MAX_SHOWN else ""
-    fix = f"run `kubedet data verify --repair {result.uri}`, or again the command that wrote it"
+    fix = f"run `kubedet data verify --repair {result.uri}`, or run the command that wrote it again"
     if result.kind == "shards" and any(_UNDECODABLE in problem for problem in result.problems):
         fix += "; with data.decode_check=true, which leaves out the images that cannot be decoded"
     count = f"{len(result.problems):,} problem{'s' * (len(result.problems) != 1)}"
@@ -215,7 +215,9 @@ def repair(text: str, threads: int = 0) -> Verified:
         data_root = data_root_of(folder)
         raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
         if raw.content != index.content:
-            raise DataError(f"{raw.uri} has other images now than {folder} was made of", fix=_RUN_AGAIN_FIX)
+            raise DataError(
+                f"{raw.uri} no longer has the images that {folder} was made from", fix=_RUN_AGAIN_FIX
+            )
         for problem in problems:
             _LOG.warning("repairing %s", problem)
         for part in index.splits.values():
@@ -235,7 +237,7 @@ def _repair_raw(folder: str, threads: int) -> None:
     data_root = data_root_of(folder)
     raw = download(planned.source, data_root, config)
     if raw.uri != folder:
-        raise DataError(f"{planned.source} has changed since {folder} was made of it", fix=_RUN_AGAIN_FIX)
+        raise DataError(f"{planned.source} has changed since {folder} was created", fix=_RUN_AGAIN_FIX)
     damaged = {problem.partition(": ")[0]: problem for problem in verify(folder, threads).problems}
     view, sums = RawImages(raw), raw_folder.read_sums(raw)
     changed = False

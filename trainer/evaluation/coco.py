@@ -39,7 +39,7 @@ def evaluate(
     ground_truth: Truth | Mapping[str, Any], detections: Predictions | Sequence[Mapping[str, Any]], *,
     engine: str = "hotcoco",
 ) -> CocoResult:  # fmt: skip
-    """Score detections against ground truth, as columns or in COCO's JSON form."""
+    """Score detections against ground truth, as columns or in COCO's JSON format."""
     truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
     predictions = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)
     check(truth, truth, "ground truth")
@@ -64,7 +64,7 @@ def evaluate_files(
     """Score a file of detections against a file of ground truth.
 
     Args:
-        ground_truth_json: path or URI of {"images", "annotations", "categories"} in COCO's form.
+        ground_truth_json: path or URI of {"images", "annotations", "categories"}in COCO's format.
         detections_json: path or URI of [{"image_id", "category_id", "bbox", "score"}] in COCO's results
             form, or of predictions that `evaluate` wrote.
         engine: one of engines.ENGINES.

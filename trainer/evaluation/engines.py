@@ -36,7 +36,7 @@ def require(engine: str) -> None:
     """Raise EvaluationError if there is no such engine, or it is not installed."""
     others = " or ".join(f"evaluation.engine={other}" for other in ENGINES if other != engine)
     if engine not in ENGINES:
-        raise EvaluationError(f"no evaluator {engine!r}", fix=f"set {others}")
+        raise EvaluationError(f"unknown evaluator {engine!r}", fix=f"set {others}")
     try:
         importlib.import_module(engine)
     except ImportError as error:
@@ -57,7 +57,7 @@ def evaluator(truth: Truth, predictions: Predictions) -> Any:
 
 
 def lvis(truth: Truth, predictions: Predictions) -> Arrays:
-    """As `run`, by the rules of LVIS; M is 1."""
+    """Like `run`, with the rules of LVIS; M is 1."""
     require("hotcoco")
     return _hotcoco(truth, predictions, lvis_style=True)
 
@@ -69,7 +69,7 @@ def precisions(precision: np.ndarray) -> list[float]:
 
 
 def mean(values: np.ndarray) -> float:
-    """Return the mean of the values that are defined, -1 if none is."""
+    """Return the mean of the defined values, or -1 if there are none."""
     defined = values[values > -1]
     return float(np.mean(defined)) if defined.size else -1.0
 

@@ -174,8 +174,8 @@ def _dataset(shards_uri: str, only: str) -> ShardDataset:
         sizes = read_index(shards_uri).samples
     except MissingError:
         raise EvaluationError(
-            f"{shards_uri} holds no shards: it has no index.json",
-            fix="give the folder that the shard step wrote, as <data root>/shards/<fingerprint>",
+            f"{shards_uri} is not a folder of shards: it has no index.json",
+            fix="use the folder that the shard step wrote, <data root>/shards/<fingerprint>",
         ) from None
     for split in [only] if only else ["test", "val"]:
         if sizes.get(split):
@@ -262,8 +262,8 @@ def find_baseline(config: Config, shards_uri: str) -> Baseline | None:
         return Baseline(uri, uri)
     raise EvaluationError(
         f"the baseline {uri} is neither an evaluation nor a model",
-        fix="give evaluation.baseline the URI of a run's folder, its best.pt, or an exported model; "
-        f"`{NO_BASELINE}` compares with nothing",
+        fix="set evaluation.baseline to the URI of a run's folder, its best.pt, or an exported model; "
+        f"`{NO_BASELINE}` for no comparison",
     )
 
 

@@ -70,7 +70,7 @@ class Evidence:
     """Change of coco/AP, coco/AP50 and AP[class]; empty without a baseline."""
     obstacle: str = ""  # reason why the model cannot be compared with the baseline
     drift_obstacle: str = _NOT_MEASURED
-    """Reason why the drift is not known; empty if there is no baseline yet."""
+    """Reason why the drift is unknown; empty if there is no baseline yet."""
 
     @classmethod
     def from_summary(cls, summary: Mapping[str, Any]) -> "Evidence":
@@ -127,7 +127,7 @@ def parse(text: str) -> Rule:
         problem, fix = " asks for a model that is worse", "compare with >= or > the baseline"
     elif not (-1 if rule.baseline else 0) <= rule.bound <= 1:
         problem = ": metrics are between 0 and 1"
-        fix = f"give the number as a share, for example {rule.bound / 100:g} for {rule.bound:g} %"
+        fix = f"write the number as a fraction, for example {rule.bound / 100:g} for {rule.bound:g} %"
     if problem:
         raise EvaluationError(f"gate rule {text!r}{problem}", fix=fix)
     return rule

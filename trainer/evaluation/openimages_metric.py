@@ -100,7 +100,7 @@ def _by_label(labels: np.ndarray, category_ids: np.ndarray) -> tuple[np.ndarray,
 
 
 def image_labels(dataset: Mapping[str, Any]) -> tuple[np.ndarray | None, dict[int, list[int]]]:
-    """Return `verified` and `ancestors` for `evaluate` from ground truth in COCO's form.
+    """Return `verified` and `ancestors` for `evaluate` from ground truth in COCO's format.
 
     Images may have "verified", the ids of verified classes; "hierarchy" maps a class id to its ancestors.
     """

@@ -37,8 +37,8 @@ def evaluate(
     """Score a file of detections; writes the same files as `trainer.evaluation.evaluate`.
 
     Args:
-        truth_uri: ground truth in COCO's form.
-        detections_uri: detections in COCO's results form, or predictions that `evaluate` wrote.
+        truth_uri: ground truth in COCO's format.
+        detections_uri: detections in COCO's results format, or predictions that `evaluate` wrote.
         output_uri: folder for the files.
         config: its baseline is a file of detections or an evaluation of the same images.
         rules: rules of the gate.
@@ -61,7 +61,7 @@ def evaluate(
         if earlier and earlier.fingerprint != truth_digest:
             raise EvaluationError(
                 f"the baseline {config.baseline} was not scored on this ground truth",
-                fix="evaluate its detections against the same file, or give the file of its detections",
+                fix="evaluate its detections against the same file, or use the file of its detections",
             )
         base = read_detections(base_uri, truth, clip=clip)
     load_image = _image_loader(images_uri, truth) if images_uri else None
@@ -107,14 +107,14 @@ def compare(
     images = {f"{summary.split} of {summary.fingerprint}" for summary in summaries}
     if len(images) > 1:
         raise EvaluationError(
-            f"these evaluations are not of the same images: {' and '.join(sorted(images))}",
+            f"these evaluations are of different images: {' and '.join(sorted(images))}",
             fix="evaluate both models on the same shards and split, or files against the same ground truth",
         )
     shards = summaries[0].shards if summaries and not truth_uri else ""
     truth_name = shards or truth_uri or (summaries[0].truth if summaries else "")
     if not truth_name:
         raise EvaluationError(
-            "the ground truth of these detections is not known",
+            "the ground truth of these detections is unknown",
             fix="pass --truth GT.json, or --truth SHARDS/annotations/SPLIT.json",
         )
     if shards:
@@ -149,7 +149,7 @@ def _side(uri: str) -> tuple[str, EvaluationSummary | None]:
     if summary is None and not storage.exists(uri):
         raise EvaluationError(
             f"{uri} is neither an evaluation nor a file of detections",
-            fix="give a folder that `kubedet evaluate` or a run wrote, or a file in COCO's results form",
+            fix="use a folder that `kubedet evaluate` or a run wrote, or a file in COCO's results format",
         )
     return (summary.predictions if summary else uri), summary
 
@@ -160,13 +160,13 @@ def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
     if bad:
         raise EvaluationError(
             f"ground truth: {len(bad)} images without file_name, width or height, e.g. image {bad[0]}",
-            fix="leave --images out, or add these fields",
+            fix="omit --images, or add these fields",
         )
     by_id = {image["id"]: storage.join(folder, image["file_name"]) for image in truth.images}
     first = next(iter(by_id.values()))
     if not storage.exists(first):
         raise EvaluationError(
-            f"there is no image {first}", fix="give --images the folder of the file_name entries"
+            f"there is no image {first}", fix="set --images to the folder that contains the file_name entries"
         )
     return lambda image_id: storage.read_bytes(by_id[image_id])
 

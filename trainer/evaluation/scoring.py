@@ -98,7 +98,7 @@ class Scores:
 
 
 def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
-    """Score predictions; raises as `coco.evaluate`. `dataset` is the truth in COCO's form."""
+    """Score predictions; raises as `coco.evaluate`. `dataset` is the truth in COCO's format."""
     result = coco.evaluate(truth, predictions, engine=engine)
     tide = confusion = None
     if engine == "hotcoco":

@@ -44,7 +44,7 @@ class Predictions:
 
     @classmethod
     def from_coco(cls, items: Sequence[Mapping[str, Any]]) -> "Predictions":
-        """Read COCO's results form: [{"image_id", "category_id", "bbox", "score"}]."""
+        """Read COCO's results format: [{"image_id", "category_id", "bbox", "score"}]."""
         _refuse_malformed("detections", items, "score")
         return cls(*_columns(items), np.array([item["score"] for item in items], dtype=np.float64))
 
@@ -60,7 +60,7 @@ class Predictions:
         return Predictions(*(column[rows] for column in self._all()))
 
     def to_coco(self) -> list[dict[str, Any]]:
-        """Return COCO's results form."""
+        """Return COCO's results format."""
         rows = zip(*(column.tolist() for column in self._all()), strict=True)
         return [{"image_id": i, "category_id": c, "bbox": b, "score": s} for i, c, b, s in rows]
 
@@ -78,7 +78,7 @@ class Predictions:
 
     @classmethod
     def read(cls, uri: str) -> tuple["Predictions", dict[str, str]]:
-        """Read the predictions and metadata that `write` wrote, or COCO's results form (no metadata)."""
+        """Read the predictions and metadata that `write` wrote, or COCO's results format (no metadata)."""
         data = storage.read_bytes(uri)
         if data[:4] != b"PAR1":
             return cls.from_coco(parse_json(data, uri)), {}
@@ -89,7 +89,7 @@ class Predictions:
             )
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
             check_resources(error, uri)
-            message = f"{uri} is damaged, or holds no predictions: {first_line(error)}"
+            message = f"{uri} is damaged, or contains no predictions: {first_line(error)}"
             raise EvaluationError(message, fix=_EVALUATE_FIX) from None
         predictions = cls(image_ids, labels, np.stack(sides, axis=1), scores)
         stored = (table.schema.metadata or {}).items()
@@ -111,7 +111,7 @@ class Predictions:
 class Truth:
     """The images of a split and the M boxes in them, in the same columns as `Predictions`.
 
-    Images and categories are in COCO's form, categories in the order of their ids.
+    Images and categories are in COCO's format, categories in the order of their ids.
     """
 
     images: list[dict[str, Any]]
@@ -124,13 +124,14 @@ class Truth:
 
     @classmethod
     def from_coco(cls, dataset: Mapping[str, Any]) -> "Truth":
-        """Read COCO's form {"images", "annotations", "categories"}; area and iscrowd may be missing."""
+        """Read COCO's format {"images", "annotations", "categories"}; area and iscrowd may be missing."""
         for key in ("images", "annotations", "categories"):
             found = dataset.get(key) if isinstance(dataset, Mapping) else None
             if not isinstance(found, list) or not found:
                 raise EvaluationError(
                     f"ground truth has no {key}, so nothing can be scored",
-                    fix="check that the split has images with boxes, and that its file has COCO's JSON form",
+                    fix="check that the split has images with boxes, and that its file has COCO's JSON "
+                    "format",
                 )
         for key, name in (("images", "id"), ("categories", "id"), ("categories", "name")):
             counts = Counter(item.get(name) for item in dataset[key])
@@ -138,7 +139,7 @@ class Truth:
                 raise EvaluationError(
                     f"ground truth: {len(bad)} {key} without {name} or with one that occurs more than once: "
                     + ", ".join(map(repr, bad[:EXAMPLES])),
-                    fix=f"give each of the {key} its own {name}",
+                    fix=f"use a unique {name} for each of the {key}",
                 )
         items = dataset["annotations"]
         _refuse_malformed("ground truth", items, "area")
@@ -175,7 +176,7 @@ def parse_json(data: bytes, uri: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise EvaluationError(f"{uri} is not JSON: {error}", fix="give a file in COCO's JSON form") from None
+        raise EvaluationError(f"{uri} is not JSON: {error}", fix="use a file in COCO's JSON format") from None
 
 
 def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -188,7 +189,7 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray
 
 def _refuse_malformed(source: str, items: Sequence[Any], *further: str) -> None:
     if not isinstance(items, list | tuple):
-        fix = 'give a list of {"image_id", "category_id", "bbox": [x, y, width, height], "score"}'
+        fix = 'use a list of {"image_id", "category_id", "bbox": [x, y, width, height], "score"}'
         raise EvaluationError(f"{source} are not a list", fix=fix)
     names = ("image_id", "category_id", "bbox", *further)
     fields = ((index, item, _malformed_field(item, names)) for index, item in enumerate(items))

@@ -136,10 +136,12 @@ def build(graph: Path, fp16: bool, batch: int, size: int) -> tuple[bytes, Run]:
 def main(arguments: list[str] | None = None) -> int:
     """Build, score, and write or refuse an engine; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--output", default="model.engine", help="file of the engine")
-    parser.add_argument("--fp16", action="store_true", help="compute in 16 bits where ModelOpt finds it safe")
-    parser.add_argument("--batch", type=int, default=8, help="most images of a request")
-    parser.add_argument("--max-loss", type=float, default=0.005, help="largest loss of COCO AP (0 to 1)")
+    parser.add_argument("--output", default="model.engine", help="path of the engine file")
+    parser.add_argument(
+        "--fp16", action="store_true", help="compute in 16 bits if ModelOpt considers it safe"
+    )
+    parser.add_argument("--batch", type=int, default=8, help="maximum number of images per request")
+    parser.add_argument("--max-loss", type=float, default=0.005, help="maximum loss of COCO AP (0 to 1)")
     parser.add_argument("--bundle", type=Path, default=Path(__file__).parent, help="folder of the bundle")
     options = parser.parse_args(arguments)
     if options.batch < 1:

@@ -111,8 +111,8 @@ class Bundle:
                     problems.append(f"{path.relative_to(top)}: not a regular file")
         if problems:
             raise StorageError(
-                f"{self.uri} is not the bundle as it was written:\n  " + "\n  ".join(sorted(problems)),
-                fix="remove files that do not belong there; else export the model again",
+                f"{self.uri} has changed since it was exported:\n  " + "\n  ".join(sorted(problems)),
+                fix="remove files that do not belong there, or export the model again",
             )
         _check_size(storage.join(self.uri, SIGNATURE), _MAX_TEXT_BYTES)
         self.check()
@@ -161,8 +161,8 @@ def load(uri: str) -> Bundle:
     sums = storage.join(uri, CHECKSUMS)
     if not storage.exists(sums):
         raise StorageError(
-            f"{uri} holds no bundle: {CHECKSUMS} is missing, which is written last",
-            fix="give the folder of an exported model (RUN/model, or one that `kubedet model list` shows)",
+            f"{uri} is not a bundle: {CHECKSUMS} is missing, which is written last",
+            fix="use the folder of an exported model (RUN/model, or one that `kubedet model list` shows)",
         )
     _check_size(sums, _MAX_TEXT_BYTES)
     content = storage.read_bytes(sums)
@@ -209,7 +209,9 @@ def load(uri: str) -> Bundle:
 def _check_size(uri: str, most: int) -> None:
     state = storage.state(uri)
     if state is not None and state.size > most:
-        raise StorageError(f"{uri} has {state.size} bytes, more than the limit of {most}", fix=FORM.remedy)
+        raise StorageError(
+            f"{uri} has {state.size} bytes, which exceeds the limit of {most}", fix=FORM.remedy
+        )
 
 
 def seal(folder: Path) -> None:
@@ -271,7 +273,7 @@ def sign(folder: Path, private_key: str) -> None:
 
 def check_signature(source: Bundle, public_key: str) -> None:
     """Verify the signature of all files in a bundle's folder, after `check_whole`."""
-    fix = "give the PEM file that `openssl ec -in private.pem -pubout` writes"
+    fix = "use the PEM file that `openssl ec -in private.pem -pubout` writes"
     verifying = _module("verifying")
     with translated(ExportError, f"{public_key} is no public key", fix=fix):
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
@@ -291,7 +293,7 @@ def check_signature(source: Bundle, public_key: str) -> None:
 def signer(private_key: str) -> Any:
     """Return the configuration that signs with a key."""
     fix = (
-        "give an unencrypted PEM file of an elliptic-curve private key "
+        "use an unencrypted PEM file of an elliptic-curve private key "
         "(openssl ecparam -name prime256v1 -genkey -noout)"
     )
     signing = _module("signing")

@@ -134,7 +134,7 @@ def _sources() -> str:
 
 
 def model_card(metadata: Mapping[str, Any]) -> str:
-    """Return the model card, Markdown for people, from the content of model_metadata.json."""
+    """Return the model card in Markdown from the content of model_metadata.json."""
     values, scores = metadata["metrics"]["values"], metadata["metrics"].get("per_class", {})
     titles = ["label", "name", "original id"]
     titles += ["boxes scored on", "AP", "AP50", "score of best F1"] if scores else []

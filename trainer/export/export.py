@@ -89,7 +89,8 @@ def export(
     split = next((name for name in order if index.samples.get(name)), "")
     if not split:
         raise ExportError(
-            f"the shards {shards_uri} have no images to check the export on", fix="shard a source"
+            f"the shards {shards_uri} have no images to check the export on",
+            fix="create shards from a source with validation or test images",
         )
     classes = [category["name"] for category in meta["categories"]]
     if difference := name_difference(index.names, classes, "the data", "the model"):
@@ -129,8 +130,8 @@ def _add_engine_check(
 ) -> None:
     """Add build_engine.py and check.zip, with at most `limit` images and never more than 100.
 
-    check.zip has the squares of validation images as JPEGs, truth.json (their ground truth in COCO's form, in
-    pixels of the square), and reference.json, the COCO AP of model.raw.onnx on these JPEGs in onnxruntime.
+    check.zip has the squares of validation images as JPEGs, truth.json (their ground truth in COCO's format,
+    in pixels of the square), and reference.json, the COCO AP of model.raw.onnx on these JPEGs in onnxruntime.
     """
     shutil.copyfile(build_engine.__file__, folder / Path(build_engine.__file__).name)
     path = folder / build_engine.CHECK

@@ -53,7 +53,7 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """An OpenVINO model on the CPU, in fp32: its own choice would be bf16 where the CPU has it."""
+    """An OpenVINO model on the CPU, in fp32: OpenVINO's default is bf16 if the CPU supports it."""
 
     def __init__(self, path: Path, threads: int = 0) -> None:
         openvino = import_openvino()
@@ -90,7 +90,7 @@ def import_openvino() -> Any:
     except ImportError:
         raise ExportError(
             "the format openvino needs the package openvino, which is not installed",
-            fix="pip install 'kubedet[openvino]', or leave openvino out of export.formats",
+            fix="pip install 'kubedet[openvino]', or remove openvino from export.formats",
         ) from None
     return openvino
 
@@ -139,7 +139,7 @@ def write_onnx(graph: Graph, path: Path, opset: int, *, grid_sample: bool = True
 
 
 class Maker:
-    """Writes the files of formats; what they share is made once, in the folder `scratch`."""
+    """Writes the files of formats; shared intermediate files are created once, in the folder `scratch`."""
 
     def __init__(
         self, detector: Architecture, square: InputSquare, config: Config, shards_uri: str, scratch: Path
@@ -172,7 +172,7 @@ class Maker:
         write_onnx(raw, path, self.config.export.opset, grid_sample=False)
 
     def program(self, path: Path) -> None:
-        fix = "use the version of torch in constraints.txt, or leave out torch-export"
+        fix = "use the version of torch in constraints.txt, or remove torch-export from export.formats"
         with translated(ExportError, "torch.export cannot write the model", fix=fix), quiet():
             example = (_example(self.square.size),)
             torch.export.save(torch.export.export(self.graph, example, dynamic_shapes=_ANY_BATCH), path)
@@ -231,9 +231,11 @@ def select(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, f
 
 
 def check_trust(kind: str, uri: str, run_code: bool, *, fix: str) -> None:
-    """Raise ExportError for a file that is a program, unless `run_code`; `fix` says how to allow it."""
+    """Raise ExportError for a file that can execute code, unless `run_code`; `fix` explains how to allow
+    it.
+    """
     if FORMATS[kind].is_code and not run_code:
         raise ExportError(
-            f"{FORMATS[kind].files[0]} of {uri} is a program, which runs only if you allow it",
+            f"{FORMATS[kind].files[0]} of {uri} can execute code, so it is opened only if you allow it",
             fix=f"if you trust its author, {fix}; otherwise use another format, such as onnx",
         )

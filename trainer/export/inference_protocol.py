@@ -70,9 +70,9 @@ def read_request(body: bytes, json_length: int | None, size: int) -> InferenceRe
         except ValueError:
             values = np.zeros(0)
         if values.dtype.kind not in "iu" or values.size != math.prod(shape):
-            raise DataError(f"input {INPUT!r} must hold {math.prod(shape)} integers")
+            raise DataError(f"input {INPUT!r} must contain {math.prod(shape)} integers")
         if values.min() < 0 or values.max() > 255:
-            raise DataError(f"input {INPUT!r} must hold values from 0 to 255")
+            raise DataError(f"input {INPUT!r} must contain values from 0 to 255")
         return InferenceRequest(values.astype(np.uint8).reshape(shape), request.get("id"), outputs)
     data = body[json_length:] if json_length is not None else b""
     if length != math.prod(shape) or len(data) < length:

@@ -66,7 +66,7 @@ def load_file(source: Bundle, name: str, device: torch.device, *, run_code: bool
 
 
 def format_file(source: Bundle, kind: str = "") -> str:
-    """Return the name of the file of a format; by default of the first available, else of the weights."""
+    """Return the file name of a format; by default the first available one, else the weights."""
     formats = source.metadata.formats
     if kind and kind not in formats:
         listed = ", ".join(formats) or "none; export onnx"
@@ -99,11 +99,11 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
         if name in files:
             return source, name
         raise EvaluationError(
-            f"{uri} is not a model of that folder", fix=f"give the folder, or one of: {', '.join(files)}"
+            f"{uri} is not a model of that folder", fix=f"use the folder, or one of: {', '.join(files)}"
         )
     raise EvaluationError(
         f"{uri} is neither a checkpoint nor an exported model",
-        fix="give RUN/train/best.pt, which the training wrote, or RUN/model, which the export wrote",
+        fix="use RUN/train/best.pt from the training, or RUN/model from the export",
     )
 
 
@@ -111,7 +111,7 @@ def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> _
     bad = [name for name, value in detector.state_dict().items() if not value.isfinite().all()]
     if bad:
         raise CheckpointError(
-            f"{len(bad)} tensors of the model {uri} hold numbers that are not finite: "
+            f"{len(bad)} tensors of the model {uri} contain values that are not finite: "
             + ", ".join(bad[:EXAMPLES]),
             fix="use a checkpoint from before the training diverged",
         )
@@ -131,7 +131,10 @@ def _load_served(source: Bundle, name: str, run_code: bool) -> tuple[_Predict, s
     kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
     try:
         check_trust(
-            kind, source.uri, run_code, fix="give --run-code; evaluations take --set evaluation.run_code=true"
+            kind,
+            source.uri,
+            run_code,
+            fix="add --run-code, or for evaluations --set evaluation.run_code=true",
         )
         failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
         with source.files(source.metadata.formats[kind]) as folder, failing:

@@ -41,7 +41,9 @@ def gathered_samples(values: Any, grid: Any, mode: int, padding: int, align_corn
     `grid` [N, h, w, 2] in -1..1. Places are integers, which arithmetic in 16 bits leaves exact.
     """
     if (mode, padding, align_corners) != (0, 0, False):
-        raise NotImplementedError("only bilinear samples with zeros outside, corners not aligned")
+        raise NotImplementedError(
+            "only bilinear sampling with zero padding and without aligned corners is supported"
+        )
     channels, height, width = (int(side) for side in values.shape[1:])
     places = _integers(height * width, scalar=True)
     count = op.Mul(op.Gather(op.Shape(values), _integers(0, scalar=True)), places)

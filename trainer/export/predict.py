@@ -92,7 +92,7 @@ def open_model(
         source = published_models.load(model, data_root)
         return open_bundle(source, kind, run_code=run_code, tile=tile)
     if kind:
-        raise ExportError(f"the checkpoint {model} has no format {kind}", fix="give the folder RUN/model")
+        raise ExportError(f"the checkpoint {model} has no format {kind}", fix="use the folder RUN/model")
     return Predictor(loading.load(model, _device()), tile)
 
 
@@ -127,7 +127,7 @@ def read_image(source: object, name: str, most_pixels: int = MAX_PIXELS) -> Imag
     if not isinstance(source, Image.Image):
         raise DataError(
             f"{name} cannot be used: it is {form}",
-            fix="give a path, the bytes of a file, a PIL image, or an RGB array of uint8 [height, width, 3]",
+            fix="pass a path, the bytes of a file, a PIL image, or an RGB array of uint8 [height, width, 3]",
         )
     with translated(DataError, f"{name} cannot be used", fix="save and load it, or convert it to RGB"):
         return upright(source)
@@ -151,7 +151,7 @@ def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image
         fix = f"use --max-pixels N (at most {MAX_PIXELS}), or shrink the image"
         raise ImageTooLarge(f"{name}: {error}", fix=fix) from None
     except UnreadableImage as error:
-        raise DataError(f"{name}: {error}", fix="give JPEG, PNG, WebP, BMP, GIF or TIFF files") from None
+        raise DataError(f"{name}: {error}", fix="use JPEG, PNG, WebP, BMP, GIF or TIFF files") from None
 
 
 def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:

@@ -19,7 +19,7 @@ _LOG = logging.getLogger("model")
 _MAX_HISTORY = 100
 _LEASE_WAIT_SECONDS = 3600.0  # Seconds to wait for the end of a pruning, which may delete the version.
 RENAME_FIX = (
-    "name this data set's model: --set export.name=NAME; or, if the model's users expect other classes, "
+    "choose another model name with --set export.name=NAME; or, if the model's users expect other classes, "
     "--set export.other_classes=true"
 )
 
@@ -124,7 +124,7 @@ def rollback(data_root: str, name: str, *, other_classes: bool = False) -> Curre
         history = history[:-1]
     if not history:
         raise StorageError(
-            f"no version of {name} was current before this one",
+            f"{name} has no previous current version",
             fix="choose one by name: kubedet model promote NAME VERSION",
         )
     return _switch(data_root, name, history[-1], history[:-1], other_classes)
@@ -163,13 +163,13 @@ def load(model: str, data_root: str) -> Bundle:
         try:
             _check_name(name)
         except ConfigError:
-            fix = "give the folder of an exported model (RUN/model), or NAME[@VERSION] with --data-root"
-            raise StorageError(f"{model} holds no bundle", fix=fix) from None
+            fix = "use the folder of an exported model (RUN/model), or NAME[@VERSION] with --data-root"
+            raise StorageError(f"{model} is not a bundle", fix=fix) from None
         record = None if version else current(data_root, name)
         if not version and record is None:
             raise StorageError(
                 f"no model {name} is current under {data_root}, and {model} is no bundle",
-                fix=f"{_listing(data_root)}; or give the folder of an exported model (RUN/model)",
+                fix=f"{_listing(data_root)}; or use the folder of an exported model (RUN/model)",
             )
         # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
         uri = _version_uri(data_root, name, record.version if record else version)
@@ -194,7 +194,8 @@ def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
     times = [datetime.fromisoformat(each.metadata.created) for each in (chosen, named)]
     if times[0] < times[1]:
         raise StorageError(
-            f"{chosen.uri} is older than version {version}: it was created {times[0]}, that one {times[1]}",
+            f"{chosen.uri} is older than version {version}: it was created {times[0]}, the other one "
+            f"{times[1]}",
             fix="check how it became current; `kubedet model promote NAME VERSION` changes it",
         )
     return named
@@ -206,7 +207,7 @@ def _check_identity(chosen: Bundle) -> None:
     is_named = (chosen.metadata.name, chosen.metadata.model_version)
     if above == "models" and is_named != (name, version):
         raise StorageError(
-            f"{chosen.uri} holds {is_named[0]} {is_named[1]}, not {name} {version}",
+            f"{chosen.uri} contains {is_named[0]} {is_named[1]}, not {name} {version}",
             fix="do not use it: restore that version, or export the model again",
         )
 
@@ -217,7 +218,7 @@ def _switch(data_root: str, name: str, version: str, history: list[str], other_c
         _check_identity(chosen)
         # If `current` is damaged, its classes are unknown: promoting a version repairs it.
         with suppress(DamagedError, FormError):
-            fix = "give --other-classes if the model's users expect them"
+            fix = "add --other-classes if the model's users expect them"
             check_classes(data_root, name, chosen.class_names, other_classes=other_classes, fix=fix)
         chosen.check()
         metadata = chosen.metadata

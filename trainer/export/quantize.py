@@ -51,7 +51,9 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     fused = target.with_suffix(".fused.onnx")
-    fix = "use the versions of onnx and onnxruntime in constraints.txt, or leave out onnx-int8"
+    fix = (
+        "use the versions of onnx and onnxruntime in constraints.txt, or remove onnx-int8 from export.formats"
+    )
     try:
         with translated(ExportError, "the model cannot be quantised", fix=fix), quiet():
             # Folds each BatchNorm into its convolution.

@@ -125,7 +125,7 @@ class ModelServer:
         name, version = request.path_params["name"], request.path_params.get("version")
         if name != self._name or version not in (None, self._version):
             requested = f"{name} {version}" if version else name
-            raise LookupError(f"there is no model {requested}; this server has {self._name} {self._version}")
+            raise LookupError(f"unknown model {requested}; this server has {self._name} {self._version}")
 
 
 class _Guarded:
@@ -257,5 +257,5 @@ async def _page(request: Request) -> Response:
     path = _FOLDER / name
     # The route takes no slash, and a name that begins with a dot has no type.
     if path.parent != _FOLDER or path.suffix not in _TYPES or not path.is_file():
-        raise LookupError(f"there is no file {name!r} of the page")
+        raise LookupError(f"there is not a file {name!r} of the page")
     return Response(path.read_bytes(), media_type=_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})

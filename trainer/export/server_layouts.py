@@ -25,10 +25,10 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
         usable = [name for name in _TRITON if name in source.metadata.formats]
         raise ExportError(
             f"the bundle {source.uri} has no format {kind} that Triton serves",
-            fix=f"formats for it: {', '.join(usable) or 'none; export onnx'}",
+            fix=f"formats that Triton serves: {', '.join(usable) or 'none; export onnx'}",
         )
     if max_batch < 1:
-        raise ConfigError(f"the largest batch must be 1 or more, not {max_batch}", fix="use 8")
+        raise ConfigError(f"--max-batch must be 1 or more, not {max_batch}", fix="use 8")
     metadata = source.metadata
     size, rows = metadata.square.size, metadata.rows
     image = _tensor(INPUT, "TYPE_UINT8", f"dims: [ 3, {size}, {size} ]")
@@ -71,7 +71,7 @@ def kserve_service(metadata: Metadata, storage_uri: str, service_account: str = 
     if storage.scheme(uri) not in ("s3", "gs", "http", "https", "pvc"):
         raise ConfigError(
             f"KServe cannot read models from {storage_uri}",
-            fix="copy the repository to a bucket or a volume and give its URI as --storage-uri "
+            fix="copy the repository to a bucket or a volume and pass its URI as --storage-uri "
             "(s3://bucket/triton, pvc://claim/triton)",
         )
     model = {

@@ -43,7 +43,7 @@ BOX_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Least overlap and largest score difference of two detections of the same object."""
+    """Minimum overlap and maximum score difference of two detections of the same object."""
 
     iou: float
     score: float
@@ -179,7 +179,7 @@ def verify(
                 name, one.runtime.name, change, matches.matched * 100, matches.detections, timing.p50_ms,
             )  # fmt: skip
         else:
-            text = "%s: the model detects nothing in %d images, so the check says little; train longer"
+            text = "%s: the model detects nothing in %d images, so the check is not meaningful; train longer"
             _LOG.warning(text, name, len(indices))
     return checks
 
@@ -225,7 +225,7 @@ def _check_agreement(name: str, change: float, matches: Matches, images: int, co
         raise ExportError(
             f"the exported model ({name}) differs from the trained one on {images} images: "
             + "; ".join(problems),
-            fix="leave onnx-int8 out of export.formats, or calibrate on more images "
+            fix="remove onnx-int8 from export.formats, or calibrate on more images "
             "(export.calibration_images); nothing was published" if int8 else _VERSIONS_FIX,
         )  # fmt: skip
 
@@ -245,7 +245,7 @@ def _check_edges(name: str, served: Served, squares: torch.Tensor, target: Input
     matched = comparison.result().matched
     if matched < 0.99:
         raise ExportError(
-            f"the exported model ({name}) detects other objects in a batch than in single images "
+            f"the exported model ({name}) detects different objects in a batch than in single images "
             f"({matched:.1%} match)",
             fix=_VERSIONS_FIX,
         )
@@ -255,6 +255,6 @@ def _check_edges(name: str, served: Served, squares: torch.Tensor, target: Input
         except Exception:  # the runtimes have no common error  # noqa: S112
             continue
         raise ExportError(
-            f"the exported model ({name}) accepts an input of the wrong shape {list(shape)}",
+            f"the exported model ({name}) accepts an input with the wrong shape {list(shape)}",
             fix=_VERSIONS_FIX,
         )

@@ -18,7 +18,7 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class World:
-    """One process among all of a run."""
+    """One process of a run."""
 
     rank: int  # from 0
     size: int  # number of processes
@@ -48,7 +48,8 @@ def process_group() -> Iterator[World]:
         if local_rank >= count:
             raise ConfigError(
                 f"process {local_rank + 1} of this machine has no GPU: it sees {count}",
-                fix=f"start {count} processes on each machine, or give it more GPUs (CUDA_VISIBLE_DEVICES, "
+                fix=f"start {count} processes on each machine, or make more GPUs available "
+                "(CUDA_VISIBLE_DEVICES, "
                 "the job's gpus)",
             )
         torch.cuda.set_device(device)
@@ -91,14 +92,14 @@ def broadcast(value: Any, world: World) -> Any:
 
 
 def summed(values: torch.Tensor, world: World) -> torch.Tensor:
-    """Sum over all ranks, element by element, in place."""
+    """Sum elementwise over all ranks, in place."""
     if world.size > 1:
         dist.all_reduce(values)
     return values
 
 
 def all_reduce_max(values: torch.Tensor, world: World) -> Callable[[], torch.Tensor]:
-    """Start an all-reduce of the maximum over all ranks, element by element, in place.
+    """Start an elementwise all-reduce of the maximum over all ranks, in place.
 
     The returned function waits for it (on a GPU, in the current stream) and returns the values.
     """

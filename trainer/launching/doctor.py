@@ -84,7 +84,7 @@ def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     match = re.search(r"MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"))
     free = int(match[1]) * 1024 if match else 0
     detail = f"{available_cores()} cores, {free / 2**30:.1f} GiB of memory free"
-    fix = f"end other programs, or use --nproc 1: the recipe debug takes {_MIN_FREE_GIB} GiB"
+    fix = f"close other programs, or use --nproc 1: the recipe debug takes {_MIN_FREE_GIB} GiB"
     if is_linux:
         yield Check.ok_if(free >= _MIN_FREE_GIB * 2**30, "machine", detail, fix)
     is_local = needs.output and storage.is_local(needs.output)
@@ -170,7 +170,8 @@ def _interfaces(needs: Needs) -> Check:
     if needs.interface:
         good, detail = bool(by_name.get(needs.interface)), f"{needs.interface} required; there are {detail}"
     fix = (
-        "name one of these with an address (network.interface of the job), or attach the secondary network "
+        "use one of these that has an address (network.interface of the job), or attach the secondary "
+        "network "
         "with the annotation k8s.v1.cni.cncf.io/networks"
     )
     return Check.ok_if(good, "network interfaces", detail or "none", fix, needed=bool(needs.interface))

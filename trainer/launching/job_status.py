@@ -138,7 +138,7 @@ class Reporter:
             self._renew(place)
 
     def close(self) -> None:
-        """Send the last state, for a few seconds at most, and end."""
+        """Send the last state within a few seconds, and end."""
         self._closing.set()
         if self._thread:
             self._thread.join(_CLOSE_SECONDS)

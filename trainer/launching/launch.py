@@ -95,8 +95,8 @@ def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         if "EADDRINUSE" in str(error):
             raise LaunchError(
-                f"another program of this machine listens at {config.rdzv_endpoint}",
-                fix="choose another port (PET_MASTER_PORT, or PET_RDZV_ENDPOINT), or end that program",
+                f"another program on this machine is listening at {config.rdzv_endpoint}",
+                fix="choose another port (PET_MASTER_PORT, or PET_RDZV_ENDPOINT), or stop that program",
             ) from None
         cause = worker_failures.reason(error.__cause__ or error)
         if isinstance(error, RendezvousClosedError):
@@ -104,7 +104,7 @@ def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int
         elif isinstance(error, RendezvousTimeoutError):
             cause = "some did not come in time"
         message = (
-            f"stopped: {_nodes(config)} did not meet at {config.rdzv_endpoint}: {cause}\n"
+            f"stopped: {_nodes(config)} did not connect to each other at {config.rdzv_endpoint}: {cause}\n"
             "  fix: check that all of them run and reach that address; the same command tries again"
         )
     else:
@@ -130,7 +130,7 @@ def _wait_for_peers(config: LaunchConfig) -> None:
 
 
 def rendezvous_options(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) -> list[str]:
-    """Return torchrun's options for machines that are started by hand; None leaves a PET_* variable as it is.
+    """Return torchrun's options for manually started machines; None keeps a PET_* variable.
 
     `nnodes` is a number of machines or "MIN:MAX"; `endpoint` is HOST or HOST:PORT of the first machine, with
     which machines without a `node_rank` number themselves.
@@ -140,19 +140,19 @@ def rendezvous_options(*, nnodes: str | None, node_rank: int | None, endpoint: s
     address = endpoint or os.environ.get("PET_RDZV_ENDPOINT") or os.environ.get("PET_MASTER_ADDR")
     if nnodes not in (None, "1") and not address:
         raise ConfigError(
-            f"{nnodes} machines need a place to meet",
-            fix="name the first one and a free port of it on each: --rdzv-endpoint HOST:29500",
+            f"{nnodes} machines need a rendezvous endpoint",
+            fix="on each, set the first machine and a free port on it: --rdzv-endpoint HOST:29500",
         )
     if elastic and node_rank is not None:
         raise ConfigError(
-            f"machines of an elastic run ({fewest}:{most}) have no fixed number",
-            fix="leave out --node-rank: they number themselves",
+            f"machines of an elastic run ({fewest}:{most}) do not have fixed numbers",
+            fix="omit --node-rank: the machines number themselves",
         )
     count = whole_number(fewest)
     if node_rank is not None and count is not None and not 0 <= node_rank < count:
         raise ConfigError(
             f"--node-rank {node_rank} is not one of {fewest} machines",
-            fix="count them from 0, and give all of them the same --nnodes",
+            fix="count them from 0, and use the same --nnodes on all of them",
         )
     options = ["--nnodes", nnodes] if nnodes else []
     options += ["--node-rank", str(node_rank)] if node_rank is not None else []

@@ -34,7 +34,9 @@ class HeldError(StorageError):
 
 
 class Watch:
-    """What a process has seen of a lease: lets it find dead holders by short looks instead of waiting."""
+    """What a process has observed of a lease: lets it find dead holders by quick checks instead of
+    waiting.
+    """
 
     def __init__(self) -> None:
         self._before: tuple[int, Any] = (-1, None)
@@ -89,7 +91,7 @@ class Lease:
         silent = time.monotonic() - self._seen
         if silent > self._lapse / 2 or self._number != _last(self._folder):
             message = f"this process lost the lease {self._folder}: it did not renew it for {silent:.0f} s"
-            raise StorageError(message, fix="give the same command again", transient=True)
+            raise StorageError(message, fix="run the same command again", transient=True)
 
     def end(self) -> None:
         """Release the lease and delete older objects."""

@@ -37,7 +37,7 @@ def worker_grace() -> int:
 
 
 def node_grace() -> int:
-    """Return the seconds that a node which only lost a peer waits, so that the failed node ends first.
+    """Return how many seconds a node that only lost a peer waits, so that the failed node ends first.
 
     The controller decides by the exit code of the first pod that ends. The failed node has to stop its
     workers first, which mostly takes one or two seconds.

@@ -105,7 +105,8 @@ class Architecture(nn.Module, ABC):
         """Return the weights in the library's layout; `names` are of the classes, in label order."""
 
     def shown(self, images: Tensor) -> Tensor:
-        """Which pixels are of the picture, not of the padding around it: bool [B, S, S], to mask attention.
+        """Which pixels belong to the picture, not to the padding around it: bool [B, S, S], to mask
+        attention.
 
         The picture is the smallest rectangle with all pixels of another value than `fill`. It is found in the
         images, so training, evaluation and served graphs mask the same. A blank image is a whole picture.
@@ -121,7 +122,7 @@ class Architecture(nn.Module, ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """Name for people: `RetinaNet v2 on resnet50`."""
+        """Human-readable name: `RetinaNet v2 on resnet50`."""
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -130,7 +131,7 @@ class Architecture(nn.Module, ABC):
         return {"score": config.score_threshold, "detections_per_image": config.detections_per_image}
 
     def compile_network(self, mode: str) -> bool:
-        """Compile all that can be compiled for training in a mode of torch.compile, if anything can.
+        """Compile the parts that can be compiled for training, in a mode of torch.compile.
 
         The names of weights do not change.
         """
@@ -144,7 +145,7 @@ class Architecture(nn.Module, ABC):
         return split_by_decay(self.parameters(), config.weight_decay)
 
     def folded(self) -> Self:
-        """The same function, faster, for inference only: it can no longer be trained or saved."""
+        """A faster copy with the same results, for inference only: it cannot be trained or saved."""
         return self
 
 
@@ -181,5 +182,5 @@ def build(config: ModelConfig, num_classes: int, fill: int = FILL) -> Architectu
 
 
 def has_running_statistics(detector: nn.Module) -> bool:
-    """Tell whether training changes buffers (BatchNorm's), differently in each process."""
+    """Return whether training changes buffers (BatchNorm's), differently in each process."""
     return any(isinstance(module, _BatchNorm) for module in detector.modules())

@@ -113,7 +113,7 @@ def _like(convolution: nn.Conv2d, kind: type[_Convolution]) -> _Convolution:
 
 @contextlib.contextmanager
 def cast_together(layers: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Let convolutions and linear layers use their weights in the type of autocast, if it is on.
+    """Let convolutions and linear layers use their weights in autocast's type, if autocast is enabled.
 
     Values and gradients are those of autocast; fixed statistics are applied as well. The parameters are
     hidden behind attributes, so no other code may use the layers meanwhile.

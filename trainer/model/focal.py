@@ -193,7 +193,7 @@ def conv_focal_loss(
 
 
 def supports(device: torch.device) -> bool:
-    """Whether `conv_focal_loss` works under the present autocast: not in fp16.
+    """Whether `conv_focal_loss` works under the current autocast: not in fp16.
 
     Its gradients are computed before the loss scale is known; fp16 lacks the range for them.
     """

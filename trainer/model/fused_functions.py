@@ -43,7 +43,7 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
         warnings.filterwarnings("ignore", message=".*using Triton's bundled libdevice")
     if tell and missing:
         _LOG.warning(
-            "nothing is compiled, and the loss takes several times as long: %s; install it, or set "
+            "nothing is compiled, so the loss takes several times as long: %s; install it, or set "
             "train.compile=off", missing,
         )  # fmt: skip
     elif tell and enabled:
@@ -118,7 +118,7 @@ def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
             # Compilation ends before the first kernel runs, so the arguments have not changed.
             # The first line may name only the compiler's part; after a blank one comes advice for developers.
             reason = " ".join(str(error).strip().partition("\n\n")[0].splitlines()[:2])
-            _LOG.warning("going on uncompiled, the compiler failed: %s", reason)
+            _LOG.warning("continuing without compilation, because the compiler failed: %s", reason)
             failed, _Choice.compiles = True, False
             return function(*arguments)
 

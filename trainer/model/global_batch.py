@@ -40,7 +40,9 @@ class Part(NamedTuple):
 
 
 def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: World) -> list[Part]:
-    """The part of each batch of this rank in a step of so many images. A collective, which ranks wait for."""
+    """The part of each batch of this rank in a step of this many images. A collective, which ranks wait
+    for.
+    """
     counts = [count for batch in batches for count in batch.counts]
     targets, most = sum(counts), max(counts)
     if world.size > 1:

@@ -31,7 +31,7 @@ def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT
         ours = ", ".join(f"{getattr(config, name)}" for name in wrong)
         raise CheckpointError(
             f"weights {uri} are of {theirs}, not of {ours}",
-            fix="leave these options out, so that the weights choose them, or take others",
+            fix="omit these options so that the weights define them, or use other weights",
         )
     _LOG.info("%s", detector.load_upstream(state, uri))
 

@@ -113,7 +113,7 @@ class PyramidDetector(Architecture):
 
 
 class DenseDetector(PyramidDetector):
-    """A detector that predicts classes and a box for A anchors at each place of each level."""
+    """A detector that predicts classes and a box for A anchors at each location of each level."""
 
     @abstractmethod
     def outputs(self, features: list[Tensor]) -> tuple[list[Tensor], Tensor]:

@@ -29,7 +29,7 @@ class PyramidOptions(ModelConfig):
     backbone_width: Positive = 64
     """Channels of the backbone's first stage; 64 is the published network."""
     norm: Literal["batch", "frozen", "group"] = "batch"
-    """Normalisation of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
+    """Normalization of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
     trainable_layers: Annotated[int, BeforeValidator(as_integer), Field(ge=0, le=_STAGES)] = _STAGES
     """Backbone stages that are trained, counted from the last; 5 is all of it."""
     fpn_channels: Positive = 256
@@ -37,7 +37,7 @@ class PyramidOptions(ModelConfig):
     nms_threshold: Fraction = 0.5
     """Overlap above which the weaker detection of a class is dropped."""
     topk_candidates: Positive = 1000
-    """Candidates of each pyramid level that reach the suppression."""
+    """Maximum number of candidates per pyramid level before suppression."""
 
     def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Overrides:
         """The width of the residual network in a detector's or classifier's weights."""
@@ -45,6 +45,6 @@ class PyramidOptions(ModelConfig):
         return next(({"backbone_width": sides[0]} for sides in found if sides), {})
 
     def freezing(self) -> Overrides:
-        """Return the options that keep weights as they were loaded, each with the value that does not."""
+        """Return the options that freeze loaded weights, each with the value that trains them."""
         frozen = {"norm": "batch"} if self.norm == "frozen" else {}
         return frozen | ({"trainable_layers": _STAGES} if self.trainable_layers < _STAGES else {})

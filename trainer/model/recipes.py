@@ -38,7 +38,7 @@ def load(name: str, overrides: Overrides | None = None) -> Config:
     train.epochs alone removes the recipe's time limit.
     """
     if name not in RECIPES:
-        raise ConfigError(f"no recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
+        raise ConfigError(f"unknown recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
     overrides = overrides or {}
     if "train.epochs" in overrides:
         overrides = {MINUTES: 0.0} | overrides
@@ -68,7 +68,7 @@ def named(name: str) -> tuple[str, Overrides]:
         case _:
             overrides = None
     if not isinstance(overrides, dict) or not all(isinstance(key, str) for key in overrides):
-        raise ConfigError(f"{name} is not a recipe's file", fix=_FILE_FIX)
+        raise ConfigError(f"{name} is not a recipe file", fix=_FILE_FIX)
     load(recipe, overrides)
     return recipe, overrides
 

@@ -38,7 +38,7 @@ def as_detector(
         return {f"{BODY}{name}": value for name, value in state.items() if not name.startswith("fc.")}
     if f"{BODY}conv1.weight" not in state:
         raise CheckpointError(
-            f"weights {source} hold neither a torchvision {kind} nor a torchvision ResNet",
+            f"weights {source} contain neither a torchvision {kind} nor a torchvision ResNet",
             fix=f"the tensors must be named {BODY}conv1.weight, ... or conv1.weight, ...",
         )
     reason = "" if any(name.startswith(head) for name in state) else f"no tensor is named {head}..."
@@ -46,8 +46,8 @@ def as_detector(
         reason = f"some tensors are named {foreign}..."
     if reason and not all(name.startswith("backbone.") for name in state):
         raise CheckpointError(
-            f"weights {source} are of another detector than {kind}: {reason}",
-            fix="take weights of that detector or of a backbone, or set model.architecture to theirs",
+            f"weights {source} are for a detector other than {kind}: {reason}",
+            fix="use weights of that detector or of a backbone, or set model.architecture to theirs",
         )
     return state
 
@@ -82,7 +82,7 @@ def load(
         raise CheckpointError(
             f"weights {source} do not fit {detector.title}:\n  " + "\n  ".join(lines[:_SHOWN] + more),
             fix="set model.architecture, model.size or model.backbone, norm and widths as in the weights, "
-            "or take others",
+            "or use other weights",
         )
     fitting = {name: value for name, value in state.items() if name in expected and name not in replaced}
     detector.load_state_dict(fitting, strict=False)

@@ -74,19 +74,19 @@ def local_path(uri: str) -> Path:
             path = slash + rest
             if host not in ("", "localhost"):
                 fix = f"write file:///{host}{path} or a plain path"
-                raise StorageError(f"{uri} names a file of the machine {host!r}", fix=fix)
+                raise StorageError(f"{uri} refers to a file on the machine {host!r}", fix=fix)
         path = unquote(path)
     try:
         if b"\0" in os.fsencode(path):
             raise ValueError
     except ValueError:  # Also UnicodeEncodeError.
         fix = "use letters, digits, '.', '_' and '-'"
-        raise StorageError(f"{path!r} cannot be the name of a file", fix=fix) from None
+        raise StorageError(f"{path!r} is not a valid file name", fix=fix) from None
     return Path(os.path.abspath(path))
 
 
 def absolute(uri: str) -> str:
-    """Return one spelling of the URI: a local one as an absolute path, others without a final slash."""
+    """Return the canonical form of the URI: a local one as an absolute path, others without a final slash."""
     return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
 
 
@@ -101,7 +101,7 @@ def join(uri: str, *parts: str) -> str:
     """Append names to a URI."""
     for part in parts:
         if escapes_folder(part):
-            raise StorageError(f"refused name {part!r} under {uri}", fix="use a relative name without '..'")
+            raise StorageError(f"invalid name {part!r} under {uri}", fix="use a relative name without '..'")
     return "/".join([uri.rstrip("/"), *parts])
 
 
@@ -122,14 +122,14 @@ def check_place(uri: str) -> None:
         return
     bucket = uri.partition("://")[2].partition("/")[0]
     if not bucket:
-        raise StorageError(f"{uri} names no bucket", fix=f"use {kind}://bucket/key")
+        raise StorageError(f"{uri} has no bucket", fix=f"use {kind}://bucket/key")
     if not _BUCKET.fullmatch(bucket):
-        fix = "a name has 3 to 63 of a-z 0-9 . - and begins and ends with a letter or digit"
-        raise StorageError(f"{uri}: no bucket can be named {bucket!r}", fix=fix)
+        fix = "a name has 3 to 63 characters of a-z, 0-9, . and -, and begins and ends with a letter or digit"
+        raise StorageError(f"{uri}: invalid bucket name {bucket!r}", fix=fix)
 
 
 def state(uri: str) -> FileState | None:
-    """Return size, modification time and ETag of a file, or None if there is no file."""
+    """Return size, modification time and ETag of a file, or None if there is not a file."""
     if not is_local(uri):
         return _server(uri).state(uri)
     with translate_oserror(uri, "read"):
@@ -191,7 +191,7 @@ def read_range(uri: str, start: int, length: int) -> bytes:
 
 
 def open_reader(uri: str) -> IO[bytes]:
-    """Open a file for reading, with seek; only a few pieces of a file on a server are in memory."""
+    """Open a file for reading, with seek; only a few pieces of a remote file are in memory."""
     if not is_local(uri):
         return _server(uri).open_reader(uri)
     with translate_oserror(uri, "read"):
@@ -199,12 +199,12 @@ def open_reader(uri: str) -> IO[bytes]:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a FIFO or device would never end."""
+    """Open a regular file for reading; refuse FIFOs and devices, which never end."""
     opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
     file = open(path, "rb", opener=opener)  # noqa: SIM115 (the caller closes it)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise StorageError(f"{path} is not a regular file", fix="replace it by the file that belongs there")
+        raise StorageError(f"{path} is not a regular file", fix="replace it with the expected file")
     return file
 
 
@@ -217,7 +217,7 @@ def read_json(uri: str, form: Form | None = None) -> Any:
 
 
 def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confirm: bool = False) -> None:
-    """Write a file whole or not at all.
+    """Write a file atomically.
 
     `sync` waits until a local disk has stored it; `confirm` reads back what a store got, and writes it again
     if it differs.
@@ -230,7 +230,7 @@ def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confir
 
 
 def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
-    """Write an object as JSON with its hash as the last key, whole or not at all, and confirmed."""
+    """Write an object as JSON with its hash as the last key, atomically, and confirm it."""
     write_bytes(uri, json_files.encode(obj, indent), confirm=True)
 
 
@@ -265,7 +265,7 @@ def create(uri: str, data: bytes) -> bool:
 def new_file(
     uri: str, *, sync: bool = True, sha256: Callable[[], str] | None = None, confirm: bool = False
 ) -> Iterator[Path]:
-    """Give a temporary path; its content becomes that of the URI when the block ends without an exception.
+    """Yield a temporary path; its content is written to the URI when the block ends without an exception.
 
     `sha256` returns the content's hash after the block, if the caller knows it; the rest: see `write_bytes`.
     """
@@ -285,7 +285,7 @@ def new_file(
 
 
 def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
-    """Copy a local file to a URI, whole or not at all; `confirm`: see `write_bytes`."""
+    """Copy a local file to a URI, atomically; `confirm`: see `write_bytes`."""
     if not is_local(uri):
         with translate_oserror(str(source), "read"), Path(source).open("rb") as file:
             _server(uri).write(uri, file, confirm=confirm)
@@ -389,7 +389,7 @@ def _server(uri: str) -> Any:
     if scheme(uri) not in (*OBJECT_STORES, *WEB):
         raise StorageError(
             f"unknown scheme {scheme(uri)!r} in {uri}",
-            fix="use a path, file:, s3://bucket/key, minio://, gs:// or az:// likewise or, to read, https://",
+            fix="use a path, file:, s3://bucket/key, minio://, gs:// or az://; https:// to read",
         )
     from trainer.storage import objects
 

@@ -103,8 +103,8 @@ class CopyCache:
         with suppress(FileNotFoundError):
             # Another user can guess the name and create the folder first, and its content is trusted.
             if self.folder.lstat().st_uid != os.getuid():
-                message = f"{self.folder} is for copies of files, but belongs to another user"
-                raise StorageError(message, fix=f"set {FOLDER} to a folder that only you can write")
+                message = f"{self.folder} is the folder for cached files, but belongs to another user"
+                raise StorageError(message, fix=f"set {FOLDER} to a folder that only you can write to")
 
     def open(self, name: str, size: int) -> int | None:
         """Return a descriptor that keeps a copy from being evicted; None if there is none of this size."""
@@ -167,7 +167,7 @@ class CopyCache:
             (self.folder / name).unlink(missing_ok=True)
 
     def limit(self) -> int:
-        """Return the most bytes of all copies, for the current disk."""
+        """Return the maximum total size of the copies in bytes, for the current disk."""
         if self.asked is not None:
             return self.asked
         disk = shutil.disk_usage(self.folder)

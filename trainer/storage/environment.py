@@ -87,7 +87,7 @@ def settings(kind: str) -> Settings:
     key, secret = _value(kind, "ACCESS_KEY_ID", "ACCESS_KEY"), _value(kind, "SECRET_ACCESS_KEY", "SECRET_KEY")
     if bool(key) != bool(secret):
         fix = "set both, or neither for anonymous access"
-        raise StorageError(f"{kind}:// has an access key without its secret, or the reverse", fix=fix)
+        raise StorageError(f"{kind}:// needs both an access key and its secret", fix=fix)
     token = os.environ.get("AWS_SESSION_TOKEN", "")
     if kind == "minio" and os.environ.get("MINIO_ACCESS_KEY"):
         token = ""  # It belongs to the AWS_ pair.
@@ -103,12 +103,12 @@ def settings(kind: str) -> Settings:
     protocol, _, host = url.partition("://")
     try:
         if not host:
-            raise ValueError("it names no host")
+            raise ValueError("it has no host")
         secure, connections = protocol.lower() == "https", web_client(url)
         client = Minio(host, secure=secure, region=region or None, credentials=keys, http_client=connections)
     except ValueError as error:
         message = f"endpoint {url!r} of {kind}:// cannot be used: {error}"
-        raise StorageError(message, fix="give it as https://host:port, without a path") from error
+        raise StorageError(message, fix="write it as https://host:port, without a path") from error
     return Settings(url, region, keys, client)
 
 
@@ -123,9 +123,9 @@ def cloud_url(kind: str) -> str:
         named = os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT")
         url = named or f"https://{account}.blob.core.windows.net"
     else:
-        raise StorageError(f"{account!r} cannot be the storage account of az://", fix=IDENTITY["az"])
+        raise StorageError(f"{account!r} is not a valid storage account for az://", fix=IDENTITY["az"])
     if not _CLOUD_URL.fullmatch(url):
-        fix = "give it as https://host:port"
+        fix = "write it as https://host:port"
         raise StorageError(f"the endpoint {url!r} of {kind}:// cannot be used", fix=fix)
     for name, value in os.environ.items():
         if kind == "az" and name.startswith("AZURE_") and not value.isprintable():
@@ -150,7 +150,7 @@ def proxy_of(url: str) -> str:
     match = _PROXY.fullmatch(proxy)
     if proxy and (match is None or int(match["port"] or 0) >= 2**16):
         raise StorageError(
-            f"{address.scheme.upper()}_PROXY in the environment is no address of a proxy",
+            f"{address.scheme.upper()}_PROXY in the environment is not the address of a proxy",
             fix="use one like http://proxy.example:3128",
         )
     return proxy
@@ -169,7 +169,7 @@ def authorities() -> str:
     except (OSError, UnicodeDecodeError) as error:  # SSLError is an OSError.
         raise StorageError(
             f"the CA bundle {bundle} cannot be read: {getattr(error, 'strerror', None) or error}",
-            fix=f"let {variable} name a file of PEM certificates, or unset it",
+            fix=f"set {variable} to a file of PEM certificates, or unset it",
         ) from error
 
 

@@ -47,7 +47,7 @@ _MAX_TRIES = 4
 _ABORT_SECONDS = 5.0  # how long an interrupted upload may take to remove its parts, which no listing shows
 _BLOCK_BYTES = 1024 * 1024
 _CREDENTIAL_SECONDS = 10.0  # how long to wait for a cloud's metadata server
-_REFUSED_FIX = "check what these keys may do; for a public bucket set AWS_SKIP_SIGNATURE=true"
+_REFUSED_FIX = "check the permissions of these keys; for a public bucket set AWS_SKIP_SIGNATURE=true"
 _KEYS_FIX = (
     "check the access keys in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
     "MINIO_ACCESS_KEY and MINIO_SECRET_KEY) and the region; for a public bucket set AWS_SKIP_SIGNATURE=true"
@@ -84,7 +84,7 @@ class Location:
         self.kind = scheme(uri)
         if self.kind in WEB:
             message = f"cannot list, write or delete {uri}: files on the web can only be read"
-            raise StorageError(message, fix="name one file, or use a local folder or an object store")
+            raise StorageError(message, fix="use one file, a local folder or an object store")
         kind, bucket = self.kind, uri.partition("://")[2].partition("/")[0]
         waits, settings = environment.RETRIES, None
         if kind in CLOUDS:
@@ -146,7 +146,7 @@ def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:
             address, client = f"{settings.url}/{bucket}", environment.web_client(settings.url)
             answer = client.request("HEAD", address, redirect=False, retries=3, timeout=10.0)
         except HTTPError as error:
-            message = f"cannot ask {settings.url} for the region of {bucket}: {error}"
+            message = f"cannot get the region of {bucket} from {settings.url}: {error}"
             raise StorageError(message, fix="check the network, or set AWS_REGION") from error
         options["region"] = answer.headers.get("x-amz-bucket-region", "") or "us-east-1"
     if settings.url != environment.AMAZON:
@@ -179,8 +179,8 @@ def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
     global _process  # noqa: PLW0603 (of this process)
     if _process not in (0, os.getpid()):
         raise StorageError(
-            "this process was forked from one that had already read from a store",
-            fix="start it by spawn, or fork before the first file of a store is read",
+            "this process was forked after its parent had read from an object store",
+            fix="start it with spawn, or fork before the first read from a store",
         )
     head, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
@@ -198,10 +198,10 @@ def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
                 own.set_exception(error)
     location = future.result()
     if not key and not folder:
-        raise StorageError(f"{uri} names no object", fix=f"use {head}://bucket/key")
+        raise StorageError(f"{uri} has no object key", fix=f"use {head}://bucket/key")
     key = key.rstrip("/")
     if key and not {"", ".", ".."}.isdisjoint(key.split("/")):
-        fix = "use a key without '.', '..' or nothing between slashes"
+        fix = "use a key without '.', '..' or empty parts between slashes"
         raise StorageError(f"refused key {key!r} in {uri}", fix=fix)
     return location, key
 
@@ -254,7 +254,10 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
         return RangesNotSupported(f"{uri} cannot be read in parts")
     code = next(iter(re.findall(r"<Code>(\w+)</Code>", text)), "")
     if code in _TRANSIENT:
-        fix = "the store got other bytes than were sent: check the network and the proxies on the way to it"
+        fix = (
+            "the store received different bytes than were sent: check the network and the proxies on the "
+            "way to it"
+        )
         return Transient(f"cannot {verb} {uri}: {code}", fix=fix)
     if isinstance(error, FileNotFoundError) or status == 404:
         if code not in ("NoSuchBucket", "ContainerNotFound") and verb in ("read", "delete"):
@@ -268,13 +271,13 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
         is_known = isinstance(error, exceptions.BaseError)
         fix = web.RETRY_FIX if is_known else "check the URI, the endpoint and the keys"
         if isinstance(error, exceptions.InvalidPathError) or "invalid path" in reason:
-            fix = "rename the object: no '.', no '..' and nothing empty between slashes"
+            fix = "rename the object: without '.', '..' or empty parts between slashes"
     elif status in web.BUSY:
         fix = _FIXES.get(code, "the store is overloaded or down: run again later, what is finished is kept")
     elif kind in CLOUDS:
-        fix = f"check what this identity may do; {environment.IDENTITY[kind]}"
+        fix = f"check the permissions of this identity; {environment.IDENTITY[kind]}"
     else:
-        no_store = "check that the endpoint is one of S3, and the store's log"
+        no_store = "check that the endpoint is an S3 endpoint, and the store's log"
         fix = _FIXES.get(code, _REFUSED_FIX if status in (401, 403) else no_store)
     return StorageError(f"cannot {verb} {uri}: {reason}", fix=fix, transient=transient)
 
@@ -311,7 +314,7 @@ class _File:
         return data
 
     def pieces(self, start: int, stop: int, at_first: int = THREADS, ahead: int = THREADS) -> Iterator[Any]:
-        """Yield bytes in pieces; `ahead` of them are fetched ahead, `at_first` while the first is read."""
+        """Yield bytes in pieces; prefetch `ahead` pieces, or `at_first` pieces while the first is read."""
         fetched: deque[Future[Any]] = deque()
         begin, most = start, at_first
         with DaemonThreadPool(min(ahead, 1 + (stop - start) // PIECE), "read") as threads:
@@ -410,7 +413,7 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
 
 @web.retried
 def open_reader(uri: str) -> IO[bytes]:
-    """Return a seekable binary file; if a server gives files only whole, it is copied to disk."""
+    """Return a seekable binary file; if a server only sends complete files, the file is copied to disk."""
     file = _File(uri)
     if file.has_parts and file.size <= PIECE:
         return io.BytesIO(b"".join(file.blocks()))
@@ -511,8 +514,8 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
         client = environment.settings(location.kind).client
         next(iter(client.list_objects(uri.split("/")[2], prefix=prefix)), None)
     except (MinioException, ParseError, ValueError) as error:
-        fix = "check that the endpoint is one of S3, not a console or a proxy's page"
-        raise StorageError(f"cannot list {uri}: this is no answer of an object store", fix=fix) from error
+        fix = "check that the endpoint is an S3 endpoint, not a console or a proxy's page"
+        raise StorageError(f"cannot list {uri}: the response is not from an object store", fix=fix) from error
     except HTTPError:
         pass  # obstore had an answer.
 
@@ -589,7 +592,7 @@ def write(
             except (MissingError, Corrupt) as error:
                 raise Transient(
                     f"{uri} was written, and the store acknowledged it, but it is lost or altered",
-                    fix="look at the store's log and disks, and run again: it is written again",
+                    fix="check the store's log and disks, and run again to write it again",
                 ) from error
         return written
 

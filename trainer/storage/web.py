@@ -54,10 +54,10 @@ _MIN_BYTES_PER_SECOND = 50_000.0  # bytes a second, of an answer that takes long
 _tokens: dict[str, dict[str, str]] = {}  # headers by host and port
 _CONNECTION_ERRORS = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same request may succeed
-RETRY_FIX = "check the network and the server, and run again: what is finished is kept"
+RETRY_FIX = "check the network and the server, and run again: finished work is kept"
 _NETWORK_FIX = (
     "check the address (the endpoint in the environment), HTTP_PROXY and NO_PROXY, this machine's DNS, and "
-    "that the server runs; run again: what is finished is kept"
+    "that the server runs; run again: finished work is kept"
 )
 _AUTHORITY = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE)
 _BUCKET = re.compile(rf"({'|'.join(OBJECT_STORES)})://([^/]+)", re.IGNORECASE)
@@ -87,13 +87,13 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # leads to the IPv4 address in t
 
 
 class Transient(StorageError):
-    """Bytes were cut off, altered or of two versions: the next try may succeed."""
+    """Bytes were truncated, altered or from two versions: the next attempt may succeed."""
 
     transient = True
 
 
 class RangePastEnd(Transient):
-    """The file ends before the range that was asked for."""
+    """The file ends before the requested range."""
 
 
 class Corrupt(Transient, DamagedError):
@@ -103,25 +103,25 @@ class Corrupt(Transient, DamagedError):
 
 
 class RangesNotSupported(StorageError):
-    """The server gives a file only whole."""
+    """The server only sends complete files."""
 
 
 def changed(uri: str, status: int = 0) -> Transient:
-    """Return the error for a file that changed while it was read; `status`: of the HTTP answer."""
+    """Return the error for a file that changed while it was read; `status` is that of the HTTP response."""
     kind = RangePastEnd if status == 416 else Transient
-    return kind(f"{uri} changed while it was read", fix="run again when nobody writes to it")
+    return kind(f"{uri} changed while it was read", fix="run again when no other process is writing to it")
 
 
 def no_answer(uri: str, error: BaseException) -> StorageError:
-    """Return the error for a server from which urllib3 gets no answer."""
+    """Return the error for a server that does not respond to urllib3."""
     cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
     if isinstance(cause, urllib3.exceptions.SSLError | ssl.SSLError):
         cause = cause.args[0] if cause.args and isinstance(cause.args[0], ssl.SSLError) else cause
         reason = getattr(cause, "verify_message", "") or str(cause)
-        fix = "name a file with the certificate of its authority in AWS_CA_BUNDLE, or correct the address"
+        fix = "set AWS_CA_BUNDLE to a file with the certificate of its authority, or correct the address"
         if getattr(cause, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
             fix = "the server speaks plain http there: write http:// in the endpoint, or another port"
-        return StorageError(f"cannot read {uri}: no trusted connection: {reason}", fix=fix)
+        return StorageError(f"cannot read {uri}: the connection is not trusted: {reason}", fix=fix)
     who = "the proxy" if isinstance(cause, urllib3.exceptions.ProxyError) else "the server"
     reason = str(cause).rpartition("] ")[2].rstrip("\"')")
     return StorageError(
@@ -142,16 +142,16 @@ def host_and_port(uri: str) -> tuple[str, int]:
     match = _HOST.fullmatch(named)
     try:
         if match is None or authority is None:
-            raise ValueError(f"{named!r} is no host and port")
+            raise ValueError(f"{named!r} is not a host and port")
         host, port = match[1].lower(), int(match[2][:6] if match[2] else _PORTS[authority[1].lower()])
         if not 0 < port < 2**16:
-            raise ValueError(f"there is no port {match[2]}")
+            raise ValueError(f"invalid port {match[2]}")
         if host.startswith("["):
             return str(ipaddress.IPv6Address(host[1:-1])), port
         labels = host.encode("idna").decode("ascii").removesuffix(".").split(".")
         ".".join(labels).encode("ascii").decode("idna")
         if not all(map(_LABEL.fullmatch, labels)) or len(".".join(labels)) > 253:
-            raise ValueError(f"{host!r} cannot be a host name")
+            raise ValueError(f"{host!r} is not a valid host name")
         if _NUMBER.fullmatch(labels[-1]):
             ipaddress.IPv4Address(".".join(labels))
         return host.removesuffix("."), port
@@ -160,8 +160,8 @@ def host_and_port(uri: str) -> tuple[str, int]:
 
 
 def invalid_address(uri: str, reason: str) -> MissingError:
-    """Return the error for an address that no server can have."""
-    return MissingError(f"{uri} is no address: {reason}", fix="correct it")
+    """Return the error for an invalid server address."""
+    return MissingError(f"{uri} is not a valid address: {reason}", fix="correct it")
 
 
 class Refused(StorageError):
@@ -179,7 +179,7 @@ class UrlPolicy:
     def __post_init__(self) -> None:
         for text in self.allowed:
             if not _ALLOWED.fullmatch(text) and _network(text) is None:
-                fix = "write host, host:port, a network as 10.0.0.0/8, or a bucket as s3://bucket"
+                fix = "write host, host:port, a network such as 10.0.0.0/8, or a bucket such as s3://bucket"
                 raise ConfigError(f"data.allow_hosts: cannot use {text!r}", fix=fix)
 
     def is_named(self, uri: str) -> bool:
@@ -205,7 +205,7 @@ class UrlPolicy:
             raise Refused(f"refused {uri}: this bucket is not the source's", fix=fix)
 
     def check_peer(self, uri: str, peer: str) -> None:
-        """Refuse an IP address to which a web address leads, if it is not public."""
+        """Refuse the IP address of a web address if it is not public."""
         address = ipaddress.ip_address(peer.partition("%")[0].strip("[]"))
         if self.anywhere or _is_public(address):
             return
@@ -258,7 +258,7 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 class Part(NamedTuple):
-    """A part of a file that was asked for."""
+    """A requested part of a file."""
 
     uri: str  # after redirects
     size: int  # of the whole file
@@ -304,7 +304,9 @@ def state(uri: str) -> FileState | None:
 
 
 def retried(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Repeat a read or write whose bytes were cut off, altered or changed; signals are handled meanwhile."""
+    """Repeat a read or write whose bytes were truncated, altered or changed; signals are handled
+    meanwhile.
+    """
 
     def repeat(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         def tries() -> Result:
@@ -335,7 +337,7 @@ def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
 
 
 def problem_of(server: str, uri: str, connect: float, read_timeout: float) -> StorageError | None:
-    """Ask a server for any answer within some seconds; return the error about a URI if there is none."""
+    """Check that a server responds within a few seconds; return the error about a URI if it does not."""
     try:
         timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(read_timeout, 0.1))
         client = environment.web_client(server)
@@ -347,7 +349,7 @@ def problem_of(server: str, uri: str, connect: float, read_timeout: float) -> St
 
 
 def answers(uri: str, seconds: float) -> bool:
-    """Return whether the server of a web address gives any answer within some seconds; it is asked once."""
+    """Return whether the server of a web address responds within a few seconds; checked once."""
     with DaemonThreadPool(1) as thread, suppress(TimeoutError):  # A name lookup has no timeout.
         problem = thread.submit(problem_of, uri, uri, seconds, seconds).result(timeout=seconds)
         return problem is None or not problem.transient
@@ -400,8 +402,8 @@ def _open_response(
         if following in hops or len(hops) > _MAX_REDIRECTS:
             way = " -> ".join([*hops, following])
             raise StorageError(
-                f"cannot read {uri}: it is redirected without end: {way}",
-                fix="correct the address, or the server: it is no use to try again",
+                f"cannot read {uri}: too many redirects: {way}",
+                fix="correct the address or the server; retrying does not help",
             )
         hops.append(following)
 
@@ -502,5 +504,5 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
                 message = f"cannot read {uri}: the server is too slow"
                 raise StorageError(message, fix=RETRY_FIX, transient=True)
     except _CONNECTION_ERRORS as error:
-        message = f"cannot read {uri}: the connection broke off ({error})"
+        message = f"cannot read {uri}: the connection was interrupted ({error})"
         raise Transient(message, fix=RETRY_FIX) from error

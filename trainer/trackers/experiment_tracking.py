@@ -73,7 +73,7 @@ class Tracker(Protocol):
 
 
 def names_of(config: Config) -> list[str]:
-    """Return the trackers that the configuration or the environment turns on."""
+    """Return the trackers that the configuration or the environment enables."""
     names: list[str] = list(dict.fromkeys(config.train.trackers))
     if "mlflow" not in names and any(os.environ.get(name) for name in _MLFLOW_SET):
         names.append("mlflow")
@@ -81,7 +81,7 @@ def names_of(config: Config) -> list[str]:
 
 
 def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: bool) -> "Tracking":
-    """Return an object that sends a run's metrics to all trackers that are turned on.
+    """Return an object that sends a run's metrics to all enabled trackers.
 
     `fingerprint` is that of the shards; `resumed` says whether to resume the run at the trackers too.
     """

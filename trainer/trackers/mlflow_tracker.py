@@ -21,7 +21,7 @@ _STATES: dict[State, str] = {"finished": "FINISHED", "stopped": "KILLED", "faile
 
 
 class MlflowTracker:
-    """One run at MLflow."""
+    """A run in MLflow."""
 
     def __init__(self) -> None:
         for name, value in _CLIENT_DEFAULTS.items():
@@ -69,7 +69,7 @@ class MlflowTracker:
             self._client.log_batch(self._id, metrics=metrics[start : start + _MAX_METRICS])
 
     def finish(self, state: State, summary: Mapping[str, Any]) -> None:
-        """Log the best weights' metrics, and end the run if this program started it."""
+        """Log the best weights' metrics, and end the run if kubedet started it."""
         assert self._client is not None
         for name, value in summary.items():
             if isinstance(value, str):

@@ -21,7 +21,7 @@ _START_SECONDS = 30.0
 
 
 class WandbTracker:
-    """One run at Weights & Biases."""
+    """A run in Weights & Biases."""
 
     def __init__(self) -> None:
         self._run: Any = None

@@ -31,7 +31,8 @@ _LOG = logging.getLogger("train")
 def fitting_batch(
     config: Config, state: TrainState, global_batch: int, saved: State | None
 ) -> dict[str, int]:
-    """Return the images of a forward pass: as configured, or with train.find_batch_size the most that fit.
+    """Return the number of images in a forward pass: as configured, or with train.find_batch_size the maximum
+    that fits.
 
     After a search the result also has processes and memory (bytes), for the checkpoint.
     """
@@ -73,7 +74,7 @@ def memory(device: torch.device) -> int:
 
 
 class Trial:
-    """Forward and backward passes of artificial images, as large as the training's largest."""
+    """Forward and backward passes of synthetic images, as large as the training's largest."""
 
     def __init__(self, config: Config, state: TrainState, memory_bytes: int, boxes: int = _MAX_BOXES) -> None:
         """Prepare; `memory_bytes` is the device's memory, `boxes` (at most 64) the number in an image."""

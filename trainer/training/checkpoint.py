@@ -37,7 +37,7 @@ _END_BYTES = 22
 """Size of the last record of a zip archive, which ends with the length of the comment (APPNOTE 4.3.16)."""
 _BLOCK = 8 * 1024 * 1024
 _CHECKPOINT_FIX = (
-    "use another checkpoint of the same run, or run its training again, which resumes from a valid one"
+    "use another checkpoint of the same run, or run its training again to resume from a valid one"
 )
 _LOG = logging.getLogger("checkpoint")
 
@@ -102,8 +102,9 @@ def read(uri: str) -> State:
             check_resources(error, f"checkpoint {uri}")
             if sealed:
                 raise CheckpointError(
-                    f"checkpoint {uri} cannot be loaded, though its bytes are unchanged: {first_line(error)}",
-                    fix="use the kubedet that wrote it, or another file",
+                    f"checkpoint {uri} cannot be loaded, although its checksum is correct: "
+                    f"{first_line(error)}",
+                    fix="use the kubedet version that wrote it, or another file",
                 ) from None
             # Without torch's text, which may recommend loading it unsafely.
             raise DamagedCheckpoint(
@@ -114,8 +115,8 @@ def read(uri: str) -> State:
     ours = isinstance(state, dict) and state.get("version") == VERSION and "model" in state
     if not ours or not isinstance(state.get("config"), str):
         raise CheckpointError(
-            f"{uri} is not a checkpoint of this program",
-            fix="give a file that `train` wrote; plain weights go into model.weights",
+            f"{uri} is not a kubedet checkpoint",
+            fix="use a file that `train` wrote; set model.weights for plain weights",
         )
     if sealed is None:
         raise DamagedCheckpoint(f"checkpoint {uri} is damaged: its end was changed", fix=_CHECKPOINT_FIX)
@@ -160,7 +161,7 @@ def _check_seal(path: Path, uri: str) -> bool | None:
 
 
 def read_latest(folder: str) -> State | None:
-    """Read the newest valid checkpoint of a folder; None if it contains none at all.
+    """Read the newest valid checkpoint of a folder; None if the folder has no checkpoints.
 
     A folder or file that cannot be read is a StorageError: a run must not start again for that.
     """
@@ -184,7 +185,7 @@ def _steps(folder: str) -> list[str]:
 
 
 def check_same_run(state: State, config: Config, fingerprint: str, global_batch: int) -> None:
-    """Refuse a checkpoint of another configuration or other data, naming the keys that differ."""
+    """Refuse a checkpoint with a different configuration or different data, naming the keys that differ."""
     # Loading it adds the defaults of keys that it does not have yet.
     saved = parsing.flat(asdict(parsing.from_json(state["config"], where="the checkpoint's configuration")))
     now = parsing.flat(asdict(config))
@@ -195,8 +196,9 @@ def check_same_run(state: State, config: Config, fingerprint: str, global_batch:
     differing = [f"{key}: {old!r} in the checkpoint, {new!r} now" for key, old, new in pairs if old != new]
     if differing:
         raise CheckpointError(
-            "this run's folder contains a checkpoint of another configuration:\n  " + "\n  ".join(differing),
-            fix="start a run under another name, or set these back to resume this one",
+            "this run's folder contains a checkpoint with a different configuration:\n  "
+            + "\n  ".join(differing),
+            fix="start a run under another name, or restore these settings to resume this one",
         )
 
 

@@ -83,7 +83,7 @@ class _Run:
         if config.train.patience and self.val_set is None:
             raise ConfigError(
                 f"train.patience={config.train.patience} needs a validation split, which {shards_uri} lacks",
-                fix="set train.patience=0, or make shards with data.val_fraction above 0",
+                fix="set train.patience=0, or create shards with data.val_fraction above 0",
             )
         if config.train.negatives == "verified":
             check_verified(self.train_set)

@@ -124,7 +124,7 @@ class TrainStep:
         raise TrainingError(
             f"loss or gradient not finite at step {step} of {self._limit.pace.end}: " + "; ".join(reports),
             fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
-            "or look at these images; the step was not applied",
+            "or check these images; the step was not applied",
         )
 
     def _parts(self, batches: Sequence[Batch], images: int, world: World) -> list[Part]:

@@ -39,7 +39,7 @@ class SplitSizes:
 
     @classmethod
     def of(cls, samples: Mapping[str, int]) -> "SplitSizes":
-        """Return the numbers of the splits of an index."""
+        """Return the number of images of each split of an index."""
         return cls(*(samples.get(split, 0) for split in ("train", "val", "test")))
 
     def seconds_after(self, config: Config, rate: float) -> float:

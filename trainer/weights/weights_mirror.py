@@ -127,12 +127,12 @@ class WeightFile:
         except Exception as error:  # torch.load has no common error
             raise CheckpointError(
                 f"weights {self.uri} cannot be read: {first_line(error)}",
-                fix="give a .safetensors file, or a .pt/.pth file that holds nothing but tensors",
+                fix="use a .safetensors file, or a .pt/.pth file that contains only tensors",
             ) from None
 
 
 def is_published(uri: str) -> bool:
-    """Tell whether a URI names weights that the mirror keeps."""
+    """Return whether a URI names weights that the mirror keeps."""
     return uri.startswith((TORCHVISION, HUB)) or storage.scheme(uri) in storage.WEB
 
 
@@ -151,7 +151,7 @@ def place_of(uri: str, data_root: str) -> str:
 
 
 def published_file(uri: str) -> PublishedFile:
-    """Return the file of published weights; asks the hub."""
+    """Return the file of published weights; sends a request to the hub."""
     if uri.startswith(TORCHVISION):
         return torchvision_file(uri)
     if uri.startswith((HUB, f"{hub_address()}/")):
@@ -160,8 +160,8 @@ def published_file(uri: str) -> PublishedFile:
         token = os.environ.get(HUB_TOKEN, "").strip()
         if not (token.isascii() and token.isprintable()) or " " in token:
             raise StorageError(
-                f"{HUB_TOKEN} in the environment is no token: it contains spaces, line breaks or the like",
-                fix="set it to the token alone, hf_ and letters and digits",
+                f"{HUB_TOKEN} in the environment is not a token: it contains spaces, line breaks or the like",
+                fix="set it to the token only: hf_ followed by letters and digits",
             )
         web.use_token(hub_address(), token)
     if not uri.startswith(HUB):
@@ -169,8 +169,8 @@ def published_file(uri: str) -> PublishedFile:
         sha256 = re.fullmatch(r"sha256=([0-9a-f]{8,64})", fragment)
         if fragment and not sha256:
             raise ConfigError(
-                f"model.weights: {uri} ends with no hash",
-                fix="end it with #sha256= and the hash, or with nothing",
+                f"model.weights: {uri} does not end with a hash",
+                fix="end it with #sha256= and the hash, or omit both",
             )
         return PublishedFile(urlsplit(url).path.rpartition("/")[2], url, sha256.group(1) if sha256 else "")
     name, revision = _model(uri)
@@ -180,11 +180,11 @@ def published_file(uri: str) -> PublishedFile:
         commit, listing = description["sha"], {item["rfilename"]: item for item in description["siblings"]}
     except (ValueError, KeyError, TypeError):
         raise StorageError(
-            f"{address} does not answer as a hub of models does", fix=f"check {HUB_ADDRESS}, if it is set"
+            f"{address} does not respond like a model hub", fix=f"check {HUB_ADDRESS}, if it is set"
         ) from None
     if _TENSORS not in listing:
         raise StorageError(
-            f"{uri} holds no {_TENSORS}, but " + (", ".join(sorted(listing)[:10]) or "no file at all"),
+            f"{uri} has no {_TENSORS}, but contains " + (", ".join(sorted(listing)[:10]) or "no file at all"),
             fix="choose a model that is published as safetensors in one file",
         )
     large = listing[_TENSORS].get("lfs") or {}
@@ -227,7 +227,7 @@ def _model(uri: str) -> tuple[str, str]:
         or storage.escapes_folder(match["revision"] or "main")
     ):
         raise ConfigError(
-            f"model.weights: {uri} names no model of the hub",
+            f"model.weights: {uri} is not a model on the hub",
             fix="write hf:ORG/NAME, e.g. hf:ustc-community/dfine-large-coco, or hf:ORG/NAME@REVISION",
         )
     return match["name"], match["revision"] or "main"
@@ -286,7 +286,7 @@ def _in_place(uri: str) -> WeightFile:
             found = f" but {', '.join(names)}" if names else ""
             raise StorageError(
                 f"model.weights: {uri} is neither a file nor a folder with one file of tensors{found}",
-                fix="give a .safetensors, .pth or .pt file, a folder with one of them, torchvision:NAME or "
+                fix="use a .safetensors, .pth or .pt file, a folder with one of them, torchvision:NAME or "
                 f"hf:ORG/NAME; {NO_WEIGHTS} trains from scratch",
             )
     try:
@@ -300,7 +300,9 @@ def _description(folder: str) -> dict[str, Any]:
     uri = storage.join(folder, _CONFIG)
     described = storage.read_json(uri) if storage.exists(uri) else {}
     if not isinstance(described, dict):
-        raise StorageError(f"{uri} is not an object of JSON", fix="remove it, or put the model's there")
+        raise StorageError(
+            f"{uri} is not a JSON object", fix="remove it, or replace it with the model's file"
+        )
     return described
 
 
@@ -341,13 +343,15 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             if cached is None:
                 # Without internet, fail at once.
                 if not web.answers(address, ANSWER_SECONDS):
-                    raise StorageError(f"its server gives no answer in {ANSWER_SECONDS:g} s")
+                    raise StorageError(f"its server does not answer within {ANSWER_SECONDS:g} s")
                 file = published_file(uri)
                 _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")
                 objects.copy(file.url, temporary / "weights")
             path = cached or temporary / "weights"
             if fault := _fault(path, file):
-                raise StorageError(f"{file.url} is not what was published, perhaps a proxy's answer: {fault}")
+                raise StorageError(
+                    f"{file.url} differs from the published file; perhaps a proxy answered: {fault}"
+                )
             if uri.startswith(HUB):
                 with contextlib.suppress(MissingError):  # Some models have none.
                     described = storage.read_bytes(f"{file.url.removesuffix(_TENSORS)}{_CONFIG}")

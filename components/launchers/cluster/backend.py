@@ -53,7 +53,7 @@ class ClusterBackend(Backend):
 
     @property
     def place(self) -> str:
-        """Where the jobs are, for messages."""
+        """Location of the jobs, for messages."""
         return f"namespace {self.cluster.namespace}"
 
     @property
@@ -70,13 +70,13 @@ class ClusterBackend(Backend):
         namespace = self.cluster.namespace
         if job.namespace not in ("", namespace):
             raise ConfigError(
-                f"the job's namespace is {job.namespace}, and this launcher works in {namespace}",
-                fix="name the same one twice, or only once",
+                f"the job's namespace is {job.namespace}, but this launcher uses {namespace}",
+                fix="use the same namespace in both, or set only one",
             )
         queue = job.kueue_queue or own.queue
         job = replace(job, namespace=namespace, image=job.image or own.image, kueue_queue=queue)
         if not job.image:
-            raise ConfigError("the job names no container image", fix="set image")
+            raise ConfigError("the job has no container image", fix="set image")
         if workflow := self._workflow():
             resources = [kind.resource for kind in self.kinds.possible]
             configuration = self.cluster.api.configuration
@@ -125,8 +125,8 @@ class ClusterBackend(Backend):
                 logger.info("created %s %s in namespace %s", kind.title, job.name, self.cluster.namespace)
                 return uid
         raise lost or LaunchError(
-            f"cannot create the job {job.name}: others create jobs of that name again and again",
-            fix="end the other launcher, or give the job another name",
+            f"cannot create the job {job.name}: another launcher keeps creating jobs with this name",
+            fix="stop the other launcher, or rename the job",
         )
 
     def stop(self, name: str, *, wait: bool = True) -> None:
@@ -170,7 +170,7 @@ class ClusterBackend(Backend):
         manifests = kind.manifests(job, exists)
         if problems := kind.problems(manifests):
             lines = "\n".join(f"  {problem}" for problem in problems)
-            raise ConfigError(f"the cluster would not take the job as it is meant:\n{lines}")
+            raise ConfigError(f"the cluster would change the job:\n{lines}")
         if ignored := kind.left_out(job):
             logger.warning("a %s does not support: %s", kind.title, ", ".join(ignored))
         if workflow := self._workflow():
@@ -197,8 +197,8 @@ class ClusterBackend(Backend):
         if not job_objects.is_managed(existing):
             raise LaunchError(
                 f"the {kind.title} {existing['metadata']['name']} in namespace {self.cluster.namespace} was "
-                "not made by kubedet, which leaves it alone",
-                fix="give the job another name, or have its owner delete that one",
+                "not created by kubedet",
+                fix="give the job another name, or ask its owner to delete it",
             )
 
     def status(self, name: str) -> JobStatus:

@@ -211,7 +211,7 @@ def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
     path = os.environ.get("KUBECONFIG", "") or (str(usual) if usual.exists() else "")
     if not path and "KUBERNETES_SERVICE_HOST" not in os.environ:
         raise ConfigError(
-            "no Kubernetes cluster: KUBECONFIG is not set, ~/.kube/config is missing, and this is no pod",
+            "no Kubernetes cluster: KUBECONFIG is not set, ~/.kube/config is missing, and this is not a pod",
             fix="set KUBECONFIG to the path of a kubeconfig",
         )
     try:

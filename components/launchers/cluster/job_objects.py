@@ -128,7 +128,8 @@ def remove(
             rest = ", ".join(pod_names) or f"the {kind.title} {name}, held by a finalizer"
             raise LaunchError(
                 f"{kind.title} {name} was deleted, but after {timings.removal:.0f} s there is still: {rest}",
-                fix="see whether its node answers; `kubectl delete pod --force` ends the pods of a dead node",
+                fix="check whether its node responds; `kubectl delete pod --force` removes pods of a "
+                "dead node",
             )
         time.sleep(min(next(waits), timings.poll))
 
@@ -203,7 +204,9 @@ class Kinds:
             raise next((error for error in refusals.values() if not error.unknown), _no_jobs(refusals))
 
     def kind_of(self, name: str) -> Kind:
-        """Return the kind of a job that this process read or created; of any other that of a new job."""
+        """Return the kind of a job that this process read or created; for other jobs, the kind of a new
+        job.
+        """
         return self.by_name.get(name) or self._chosen or self._answering or self.possible[0]
 
 

@@ -21,7 +21,7 @@ Exists = Callable[[str, str], bool]  # Whether kubedet has an object of this res
 
 
 class Resource(NamedTuple):
-    """Where the API server has objects of a type that no client has a class for."""
+    """Location in the API of an object type for which no client has a class."""
 
     group: str
     version: str
@@ -29,7 +29,7 @@ class Resource(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a job says of itself."""
+    """What a job reports about itself."""
 
     nodes: int  # Pods that it asks for.
     needed: int  # Those that must run for the job to run.
@@ -55,7 +55,7 @@ class Kind(Protocol):
 
     @property
     def resource(self) -> Resource:
-        """Where the API server has the jobs."""
+        """Location of the jobs in the API."""
         return Resource(self.group, self.version, self.plural)
 
     def body(self, metadata: Body, spec: Body) -> Body:
@@ -237,7 +237,7 @@ class TrainJob(Kind):
         return [name for name in ("clean_pods", "ttl") if getattr(job, name) != getattr(default, name)]
 
     def probe(self) -> Body:
-        """Return a job of a runtime that does not exist: a controller that answers says so."""
+        """Return a job with a runtime that does not exist: a controller that responds reports that."""
         return self.body({"generateName": "kubedet-probe-"}, {"runtimeRef": _reference("kubedet-probe")})
 
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
@@ -265,7 +265,7 @@ class TrainJob(Kind):
 
 
 def shared_runtime() -> Body:
-    """Return the runtime SHARED, as it stands in YAML."""
+    """Return the runtime SHARED, as parsed from YAML."""
     job = JobSpec(command=("true",))
     managed = {"app.kubernetes.io/name": "kubedet", pod_template.LABEL_MANAGED: pod_template.MANAGED_BY}
     spec = {"restartPolicy": "Never", **_FIXED_POD_FIELDS, "containers": [{"name": _NODE}]}
@@ -275,7 +275,7 @@ def shared_runtime() -> Body:
 
 
 def fits_shared(job: JobSpec) -> bool:
-    """Whether the runtime SHARED fits a job: a TrainJob has fields for all that it asks for."""
+    """Whether the runtime SHARED fits a job: a TrainJob has fields for all of its settings."""
     default = JobSpec(command=("true",))
     if job.elastic or (job.restart_policy, job.backoff) != (default.restart_policy, default.backoff):
         return False

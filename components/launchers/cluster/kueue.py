@@ -66,7 +66,7 @@ class Queues:
         except ApiError as error:
             fix = f" ({error.fix})" if error.status == 403 else ""
             for job in waiting:
-                message = f"in queue {job.queue}, its position is not known: {error.message}{fix}"
+                message = f"in queue {job.queue}, position unknown:  {error.message}{fix}"
                 updated[job.uid] = replace(job, reason=UNKNOWN, message=message)
         else:
             positions: dict[str, int] = {}
@@ -195,7 +195,7 @@ def release(cluster: Cluster) -> Release:
 
 
 def framework(kind: Kind) -> str:
-    """Return what Kueue's configuration calls a kind of job."""
+    """Return the name of a kind of job in Kueue's configuration."""
     return f"{kind.group}/{kind.name}"
 
 
@@ -210,7 +210,8 @@ def remedy(status: JobStatus) -> str:
         return "see why with `kubectl describe workload`, fix that, and run the same again"
     if status.reason == ADMITTED:
         return (
-            "run the same again: Kueue cannot start a job that was created while it did not serve its kind; "
+            "run the same command again: Kueue cannot start a job that was created while it did not "
+            "serve its kind; "
             "otherwise look at the log of the job's controller"
         )
     kind = next(kind for kind in KINDS.values() if kind.title == status.kind)

@@ -227,7 +227,7 @@ class MergedLogs:
                 yield self._lines.get(timeout=remaining)
 
     def rest(self, seconds: float, ended: Collection[str] | None = None) -> Iterator[LogLine]:
-        """Yield lines until every log was read to its end; of one that does not end, for a while.
+        """Yield lines until every log has ended; wait only a limited time for a log that does not end.
 
         It waits `seconds` for a further line, and ten times as long in all. If the uids of the pods that have
         `ended` are known, logs of others are read while these are read, and for a sixth of the time.

@@ -54,7 +54,7 @@ def delete(cluster: Cluster) -> None:
 
 
 def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
-    """Whether the job ends, too, now that this process is asked to end.
+    """Whether the job ends together with this process.
 
     It does if the run is terminated, deleted or over, and outside of a pipeline's pod. If only this pod is
     evicted or deleted, the next attempt of the step adopts the job. Kubeflow leaves about a second for

@@ -60,11 +60,11 @@ def _run(
         with suppress(ValueError, LookupError):
             reason = json.loads(body[0])["message"] if body else reason
         if status in ("401", "403"):
-            fix = f"have verbs get and create on pods/exec allowed in namespace {cluster.namespace}"
+            fix = f"ask for the verbs get and create on pods/exec in namespace {cluster.namespace}"
             raise ConfigError(f"not allowed to run commands in {pod.name}: {reason}", fix=fix) from None
         text = f"cannot run a command in {pod.name}: {reason}"
         if status in ("400", "404"):
-            raise ConfigError(text, fix="name a pod that runs") from None
+            raise ConfigError(text, fix="choose a running pod") from None
         raise LaunchError(text, fix="try again") from None
     if terminal is not None:
         import termios  # Windows has neither.
@@ -76,7 +76,7 @@ def _run(
             tty.setraw(terminal, termios.TCSADRAIN)  # What was typed ahead is the pod's too.
         ended = _pass_through(client, outputs, terminal)
     except (OSError, WebSocketException) as error:
-        raise LaunchError(f"the connection to {pod.name} broke: {error}", fix="run it again") from None
+        raise LaunchError(f"the connection to {pod.name} was lost: {error}", fix="run it again") from None
     finally:
         if terminal is not None:
             termios.tcsetattr(terminal, termios.TCSADRAIN, attributes)
@@ -120,7 +120,8 @@ def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
         result = json.loads(status)
     except ValueError:
         raise LaunchError(
-            f"{pod} hung up before the command ended", fix="see whether the pod still runs"
+            f"{pod} closed the connection before the command ended",
+            fix="check whether the pod is still running",
         ) from None
     if result.get("status") == "Success":
         return 0
@@ -128,5 +129,5 @@ def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
         if cause.get("reason") == "ExitCode":
             return int(cause["message"])
     raise ConfigError(
-        f"{pod} cannot run {command[0]}: {result.get('message', '')}", fix="name a program of the pod's image"
+        f"{pod} cannot run {command[0]}: {result.get('message', '')}", fix="use a program in the pod's image"
     )

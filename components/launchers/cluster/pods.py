@@ -187,7 +187,9 @@ class PodHistory:
         self._stopped.set()
 
     def completed(self, status: JobStatus) -> JobStatus:
-        """Return a status whose pods count the pods before them as restarts, and say how the last ended."""
+        """Return a status whose pods count the pods before them as restarts, and report how the last one
+        ended.
+        """
         with self._news:
             for pod in status.pods:
                 self._note(pod)

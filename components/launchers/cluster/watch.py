@@ -30,7 +30,7 @@ _NOT_EXECUTABLE = re.compile(
 _MAX_EXTRA_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
 _ROOT_REFUSED = re.compile("runAsNonRoot|breaks non-root policy")  # In messages of the kubelet.
-_RESUME_FIX = "run the same again: it continues from its last checkpoint"
+_RESUME_FIX = "run the same command again to continue from the last checkpoint"
 _REMEDIES = {
     "InvalidImageName": "correct image: it is not the name of an image",
     "ErrImageNeverPull": "bring the image to the nodes, or leave image_pull_policy out",
@@ -106,7 +106,7 @@ def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hi
     """Return the error of a job that failed, was stopped or is gone, from its pods' last lines, by name."""
     if status.phase is Phase.GONE:
         return LaunchError(
-            f"the job {status.name} is gone: it, or the workflow it belonged to, was deleted", fix=_RESUME_FIX
+            f"the job {status.name} no longer exists: it or its workflow was deleted", fix=_RESUME_FIX
         )
     pod = culprit(status.pods)
     if pod is None:
@@ -116,7 +116,8 @@ def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hi
         return Interrupted(f"the training was stopped: {_ended(pod)}", fix=_RESUME_FIX)
     if pod.exit_code == EXIT_ABANDONED:
         return LaunchError(
-            f"the training saved its state and ended: it had no heartbeat from this step; {_ended(pod)}",
+            "the training saved its state and ended, because it received no heartbeat from this step; "
+            f"{_ended(pod)}",
             fix=f"{_RESUME_FIX}; job.launcher_timeout sets the limit",
             transient=True,
         )
@@ -191,7 +192,7 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print, look: Look | No
         except ApiError as error:
             if submitted is not None and error.transient:
                 error.message += f"; the job {job.name} goes on by itself"
-                error.fix = f"run the same again to adopt it; `{delete}` ends it"
+                error.fix = f"run the same again to adopt it; `{delete}` deletes it"
             raise
         except _StopRequest:
             received = signal.Signals(signals[0]).name
@@ -199,7 +200,7 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print, look: Look | No
             out(f"job {job.name}: goes on, for {received} ends this pod and not the run")
             raise Interrupted(
                 f"this pod was asked to end ({received}), and the run goes on: so does the job {job.name}",
-                fix=f"the next attempt of this step adopts it; `{delete}` ends it",
+                fix=f"the step's next attempt adopts it; `{delete}` deletes it",
             )
         try:
             backend.withdraw(job.name, wait=False)
@@ -319,7 +320,7 @@ class Watch:
             raise LaunchError(
                 f"the job {self._job.name} was replaced by another specification of that name (its label "
                 f"kubedet/spec-hash is {status.spec}, ours was {self._hash})",
-                fix="give one of the two another name, and run this one again",
+                fix="rename one of the two, and run this one again",
             )
 
     def _report(self, pod: PodStatus) -> None:

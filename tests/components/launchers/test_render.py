@@ -94,7 +94,7 @@ def test_elastic_jobs_have_workers_only() -> None:
         "containers"
     ][0]["env"]
     assert {"name": "PET_NNODES", "value": "1:4"} in env
-    with pytest.raises(ConfigError, match="no elastic"):
+    with pytest.raises(ConfigError, match="not support elastic"):
         render("runai", ODD["elastic"])
 
 
@@ -203,9 +203,9 @@ def refused(**fields: Any) -> str:
         ({"resources": {"rdma/hca": 0}}, "resources.rdma/hca"),
         ({"env": {"A B": "c"}}, "cannot be a variable's name"),
         ({"env": {"A": "b"}, "secret_env": [{"name": "A", "secret": "s", "key": "k"}]}, "two values of A"),
-        ({"network": {"hca": "mlx5"}}, "belong to profile rdma"),
-        ({"network": {"socket_threads": 2}}, "belong to profile tcp"),
-        ({"network": {"profile": "tcp", "socket_threads": 16, "sockets_per_thread": 8}}, "64 sockets"),
+        ({"network": {"hca": "mlx5"}}, "require the profile rdma"),
+        ({"network": {"socket_threads": 2}}, "require the profile tcp"),
+        ({"network": {"profile": "tcp", "socket_threads": 16, "sockets_per_thread": 8}}, "at most 64"),
         ({"restart_policy": "Always"}, "restart_policy"),
         ({"command": []}, "command"),
         ({"command": "python"}, "command"),

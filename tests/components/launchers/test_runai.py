@@ -69,10 +69,10 @@ def test_the_same_job_is_adopted_and_another_or_a_failed_one_replaced(backend, r
 def test_workloads_of_others_are_not_touched(backend, runai):
     runai.change("train", labels={"app": "x"})
     for act in (lambda: backend.submit(job()), lambda: backend.stop("train")):
-        with pytest.raises(LaunchError, match="train was not made by kubedet"):
+        with pytest.raises(LaunchError, match="train was not created by kubedet"):
             act()
     runai.set_modes("no labels")
-    with pytest.raises(LaunchError, match="train was not made by kubedet"):
+    with pytest.raises(LaunchError, match="train was not created by kubedet"):
         backend.submit(job())
     backend.stop("train")  # The user named it.
     assert runai.verbs() == ["standard delete"]
@@ -80,7 +80,7 @@ def test_workloads_of_others_are_not_touched(backend, runai):
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"elastic": {"max_nodes": 2}}, "no elastic"), ({"namespace": "x"}, "its project's namespace")],
+    [({"elastic": {"max_nodes": 2}}, "not support elastic"), ({"namespace": "x"}, "its project's namespace")],
 )
 def test_jobs_that_runai_cannot_run_are_refused_before_it_is_called(backend, runai, fields, said):
     with pytest.raises(ConfigError, match=said):
@@ -107,7 +107,7 @@ def test_each_line_comes_once_from_the_start_to_the_end_of_a_job(backend, runai)
         ("token has expired", ConfigError, "runai login"),
         ('Error: unknown command "training" for "runai"', ConfigError, "--target runai-submit-dist"),
         ("Error: project x was not found", ConfigError, "runai project list"),
-        ("Error: quota exceeded", LaunchError, "do what it says"),
+        ("Error: quota exceeded", LaunchError, "follow the message"),
     ],
 )
 def test_refusals_of_the_program(backend, runai, said, kind, fix):
@@ -141,7 +141,7 @@ def test_a_program_that_does_not_answer_or_prints_something_else(backend, runai)
         backend.submit(job())
     for said in ("segmentation fault", '{"pods": [1]}', '{"requestedPods": {}}'):
         (runai.folder / "runai").write_text(f"#!/bin/sh\necho '{said}'\n")
-        with pytest.raises(LaunchError, match="cannot be read"):
+        with pytest.raises(LaunchError, match="unreadable output"):
             backend.status("train")
 
 

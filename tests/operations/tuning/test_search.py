@@ -114,9 +114,9 @@ def test_a_trial_without_a_score_has_failed(root, training, monkeypatch):
 
 def test_another_search_of_the_same_name_is_refused(tmp_path):
     run(str(tmp_path), 1)
-    with pytest.raises(ConfigError, match="another overrides"):
+    with pytest.raises(ConfigError, match="different overrides"):
         opened(str(tmp_path), 1, {"train.epochs": 5})
-    with pytest.raises(ConfigError, match="'a/b' cannot be a name"):  # A pruning looks one level deep.
+    with pytest.raises(ConfigError, match="'a/b' is not a valid name"):  # A pruning looks one level deep.
         Study(str(tmp_path), "a/b", "debug", {}, SPACE, "/data/shards/abc", 1)
 
 

@@ -29,7 +29,7 @@ def test_a_space_reads_back_as_it_was_written(one_line):
     ("text", "said"),
     [
         ("train.lr: {low: 1, high: 0}", "train.lr: .*low must be smaller"),
-        ("train.lr: {low: 0, high: 1, log: true}", "with log, low must be above 0"),
+        ("train.lr: {low: 0, high: 1, log: true}", "log requires low above 0"),
         ("train.lr: {choices: []}", "train.lr: .*at least 1"),
         ("train.lr: {lowest: 1, high: 2}", "train.lr lacks low"),
         ("train.lr: 3", "train.lr: "),

@@ -102,7 +102,11 @@ def test_everything_that_is_damaged_is_named_at_once(data, broken):
     ("name", "content", "message"),
     [
         ("index.json", "{", "is not JSON: "),
-        ("manifest.json", '{"kind": "raw", "content": "x"}', "manifest.json: version is None, not a number"),
+        (
+            "manifest.json",
+            '{"kind": "raw", "content": "x"}',
+            "manifest.json: version is None, which is not a positive number",
+        ),
         ("plan.json", '{"kind": "plan"}', "is incomplete: the download step has not finished"),
         ("train-00000.tar", "", "is incomplete: the shard step has not finished"),
     ],
@@ -154,9 +158,9 @@ def test_unreadable_images_are_drawn_and_listed(data, broken, tmp_path):
 def test_mistakes_are_refused(data, prepared, tmp_path):
     assert "no split 'dev'" in data("preview", prepared[1], "--split", "dev")[2]
     assert "-n: must be 1 or more, not 0" in data("preview", prepared[1], "-n", 0)[2]
-    assert "is no PNG" in data("preview", prepared[1], "-o", "x.jpg")[2]
+    assert "must be a PNG file" in data("preview", prepared[1], "-o", "x.jpg")[2]
     assert "--threads: must be 0 or more" in data("verify", prepared[1], "--threads", -1)[2]
-    assert "is a source: there is nothing to compare it with" in data("verify", SOURCE)[2]
+    assert "is a source: there are no stored hashes to compare it with" in data("verify", SOURCE)[2]
     code, _, err = data("inspect", tmp_path / "nothing")
     assert code == 2 and "does not exist" in err
 

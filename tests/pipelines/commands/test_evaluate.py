@@ -99,9 +99,9 @@ def test_files_of_detections_are_scored_and_compared(kubedet, tmp_path):
 def test_a_model_and_files_cannot_be_scored_at_once(kubedet, tmp_path):
     output = ("-o", tmp_path / "e")
     code, _, err = kubedet("evaluate", "best.pt", *output)
-    assert code == 2 and "--shards must be given" in err and "--truth GT.json" in err
+    assert code == 2 and "--shards required" in err and "--truth GT.json" in err
     code, _, err = kubedet("evaluate", "--truth", "t.json", *output)
-    assert code == 2 and "--predictions must be given" in err
+    assert code == 2 and "--predictions required" in err
     code, _, err = kubedet("evaluate", "best.pt", "--truth", "t.json", "--predictions", "d.json", *output)
     assert code == 2 and "MODEL cannot be given with --truth" in err
 

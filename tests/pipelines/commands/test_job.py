@@ -137,7 +137,7 @@ def test_wait_ends_as_the_job_does_or_notices_that_it_is_gone(kubedet, submit, f
     submit("a", life)
     before.append(len(fake_cluster.requests("GET", "pytorchjobs/a")))
     code, _, err = kubedet("job", "wait", "a")
-    assert code == 1 and "a is gone" in err
+    assert code == 1 and "a no longer exists" in err
 
 
 def test_the_status_of_a_job_that_kueue_does_not_serve_has_a_remedy(kubedet, submit, fake_cluster):

@@ -129,8 +129,8 @@ def test_all_problems_are_in_one_error(write):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a\n- b", "holds no fields of a job"),
-        ("", "holds no fields of a job"),
+        ("- a\n- b", "contains no job fields"),
+        ("", "contains no job fields"),
         ("env: {A: 1", "as YAML"),
         ("nodes: 1\nnodes: 2", "'nodes' occurs twice"),
         ("!!python/object/apply:os.getcwd []", "as YAML"),

@@ -68,7 +68,7 @@ def test_mistakes(job, kubedet, runai, monkeypatch):
     assert (
         "error: Run:ai's project team has no job 'none'\n  fix: see `kubedet job list --backend runai" in err
     )
-    assert "leave --namespace out" in job("list", "-n", "x")[2]
+    assert "omit --namespace" in job("list", "-n", "x")[2]
     assert "add --backend runai" in kubedet("job", "list", "--project", "x")[2]
     assert kubedet("job", "list", "--backend", "slurm")[0] == 2
     runai.set_modes("stranger")

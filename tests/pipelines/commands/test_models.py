@@ -52,7 +52,7 @@ def test_predict_in_tiles(kubedet, published, images, tmp_path):
     code, out, _ = kubedet("predict", "pets", "images", "-o", "out", "--tile", "96", "--score", "0.5")
     assert code == 0 and "images/a.jpg: 3 dog <b>" in out  # One in each of three tiles.
     code, _, err = kubedet("predict", "pets", "images", "-o", "out", "--tile", "7")
-    assert code == 2 and "a tile has 64 pixels a side or more" in err
+    assert code == 2 and "the side of a tile must be at least 64 pixels" in err
 
 
 def test_predict_does_the_other_images(kubedet, published, images):
@@ -72,7 +72,7 @@ def test_predict_does_the_other_images(kubedet, published, images):
         (["nothing", "images"], "no model nothing is current"),
         (["pets@v9", "images"], "no version v9 of the model pets"),
         (["pets", "no/*.jpg"], "no file matches the pattern no/*.jpg"),
-        (["pets", "empty"], "the folder empty holds no images"),
+        (["pets", "empty"], "the folder empty contains no images"),
         (["pets", "images", "--score", "30"], "--score must be from 0 to 1"),
         (["pets", "images", "--format", "tflite"], "no format tflite"),
     ],

@@ -56,7 +56,7 @@ def test_a_dry_run_needs_no_cluster(kfp_server, monkeypatch, capsys):
     assert cli.main(["submit", "--claim", "sets", "--dry-run"]) == 0
     assert "kubedet cluster compile --volume --output" in capsys.readouterr().out
     assert cli.main(["submit", "--claim", "sets"]) == 2
-    assert "no Kubeflow Pipelines is configured" in capsys.readouterr().err
+    assert "Kubeflow Pipelines is not configured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recipe", "nope"], "no recipe 'nope'"),
+        (["--recipe", "nope"], "unknown recipe 'nope'"),
         (["--set", "train.epochs"], "--set 'train.epochs' is not key=value"),
         (["--job", "memory_limit"], "--job 'memory_limit' is not key=value"),
         (["--job", "memory=1Gi"], "memory: no such field"),
@@ -114,16 +114,18 @@ def test_a_run_without_new_images_reports_it(kfp_server, capsys, condition, coun
 
 def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server, fake_cluster, capsys):
     kfp_server.states = ["RUNNING", ("FAILED", [{"display_name": "train", "state": "FAILED"}])]
-    ended = {"exitCode": 1, "reason": "Error", "message": "no recipe 'nope'\n  fix: use debug"}
+    ended = {"exitCode": 1, "reason": "Error", "message": "unknown recipe 'nope'\n  fix: use debug"}
     kfp_server.started = lambda run: run_pods.put(
         fake_cluster, run["run_id"], "train(0).executor(0)", main={"terminated": ended}
     )
     assert cli.main([*ARGUMENTS, "--wait"]) == 1
-    error = "error: the run try failed\n  Train: no recipe 'nope'\n  fix: use debug\n"
+    error = "error: the run try failed\n  Train: unknown recipe 'nope'\n  fix: use debug\n"
     assert capsys.readouterr().err == error
 
 
-@pytest.mark.parametrize(("state", "message"), [("CANCELED", "was stopped"), ("SKIPPED", "ended as skipped")])
+@pytest.mark.parametrize(
+    ("state", "message"), [("CANCELED", "was stopped"), ("SKIPPED", "ended with the state skipped")]
+)
 def test_a_run_that_was_stopped_has_not_succeeded(kfp_server, capsys, state, message):
     kfp_server.states = [state]
     assert cli.main([*ARGUMENTS, "--wait"]) == 1
@@ -165,7 +167,7 @@ def test_a_run_that_reached_its_deadline(kfp_server, capsys):
     times = {"created_at": "2026-11-21T07:00:00Z", "finished_at": "2026-11-21T07:10:02Z"}
     kfp_server.states = [("FAILED", [], times)]
     assert cli.main([*ARGUMENTS, "--wait", "--deadline", "600"]) == 1
-    assert "was ended at its deadline of 600 s\n  fix: raise --deadline" in capsys.readouterr().err
+    assert "reached its deadline of 600 s\n  fix: raise --deadline" in capsys.readouterr().err
     assert cli.main([*ARGUMENTS, "--wait", "--deadline", "900"]) == 1
     assert "deadline" not in capsys.readouterr().err
 

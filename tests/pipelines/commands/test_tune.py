@@ -43,7 +43,7 @@ def test_a_search_writes_the_page_and_a_recipe_that_a_search_takes(tune, data_ro
     assert len(FakeTraining.begun) == 6
     code, _, err = tune("--recipe", folder / "best.yaml")
     assert code == 2
-    assert "nothing is left to search" in err  # The file sets it all.
+    assert "there is nothing to search" in err  # The file sets it all.
 
 
 def test_a_space_is_printed_as_a_file_that_is_read(tune, tmp_path):
@@ -59,9 +59,9 @@ def test_a_space_is_printed_as_a_file_that_is_read(tune, tmp_path):
     [
         (["--trials", "0"], "--trials: must be 1 or more"),
         (["--parallel", "0"], "--parallel: must be 1 or more"),
-        (["--recipe", "nosuch"], "no recipe 'nosuch'"),
+        (["--recipe", "nosuch"], "unknown recipe 'nosuch'"),
         (["--space", "nosuch.yaml"], "nosuch.yaml"),
-        (["--name", "../a"], "cannot be a name"),
+        (["--name", "../a"], "not a valid name"),
     ],
 )
 def test_mistakes_are_refused_before_any_trial(tune, words, said):

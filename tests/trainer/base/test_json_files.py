@@ -46,7 +46,7 @@ def test_json_of_others_and_of_earlier_programs_is_taken_as_it_is():
     ("changes", "told"),
     [
         ({"version": 99}, "newer kubedet: its version is 99"),
-        ({"version": "3"}, "version is '3', not a number"),
+        ({"version": "3"}, "version is '3', which is not a positive number"),
         ({"kind": "other"}, "its kind is 'other', not 'thing'"),
         ({"name": None}, "name is None, not a text"),
         ({"sizes": [1, True]}, r"sizes\[1\] is True, not an integer"),
@@ -64,5 +64,5 @@ def test_another_form_is_named(changes, told):
 
 @pytest.mark.parametrize("data", [b"[]", b"3", b"null"])
 def test_something_else_than_an_object(data):
-    with pytest.raises(DataError, match="a JSON object was expected"):
+    with pytest.raises(DataError, match="must be a JSON object"):
         decode("the file", data, FORM)

@@ -39,5 +39,5 @@ def test_what_is_missing_in_a_store_is_told(shards, bucket):
     assert verify("s3://bucket/shards").problems == ["no such file: s3://bucket/shards/train-00000.tar"]
     assert inspect("s3://bucket/shards").problems == {"file missing": 1}
     for uri in ("s3://bucket/nowhere", "s3://bucket/shards/train"):
-        with pytest.raises(DataError, match=f"there is nothing at {uri}"):
+        with pytest.raises(DataError, match=f"{uri} does not exist"):
             inspect(uri)

@@ -211,7 +211,7 @@ def test_nothing_is_written_over_and_an_empty_folder_is_taken(base, tmp_path):
     corrections = write_zip(tmp_path / "c.zip", [("n.jpg", [])], data={"n.jpg": jpeg(50)})
     (tmp_path / "out").mkdir()
     merge(base, [corrections], str(tmp_path / "out"))
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         merge(base, [corrections], str(tmp_path / "out"))
     with pytest.raises(DataError, match="cannot be written to s3://"):
         merge(base, [corrections], "s3://bucket/out")

@@ -47,7 +47,7 @@ def test_the_global_batch_is_the_one_asked_for_or_the_product():
     assert global_batch(100, batch_size=4, accumulate=2, processes=3, configured=10) == 10
     with pytest.raises(DataError, match=r"24 images.*2 processes x batch 4 x accumulation 4 = 32"):
         global_batch(24, batch_size=4, accumulate=4, processes=2)
-    with pytest.raises(ConfigError, match="2 images cannot be shared by 3 processes"):
+    with pytest.raises(ConfigError, match="2 images cannot be split among 3 processes"):
         global_batch(100, batch_size=4, accumulate=1, processes=3, configured=2)
     with pytest.raises(DataError, match=r"9 images.*train\.global_batch = 10"):
         global_batch(9, batch_size=4, accumulate=1, processes=1, configured=10)

@@ -49,10 +49,10 @@ def test_of_a_mosaic_only_what_is_known_of_all_four(open_images):
 
 
 def test_data_and_detectors_that_cannot_are_refused(shards, tiny, tmp_path):
-    with pytest.raises(DataError, match=r"of 24 images in .* none says which classes were looked") as caught:
+    with pytest.raises(DataError, match=r"of 24 images in .* no image lists the classes") as caught:
         train(tiny(train__negatives="verified"), shards, str(tmp_path))
     assert "labels=all" in caught.value.fix and "train.negatives=all" in caught.value.fix
-    with pytest.raises(DataError, match="none says"):
+    with pytest.raises(DataError, match="no image lists"):
         check_verified(ShardDataset(shards, "train"))
     for recipe, architecture in (("fcos_r50", "fcos"), ("faster_rcnn_r50", "faster_rcnn")):
         with pytest.raises(ConfigError, match=rf"train\.negatives: {architecture} cannot leave out classes"):

@@ -112,7 +112,7 @@ def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
 
 
 def test_an_unknown_evaluator() -> None:
-    with pytest.raises(EvaluationError, match="no evaluator 'torch'"):
+    with pytest.raises(EvaluationError, match="unknown evaluator 'torch'"):
         coco.evaluate(*odd_case(1), engine="torch")
 
 

@@ -140,7 +140,7 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(
 ):
     bundle = exported
     expected = evaluate(trained, shards, str(tmp_path / "a"), config)
-    with pytest.raises(EvaluationError, match="is a program") as caught:
+    with pytest.raises(EvaluationError, match="can execute code") as caught:
         evaluate(str(bundle / "model.pt2"), shards, str(tmp_path / "b"), config)
     assert "evaluation.run_code" in caught.value.fix
     config = changed(config, run_code=True)
@@ -252,7 +252,7 @@ def test_what_is_no_model_is_refused(shards, config, tmp_path):
 
 def test_a_folder_without_shards_is_refused(saved, shards, config, tmp_path):
     for folder in (Path(shards).parent, tmp_path / "gone"):
-        with pytest.raises(EvaluationError, match=f"{folder} holds no shards") as error:
+        with pytest.raises(EvaluationError, match=f"{folder} is not a folder of shards") as error:
             evaluate(saved(), str(folder), str(tmp_path / "e"), config)
         assert "<data root>/shards/<fingerprint>" in error.value.fix
 

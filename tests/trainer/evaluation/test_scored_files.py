@@ -163,7 +163,7 @@ def test_files_are_compared_against_a_named_ground_truth(evaluated):
     of_files = scored_files.compare(*files, truth_uri=truth, samples=40)
     mixed = scored_files.compare(str(evaluated / "bad"), files[1], samples=40)
     assert of_files["changes"] == mixed["changes"]
-    with pytest.raises(EvaluationError, match="ground truth of these detections is not known") as caught:
+    with pytest.raises(EvaluationError, match="ground truth of these detections is unknown") as caught:
         scored_files.compare(*files)
     assert "--truth GT.json" in caught.value.fix
     with pytest.raises(EvaluationError, match="neither an evaluation nor a file of detections"):
@@ -175,7 +175,7 @@ def test_evaluations_of_other_images_are_not_compared(evaluated, tmp_path):
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**truth, "annotations": truth["annotations"][:-1]}))
     scored_files.evaluate(str(other), str(evaluated / "good.json"), str(tmp_path / "e"), CONFIG)
-    with pytest.raises(EvaluationError, match="not of the same images"):
+    with pytest.raises(EvaluationError, match="of different images"):
         scored_files.compare(str(evaluated / "bad"), str(tmp_path / "e"))
     config = EvaluationConfig(baseline=str(tmp_path / "e"))
     with pytest.raises(EvaluationError, match="was not scored on this ground truth"):

@@ -41,7 +41,7 @@ def test_all_problems_are_listed(bundle_uri, tmp_path):
 def test_a_folder_without_checksums_is_no_bundle(bundle_uri, tmp_path):
     (tmp_path / "made" / "SHA256SUMS").unlink()
     assert not bundle.exists(bundle_uri)
-    with pytest.raises(StorageError, match="holds no bundle"):
+    with pytest.raises(StorageError, match="is not a bundle"):
         bundle.load(bundle_uri)
 
 

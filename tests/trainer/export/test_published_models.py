@@ -36,7 +36,7 @@ def test_promote_and_roll_back(tmp_path, root):
     assert published_models.names(root) == ["pets"]
     assert published_models.rollback(root, "pets").version == "v2"
     assert published_models.rollback(root, "pets").version == "v1"
-    with pytest.raises(StorageError, match="no version of pets was current before"):
+    with pytest.raises(StorageError, match="pets has no previous current version"):
         published_models.rollback(root, "pets")
     assert published_models.promote(root, "pets", "v3").history == ["v1"]
     with pytest.raises(StorageError, match=r"(?s)no version v9.*v1, v2, v3"):
@@ -73,7 +73,7 @@ def test_models_are_resolved_by_uri_name_and_version(tmp_path, root):
         published_models.load("pets@v0", root)
     with pytest.raises(StorageError, match=r"(?s)no version v1 of the model dogs.*models there: pets"):
         published_models.load("dogs@v1", root)
-    with pytest.raises(StorageError, match="holds no bundle"):
+    with pytest.raises(StorageError, match="is not a bundle"):
         published_models.load(str(tmp_path), root)
 
 

@@ -114,5 +114,5 @@ def test_a_failed_quantisation_leaves_no_file(tmp_path):
     (tmp_path / "fp32.onnx").write_bytes(b"no model")
     with pytest.raises(ExportError, match="the model cannot be quantised") as caught:
         quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", _Given([]))
-    assert "leave out onnx-int8" in caught.value.fix
+    assert "remove onnx-int8" in caught.value.fix
     assert [path.name for path in tmp_path.iterdir()] == ["fp32.onnx"]

@@ -105,7 +105,7 @@ def test_inference_in_binary(ask):
 def test_unknown_models_and_malformed_requests(ask):
     assert ask("GET", "/v2/models/dogs")[0] == 404
     status, _, body = ask("GET", "/v2/models/pets/versions/v9")
-    assert status == 404 and "no model pets v9" in json.loads(body)["error"]
+    assert status == 404 and "unknown model pets v9" in json.loads(body)["error"]
     status, _, body = ask("POST", "/v2/models/pets/infer", b"junk")
     assert status == 400 and "must be JSON with one input" in json.loads(body)["error"]
     assert ask("POST", "/v2/models/pets/infer", b"{}", Inference_Header_Content_Length="x")[0] == 400
@@ -202,7 +202,7 @@ def test_a_port_that_is_taken(address, bundle_uri):
     ("changes", "tail", "message"),
     [
         ({"data": [256, *REST]}, b"", "values from 0 to 255"), ({"data": [0.5, *REST]}, b"", "integers"),
-        ({"data": [1]}, b"", "must hold 27648 integers"), ({"datatype": "FP32"}, b"", "must be UINT8"),
+        ({"data": [1]}, b"", "must contain 27648 integers"), ({"datatype": "FP32"}, b"", "must be UINT8"),
         ({"parameters": {"binary_data_size": 3 * SIZE * SIZE}}, b"1234", "needs 27648 bytes, not 4"),
         ({"parameters": [1]}, b"", "parameters must be"), ({"shape": 5}, b"", "JSON with one input"),
         ({"shape": [float("inf"), 3, SIZE, SIZE]}, b"", "JSON with one input"),

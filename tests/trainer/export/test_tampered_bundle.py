@@ -168,9 +168,9 @@ def test_an_old_bundle_under_a_newer_versions_name_is_refused(root, keys):
     shutil.copytree(models / "v1", models / "v2")
     assert openssf_accepts(models / "v2", keys[1])  # The signature does not cover the folder's name.
     for model in ("pets", "pets@v2", str(models / "v2"), f"{models}/v2/"):
-        with pytest.raises(StorageError, match="holds pets v1, not pets v2"):
+        with pytest.raises(StorageError, match="contains pets v1, not pets v2"):
             verify(model, root, keys[1])
-    with pytest.raises(StorageError, match="holds pets v1"):
+    with pytest.raises(StorageError, match="contains pets v1"):
         published_models.promote(str(root), "pets", "v2")
     assert list(published_models.versions(str(root), "pets")[1]) == ["v2"]
 

@@ -72,8 +72,11 @@ def test_nodes_that_do_not_meet_say_so_and_are_run_again(node, port):
     elastic = node(["train"], nnodes="2:3", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
                    rdzv_conf="join_timeout=2")  # fmt: skip
     assert [each.wait() for each in (alone, elastic)] == [143, 143]
-    assert f"2 nodes did not meet at 127.0.0.1:{port}: Timed out after" in alone.output
-    assert "2 to 3 nodes did not meet at 127.0.0.1:0: some did not come in time" in elastic.output
+    assert f"2 nodes did not connect to each other at 127.0.0.1:{port}: Timed out after" in alone.output
+    assert (
+        "2 to 3 nodes did not connect to each other at 127.0.0.1:0: some did not come in time"
+        in elastic.output
+    )
     for each in (alone, elastic):
         assert "fix: check that all of them run" in each.output
         assert "Traceback" not in each.output and "frame #" not in each.output
@@ -95,7 +98,7 @@ def test_a_node_that_waits_for_others_stops_at_once(node, port):
 def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(node, port):
     alone = node(["train"], nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=port,
                  rdzv_conf="timeout=2")  # fmt: skip
-    alone.wait_for("did not meet")
+    alone.wait_for("did not connect")
     time.sleep(0.5)
     assert alone.process.poll() is None, "it did not wait"
     alone.process.send_signal(signal.SIGTERM)
@@ -112,7 +115,7 @@ def test_a_port_that_is_taken_is_said(node):
         taken = other.getsockname()[1]
         refused = node(["train"], nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=taken)
         assert refused.wait() == 1
-    assert f"another program of this machine listens at 127.0.0.1:{taken}" in refused.output
+    assert f"another program on this machine is listening at 127.0.0.1:{taken}" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ def test_variables_tell_what_is_not_given(no_pet):
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        (("2", 0, None), "2 machines need a place to meet"),
+        (("2", 0, None), "2 machines need a rendezvous endpoint"),
         (("2", 2, "first"), "--node-rank 2 is not one of 2 machines"),
-        (("1:4", 0, "first"), r"machines of an elastic run \(1:4\) have no fixed number"),
+        (("1:4", 0, "first"), r"machines of an elastic run \(1:4\) do not have fixed numbers"),
     ],
 )
 def test_machines_that_would_never_meet(variables, said, no_pet):

@@ -28,12 +28,12 @@ def test_a_file_stands_for_a_recipe_and_overrides(tmp_path):
     ("text", "said"),
     [
         ("recipe: [", "not YAML"),
-        ("- debug", "not a recipe's file"),
-        ("set: {train.lr: 0.1}", "not a recipe's file"),
-        ("recipe: debug\nsets: {}", "not a recipe's file"),
-        ("recipe: debug\nset: [1]", "not a recipe's file"),
+        ("- debug", "not a recipe file"),
+        ("set: {train.lr: 0.1}", "not a recipe file"),
+        ("recipe: debug\nsets: {}", "not a recipe file"),
+        ("recipe: debug\nset: [1]", "not a recipe file"),
         ("recipe: debug\nset: {train.rate: 1}", "no key 'train.rate'"),
-        ("recipe: best", "no recipe 'best'"),
+        ("recipe: best", "unknown recipe 'best'"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, said):

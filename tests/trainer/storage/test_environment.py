@@ -76,7 +76,7 @@ def test_minio_needs_an_endpoint():
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 def test_half_a_pair_of_keys_is_an_error(name, monkeypatch):
     monkeypatch.setenv(name, "x")
-    with pytest.raises(StorageError, match="without its secret"):
+    with pytest.raises(StorageError, match="both an access key and its secret"):
         storage.exists("s3://bucket/x")
 
 
@@ -118,5 +118,5 @@ def test_a_proxy_of_the_environment(monkeypatch, value, proxy):
     if proxy is not None:
         assert environment.proxy_of("http://store.example/x") == proxy
         return
-    with pytest.raises(StorageError, match="HTTP_PROXY in the environment is no address of a proxy"):
+    with pytest.raises(StorageError, match="HTTP_PROXY in the environment is not the address of a proxy"):
         environment.proxy_of("http://store.example/x")

@@ -80,7 +80,7 @@ def test_what_is_not_there_is_named(any_store, request):
         ("gs://bucket/x", {"GOOGLE_APPLICATION_CREDENTIALS": "/none.json"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "[]"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "{}"}, "GOOGLE_SERVICE_ACCOUNT"),
-        ("gs://bucket/x", {"AWS_CA_BUNDLE": "/none.pem"}, "let AWS_CA_BUNDLE name a file"),
+        ("gs://bucket/x", {"AWS_CA_BUNDLE": "/none.pem"}, "set AWS_CA_BUNDLE to a file"),
         ("az://container/x", {}, "AZURE_STORAGE_ACCOUNT_NAME"),
         ("az://container/x", {"AZURE_STORAGE_ACCOUNT_NAME": "kubedet"}, "AZURE_STORAGE_ACCOUNT_KEY"),
         ("az://container/x", {"AZURE_STORAGE_ACCOUNT_NAME": "a/b"}, "AZURE_STORAGE_ACCOUNT_KEY"),
@@ -160,7 +160,7 @@ REFUSALS = [
     (404, "NoSuchBucket", "create the bucket"),
     (301, "PermanentRedirect", "AWS_REGION"),
     (403, "InvalidObjectState", "archive tier"),
-    (418, "Teapot", "endpoint is one of S3"),
+    (418, "Teapot", "endpoint is an S3 endpoint"),
 ]
 
 
@@ -200,7 +200,7 @@ def test_a_store_that_stays_busy_is_given_up(proxy, hurried):
 
 def test_something_that_is_no_store(proxy):
     proxy.fail("status", times=100, status=200, headers=(("Content-Type", "text/html"),), code="x")
-    with pytest.raises(StorageError, match="no answer of an object store") as caught:
+    with pytest.raises(StorageError, match="not from an object store") as caught:
         storage.list_files("s3://bucket/x")
     assert "endpoint" in caught.value.fix
 

@@ -233,7 +233,7 @@ def test_the_servers_and_buckets_that_the_user_named_are_reached_and_no_others()
     others = "http://10.0.0.1/b.jpg http://10.0.0.1:6443/ s3://other/x gs://own/x s3://own2/x ftp://a/b"
     inside = "http://169.254.169.254/latest/meta-data http://[::1]/a http://0x7f000001.0.0.1:x/"
     for uri in f"{others} {inside}".split():
-        with pytest.raises(StorageError, match=r"refused|no address"):
+        with pytest.raises(StorageError, match=r"refused|not a valid address"):
             policy.check(uri)
     assert policy.is_named("s3://own/a")
     assert not policy.is_named("s3://shared/a") and not policy.is_named("ftp://")
@@ -274,10 +274,10 @@ def test_one_without_end_is_told_with_its_hops_and_not_tried_again(server, read,
     hurried(first=1000.0, total=1000.0)  # As long as a busy server would be asked again.
     there, back = server.url, server.url.replace("/x", "/y")
     server.answers = [redirect(back), redirect(there)] * 30
-    with pytest.raises(StorageError, match="redirected without end") as caught:
+    with pytest.raises(StorageError, match="too many redirects") as caught:
         read(server.url)
     assert f" -> {there}" in caught.value.message or f" -> {back}" in caught.value.message
-    assert not caught.value.transient and "no use to try again" in caught.value.fix
+    assert not caught.value.transient and "retrying does not help" in caught.value.fix
     assert len(server.requests) < 20  # obstore follows ten; then each is looked at once
 
 

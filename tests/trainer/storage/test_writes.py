@@ -68,7 +68,7 @@ def test_a_store_that_takes_nothing_right_is_an_error(proxy, small_parts):
     proxy.fail("spoil", method="PUT", times=100)
     with pytest.raises(StorageError, match="XAmzContentSHA256Mismatch") as caught:
         storage.write_bytes("s3://bucket/x", b"abc")
-    assert "other bytes than were sent" in caught.value.fix
+    assert "different bytes than were sent" in caught.value.fix
 
 
 def test_what_nobody_signs_is_compared_too(proxy, bucket, monkeypatch):

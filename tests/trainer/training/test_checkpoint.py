@@ -77,7 +77,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
 
 def test_a_file_of_something_else_is_refused(tmp_path):
     torch.save({"weights": torch.zeros(1)}, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
+    with pytest.raises(CheckpointError, match="not a kubedet checkpoint"):
         checkpoint.read(str(tmp_path / "x.pt"))
     with pytest.raises(StorageError, match=r"gone\.pt"):
         checkpoint.read(str(tmp_path / "gone.pt"))

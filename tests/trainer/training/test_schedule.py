@@ -80,7 +80,7 @@ def test_the_global_batch_is_kept_on_other_processes(tiny):
     assert loop.step_size(config, saved, 24, SINGLE) == 8
     assert loop.step_size(tiny(train__batch_size=3), saved, 24, SINGLE) == 3, "the user set another"
     assert loop.step_size(tiny(train__global_batch=6), saved, 24, SINGLE) == 6
-    with pytest.raises(ConfigError, match="1 images cannot be shared by 2 processes"):
+    with pytest.raises(ConfigError, match="1 images cannot be split among 2 processes"):
         loop.step_size(tiny(train__global_batch=1), saved, 24, SECOND)
 
 

@@ -54,7 +54,7 @@ def test_a_model_of_the_hub_is_pinned_to_a_commit_and_described_with_its_hash(we
 
 def test_a_model_without_safetensors_is_refused_with_its_files(weights_server):
     weights_server.add_model("org/old", {"pytorch_model.bin": b"pickle"})
-    with pytest.raises(StorageError, match=r"holds no model\.safetensors, but pytorch_model\.bin"):
+    with pytest.raises(StorageError, match=r"has no model\.safetensors, but contains pytorch_model\.bin"):
         published_file("hf:org/old")
 
 
@@ -63,10 +63,10 @@ def test_a_model_without_safetensors_is_refused_with_its_files(weights_server):
     [
         ("torchvision:ResNet50_Weights.IMAGENET1K_V9", "torchvision has no weights"),
         ("torchvision:Nothing", "torchvision has no weights"),
-        ("hf:name", "names no model of the hub"),
-        ("hf:../..", "names no model of the hub"),
-        ("hf:org/name@../x", "names no model of the hub"),
-        ("https://host/w.pth#md5=1", "ends with no hash"),
+        ("hf:name", "is not a model on the hub"),
+        ("hf:../..", "is not a model on the hub"),
+        ("hf:org/name@../x", "is not a model on the hub"),
+        ("https://host/w.pth#md5=1", "does not end with a hash"),
     ],
 )
 def test_what_can_be_no_weights_is_refused_by_key_and_name(uri, words):
@@ -209,7 +209,7 @@ def test_files_and_folders_are_taken_where_they_are(bucket, tmp_path):
         file = obtain(f"{folder}/{name}", "unused")
         assert (file.described, file.shapes()) == ({"a": 1}, SHAPES)
     (folder / "config.json").write_text("[]")
-    with pytest.raises(StorageError, match=r"config\.json is not an object of JSON"):
+    with pytest.raises(StorageError, match=r"config\.json is not a JSON object"):
         obtain(f"{folder}/model.safetensors", "unused")
 
 
@@ -283,6 +283,6 @@ def test_a_refusal_of_the_hub_tells_the_page_and_what_is_missing(
 
 def test_what_can_be_no_token_is_refused_without_telling_it(weights_server, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_Secret of two words")
-    with pytest.raises(StorageError, match="HF_TOKEN in the environment is no token") as caught:
+    with pytest.raises(StorageError, match="HF_TOKEN in the environment is not a token") as caught:
         obtain("hf:org/name", str(tmp_path))
     assert "Secret" not in str(caught.value)

@@ -74,7 +74,9 @@ def _with_reading(source: Source, reading: Reading) -> Source:
     for name, value, default in zip(Reading._fields, reading, AS_PUBLISHED, strict=True):
         if value != default:
             fix = "leave it unset"
-            raise DataError(f"source {source.uri}: data.{name}={value} is for COCO annotations", fix=fix)
+            raise DataError(
+                f"source {source.uri}: data.{name}={value} only applies to COCO annotations", fix=fix
+            )
     return source
 
 
@@ -215,5 +217,5 @@ class ArchiveSource(Source):
                 return kind, root
         if self.kind:
             return self.kind, roots[-1]
-        fix = "pack a folder with a COCO JSON, VOC's XML files, or a YOLO data.yaml, and its images"
-        raise DataError(f"{self.location} holds no data set that is known", fix=fix)
+        fix = "pack a folder that contains a COCO JSON, VOC's XML files, or a YOLO data.yaml, and its images"
+        raise DataError(f"{self.location} contains no known data set", fix=fix)

@@ -48,7 +48,7 @@ from trainer.data.sources.source import (
     split_of,
 )
 
-FIX = "name a file with the lists images, annotations and categories"
+FIX = "use a file with the lists images, annotations and categories"
 _BLOCK = 1024 * 1024
 _NAN_PATTERN = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
 _MAX_DEPTH = 5000  # The parser's memory grows with the square of the nesting depth.
@@ -58,7 +58,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 @dataclass(frozen=True)
 class CocoFile:
-    """A COCO JSON that can be opened again and again."""
+    """A COCO JSON file that can be opened repeatedly."""
 
     uri: str  # For messages.
     path: str  # On this machine; or the URI of the zip that holds `member`.
@@ -75,7 +75,7 @@ class CocoFile:
             with self.open() as file:
                 for item in ijson.items(_LenientReader(file, self.uri), f"{name}.item", use_float=True):
                     if not isinstance(item, dict):
-                        message = f"{self.uri} is not COCO JSON: {name} holds what is no object"
+                        message = f"{self.uri} is not COCO JSON: {name} has an item that is not an object"
                         raise DataError(message, fix=FIX)
                     yield item
             if item is None:
@@ -120,7 +120,7 @@ class _LenientReader:
                 depths = self._depth + np.cumsum(steps, dtype=np.int64)
                 if len(depths):
                     if depths.max() > _MAX_DEPTH:
-                        raise ijson.JSONError("it is nested too deep")
+                        raise ijson.JSONError("it is nested too deeply")
                     self._depth = int(depths[-1])
                 return _NAN_PATTERN.sub(b"null", data) if b"NaN" in data or b"Infinity" in data else data
         return b""
@@ -141,7 +141,7 @@ def _database_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:  # That of a temporary file is the disk's.
-        fix = "free space there, or let TMPDIR name another folder, and run again"
+        fix = "free space there, or set TMPDIR to another folder, and run again"
         problem = f"cannot use {tempfile.gettempdir()} for temporary files: {error}"
         raise StorageError(problem, fix=fix) from error
 
@@ -174,7 +174,7 @@ class CocoImages:
                         execute("UPDATE images SET clashes = 1 WHERE place IN (?, ?)", (place, other))
             (self.count,) = execute("SELECT count(*) FROM images").fetchone()
         if not self.count:
-            fix = "add them, or remove the file if it is not that of train"
+            fix = "add them, or remove the file if it is not the training split"
             raise DataError(f"{file.uri} lists no images", fix=fix)
 
     def entries(self, step: int = 1, names: Mapping[int | str, str] | None = None) -> Iterator[Entry]:
@@ -260,8 +260,8 @@ def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, in
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
-        problem = f"image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a text"
-        fix = "give it both, and use the same id in the annotations"
+        problem = f"image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a string"
+        fix = "add both, and use the same id in the annotations"
         raise DataError(f"{file.uri}: {problem}", fix=fix)
     sides = [int(_positive(image.get(side))) for side in ("width", "height")]
     width, height = (side if side < 2**31 else 0 for side in sides)
@@ -275,14 +275,14 @@ def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, in
             url = f"/{name}"
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name or ":" in path.parts[0]:
-        problem = f"{file.uri}: refused file_name {name!r}, which leads out of the images' folder"
-        problem += " and is no image on this machine" if path.is_absolute() else ""
+        problem = f"{file.uri}: file_name {name!r} leads outside the image folder"
+        problem += " and is not an image on this machine" if path.is_absolute() else ""
         raise DataError(problem, fix="make file_name relative to the folder of the images")
     return str(path), url, width, height, original_id
 
 
 def is_fetched(text: str) -> bool:
-    """Tell whether an image can be fetched by this; other schemes and paths are not followed."""
+    """Return whether an image can be fetched by this; other schemes and paths are not followed."""
     return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
 
 
@@ -394,8 +394,8 @@ class ImageLocator:
         elif not any(probe.origin for probe in probes):
             looked = f"looked for {probes[0].file_name} in {self._base} and {storage.parent(self._base)}"
             looked += f", and in their folders {', '.join(dict.fromkeys(names))}"
-            fix = "put the images in one of these folders, or give them a coco_url"
-            raise DataError(f"the images of {uri} are not beside it; {looked}", fix=fix)
+            fix = "put the images in one of these folders, or add a coco_url"
+            raise DataError(f"the images of {uri} were not found; {looked}", fix=fix)
 
     def locate(self, entry: Entry) -> str:
         """Set an entry's `origin` and `version`, or its `fault`; return text that changes with its file."""
@@ -438,7 +438,7 @@ class CocoSource(Source):
         return f"coco:{self.location}"
 
     def listing(self) -> Listing:
-        """Read images and categories; the boxes are read when the rows are gone through."""
+        """Read images and categories; the boxes are read when the rows are iterated."""
         digest, problems = hashlib.sha256(), Problems()
         files = {}
         for split, uri in self._files().items():
@@ -467,18 +467,18 @@ class CocoSource(Source):
         is_file = self.location.lower().endswith(".json")
         uris = [self.location] if is_file else annotation_files(self.location)
         if not uris:
-            raise DataError(f"{self.uri}: no COCO JSON in it", fix="name a JSON file, or its folder")
+            raise DataError(f"{self.uri}: contains no COCO JSON", fix="use a JSON file, or its folder")
         splits: dict[str, str] = {}
         for uri in uris:
             split = split_of(PurePosixPath(uri).name) or split_of(storage.parent(uri).rpartition("/")[2])
             split = split if len(uris) > 1 else "train"
             if split in splits:
                 message = f"{self.uri}: both {splits[split]} and {uri} are split {split!r}"
-                raise DataError(message, fix="name one JSON file, or leave one for each split in the folder")
+                raise DataError(message, fix="use one JSON file, or keep only one per split in the folder")
             if split:
                 splits[split] = uri
         if "train" not in splits:
-            fix = "give the file's name the word train, or name that file as the source"
+            fix = "put the word train into the file's name, or use that file as the source"
             raise DataError(f"{self.uri}: no training split among {', '.join(uris)}", fix=fix)
         return {split: splits[split] for split in ("train", "val", "test") if split in splits}
 
@@ -518,11 +518,11 @@ def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
             named = isinstance(name, str) and name.strip()
             if not isinstance(number, int) or abs(number) >= 2**63 or not named:
                 problem = f"category {json.dumps(item)[:80]} lacks an integer id of 64 bits or a name"
-                fix = "give each category an integer id and a name, and use the id in the annotations"
+                fix = "add an integer id and a name to each category, and use the id in the annotations"
                 raise DataError(f"{file.uri}: {problem}", fix=fix)
             if by_id.setdefault(number, name) != name or by_name.setdefault(name, number) != number:
                 elsewhere = f"{by_name.get(name, number)} {by_id[number]!r} elsewhere"
-                fix = "give the categories the same ids and names in all files, each once"
+                fix = "use the same category ids and names in all files, each once"
                 raise DataError(f"{file.uri}: category {number} {name!r} is {elsewhere}", fix=fix)
             if item.get("frequency") in ("r", "c", "f"):
                 frequencies[number] = item["frequency"]

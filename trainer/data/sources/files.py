@@ -136,12 +136,12 @@ def _archive_errors(failure: str, kind: type[DataError] | type[StorageError] = D
         yield
     except NotImplementedError as error:
         # zipfile does not know the method or version: fetching it again would not help.
-        raise kind(f"{failure}: {error}", fix="pack it again with deflate, as zip -r does") from None
+        raise kind(f"{failure}: {error}", fix="compress it again with deflate, as zip -r does") from None
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         # gzip and bz2 raise OSError for damaged bytes; those of the system have a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise kind(f"{failure}: {error}", fix="pack or fetch it again") from None
+        raise kind(f"{failure}: {error}", fix="create or download it again") from None
 
 
 def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]]:
@@ -176,7 +176,7 @@ def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]
             while tar.fileobj.read(_BLOCK):
                 pass
     else:
-        raise DataError(f"{uri} is neither a zip nor a tar that can be read", fix="pack or fetch it again")
+        raise DataError(f"{uri} is not a readable zip or tar file", fix="create or download it again")
 
 
 def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
@@ -206,7 +206,7 @@ def _refuse_bomb(uri: str, name: str, size: int, packed: int) -> None:
 
 
 def _refused(uri: str, name: str, reason: str) -> DataError:
-    return DataError(f"refused {name!r} in {uri}: {reason}", fix="unpack it yourself, and name the folder")
+    return DataError(f"refused {name!r} in {uri}: {reason}", fix="unpack it yourself, and use the folder")
 
 
 def _relative(uri: str, name: str) -> str:
@@ -233,7 +233,7 @@ def _check_room(uri: str, needed: int, folder: str) -> None:
     free = shutil.disk_usage(folder).free - _MIN_FREE_BYTES
     if needed > free:
         has = f"{os.path.dirname(folder)} has {max(0, free) / 1e9:.2f} GB"
-        fix = "set TMPDIR to a folder with more room, or unpack it yourself and name the folder"
+        fix = "set TMPDIR to a folder with more room, or unpack it yourself and use the folder"
         raise DataError(f"{uri} needs {needed / 1e9:.2f} GB unpacked, but {has}", fix=fix)
 
 
@@ -265,18 +265,18 @@ class Zip:
         """Return a member's content, after checking its length and checksum."""
         member = self._members.get(name)
         if member is None:
-            raise MissingError(f"no such file: {name} in {self.uri}", fix="check that it is the right zip")
+            raise MissingError(f"no such file: {name} in {self.uri}", fix="check that this is the right zip")
         try:
             if max(member.file_size, member.compress_size) > _MAX_BYTES:
-                raise ValueError(f"{member.file_size} bytes are too many for an image")
+                raise ValueError(f"{member.file_size} bytes exceed the limit for an image")
             name_length = len(member.orig_filename.encode("utf-8", "replace"))
             length = _HEADER + name_length + _SLACK + member.compress_size
             length = min(length, self._end - member.header_offset)
             if length < _HEADER:
-                raise ValueError("the directory says that it is outside the zip")
+                raise ValueError("its directory entry points outside the zip file")
             data = storage.read_range(self.uri, member.header_offset, length)
             if data[:4] != _SIGNATURE:
-                raise ValueError("its header is not where the directory says")
+                raise ValueError("its header is not at the position in the directory")
             begin = _HEADER + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little")
             content = data[begin : begin + member.compress_size]
             if len(content) < member.compress_size:
@@ -285,12 +285,12 @@ class Zip:
                 # One byte more than declared is enough to notice a bomb.
                 content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, member.file_size + 1)
             elif member.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"packed by the unknown method {member.compress_type}")
+                raise ValueError(f"compressed with the unknown method {member.compress_type}")
             if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
                 raise ValueError("checksum mismatch")
             return content
         except (ValueError, zlib.error) as error:
-            raise StorageError(f"{name} in {self.uri}: {error}", fix="fetch the zip again") from None
+            raise StorageError(f"{name} in {self.uri}: {error}", fix="download the zip again") from None
 
 
 @contextmanager
@@ -299,7 +299,7 @@ def open_member(uri: str, name: str) -> Iterator[BufferedIOBase]:
     failure = f"{name} in {uri} cannot be read"
     with _archive_errors(failure), zipfile.ZipFile(storage.local_copy(uri)) as archive:
         if name not in {item.filename for item in _checked_members(uri, archive)}:
-            raise DataError(f"{failure}: there is none of this name", fix="check that it is the right zip")
+            raise DataError(f"{failure}: there is no such file", fix="check that this is the right zip")
         with archive.open(name) as file:
             assert isinstance(file, BufferedIOBase)
             yield file

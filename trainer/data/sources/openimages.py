@@ -90,7 +90,7 @@ class OpenImagesSource(OpenImages, Source):
         return f"openimages:pixels={self.pixels}"
 
     def listing(self) -> Listing:
-        """Read classes and lists; the boxes are read when the rows are gone through."""
+        """Read classes and lists; the boxes are read when the rows are iterated."""
         states: list[tuple[str, int, str]] = []
 
         def noted(uri: str) -> str:
@@ -108,7 +108,7 @@ class OpenImagesSource(OpenImages, Source):
         if self.subset == "mlperf":
             by_name = {category.name: category for category in described}
             if lacking := ", ".join([name for name in CLASSES if name not in by_name][:10]):
-                raise DataError(f"{described_in} describes no class {lacking}", fix="take that of V7")
+                raise DataError(f"{described_in} describes no class {lacking}", fix="use the file of V7")
             kept = [by_name[name] for name in CLASSES]
         above: dict[str, set[str]] = {}
         if self.hierarchy != "none":
@@ -159,7 +159,9 @@ def read_descriptions(uri: str) -> list[Category]:
     if rows and not rows[0][0].startswith("/"):
         del rows[0]
     if not rows or any(len(row) != 2 or not row[0].startswith("/") or not row[1] for row in rows):
-        raise DataError(f"{uri} has no lines of a MID and a display name", fix="take the boxable classes")
+        raise DataError(
+            f"{uri} has no lines of a MID and a display name", fix="use the file of boxable classes"
+        )
     return [Category(name, mid) for mid, name in rows]
 
 
@@ -176,8 +178,8 @@ def read_hierarchy(uri: str) -> dict[str, set[str]]:
     try:
         visit(storage.read_json(uri), ())
     except (TypeError, KeyError, AttributeError, RecursionError):
-        fix = "take Open Images' bbox_labels_600_hierarchy.json"
-        raise DataError(f"{uri} is no hierarchy of classes", fix=fix) from None
+        fix = "use Open Images' bbox_labels_600_hierarchy.json"
+        raise DataError(f"{uri} is not a class hierarchy", fix=fix) from None
     return above
 
 
@@ -357,7 +359,7 @@ def read_boxes(
         yield batch
     hashes = np.concatenate(seen)
     if len(np.unique(hashes)) < len(hashes):
-        raise DataError(f"{uri}: the rows of an image do not follow each other", fix="sort it by ImageID")
+        raise DataError(f"{uri}: the rows of an image are not consecutive", fix="sort it by ImageID")
     without = sorted(rest)
     for first in range(0, len(without), _ROWS):
         ids = pa.array(without[first : first + _ROWS])

@@ -242,7 +242,7 @@ class SampleSource(Sample, Source):
     origins_are_uris = False
 
     def listing(self) -> Listing:
-        """List the scenes, which are laid out when the rows are gone through."""
+        """List the scenes, which are laid out when the rows are iterated."""
         held_out = max(1, self.images // 6)
         splits = {}
         first = 0

@@ -97,7 +97,7 @@ class Listing:
 
 
 class Reading(NamedTuple):
-    """How the boxes of COCO annotations are read, see `trainer.config.schema.DataConfig`."""
+    """How boxes in COCO annotations are read, see `trainer.config.schema.DataConfig`."""
 
     boxes_from: str = "bbox"
     box_format: str = "auto"
@@ -107,7 +107,7 @@ AS_PUBLISHED = Reading()  # COCO's own form.
 
 
 class Source:
-    """A place that images and boxes come from."""
+    """A source of images and boxes."""
 
     cpu_bound: ClassVar[bool] = False  # Whether `read` computes, so that processes help rather than threads.
     origins_are_uris: ClassVar[bool] = True  # Whether `read` only returns the content of the URI `origin`.

@@ -58,7 +58,7 @@ def parse_xml(data: bytes) -> VocAnnotation:
     """Parse one annotation file; an unreadable one has a fault."""
 
     def refuse(*_: object) -> None:
-        raise ValueError("it has a DOCTYPE, which is refused")
+        raise ValueError("it has a DOCTYPE, which is not allowed")
 
     parser = expat.ParserCreate()
     parser.StartDoctypeDeclHandler = refuse  # Its entities can read files and fill the memory.
@@ -197,7 +197,7 @@ class _Image:
 
     @property
     def name(self) -> str:
-        """Its name in the set: without the folder that VOC's own layout has."""
+        """Its name in the set, without the folder of VOC's layout."""
         return self.path.removeprefix("JPEGImages/")
 
     @property
@@ -225,11 +225,14 @@ class _Layout:
             elif name.lower().endswith(IMAGE_SUFFIXES):
                 self.images[path.stem.lower()].append(_Image(name, version_of(state)))
         if not self.xml:
-            fix = "name the folder of Annotations and JPEGImages, or of images with XML files beside them"
-            raise DataError(f"voc:{root}: no XML files in it", fix=fix)
+            fix = (
+                "use the folder that contains Annotations and JPEGImages, or one of images with XML "
+                "files next to them"
+            )
+            raise DataError(f"voc:{root}: contains no XML files", fix=fix)
         if not self.images:
             fix = f"put them there, as {', '.join(IMAGE_SUFFIXES)}"
-            raise DataError(f"voc:{root}: no images in JPEGImages, nor beside the XML files", fix=fix)
+            raise DataError(f"voc:{root}: no images in JPEGImages, or next to the XML files", fix=fix)
         home = [key for key in self.xml if key.startswith("Annotations/") and key.count("/") == 1]
         if home:  # Other folders of VOC's own layout hold other XML files.
             self.xml = {key.removeprefix("Annotations/"): self.xml[key] for key in home}

@@ -44,14 +44,14 @@ _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test
 _NULL_WORDS = ("", "~", "null", "None")
 _MAX_BYTES = 512 * 1024
 _MAX_CLASSES = 100_000
-FIX = "name a folder with data.yaml, in which are names (the classes), train and val (folders of images)"
+FIX = "use a folder with a data.yaml that has names (the classes), train and val (folders of images)"
 
 
 def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box:
     """Return the box of a line; raise ValueError with the reason if it has none."""
     label, *coordinates = map(_number, words)
     if not label.is_integer() or int(label) not in positions:
-        raise ValueError(f"is of class {words[0]}, which the description does not name")
+        raise ValueError(f"is of class {words[0]}, which the description does not list")
     if keypoints:
         coordinates = coordinates[:4]
     count = len(coordinates)
@@ -61,7 +61,7 @@ def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box
     outside = [value for value in coordinates if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
     if outside:
         pixels = ": divide pixels by the image's width or height" if max(outside) > 2 else ""
-        raise ValueError(f"has {outside[0]:g}, which is outside of 0 to 1{pixels}")
+        raise ValueError(f"has {outside[0]:g}, which is outside 0 to 1{pixels}")
     position = positions[int(label)]
     if count == 4:
         x, y, width, height = coordinates
@@ -84,7 +84,7 @@ def _number(word: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or "_" in word:
-        raise ValueError(f"has {word!r}, which is no number")
+        raise ValueError(f"has {word!r}, which is not a number")
     return value
 
 
@@ -120,10 +120,10 @@ class YoloSource(Source):
         return f"yolo:{self.location}"
 
     def listing(self) -> Listing:
-        """List images and label files; the labels are read when the rows are gone through."""
+        """List images and label files; the labels are read when the rows are iterated."""
         if storage.scheme(self.location) in storage.WEB:
             message = f"{self.uri}: a YOLO set on the web cannot be listed"
-            raise DataError(message, fix="put it into a folder or bucket, or into one zip and name that")
+            raise DataError(message, fix="put it into a folder, a bucket or a single zip")
         uri, content, description = self.describe()
         positions = {number: position for position, number in enumerate(description.names)}
         digest, problems, folders = hashlib.sha256(content), Problems(), Folders()
@@ -143,7 +143,7 @@ class YoloSource(Source):
         if not any(image.labels for image in train):
             looked = " and ".join(_label_places(train[0].origin))
             problem = f"none of {len(train)} images of train has a label file; looked for {looked}"
-            fix = "put the label files into a folder labels beside the folder images"
+            fix = "put the label files into a folder `labels` next to the folder `images`"
             raise DataError(f"{self.uri}: {problem}", fix=fix)
         shown = [
             f"{split} of {', '.join(_relative(place, description.root) for place in places)}"
@@ -165,16 +165,18 @@ class YoloSource(Source):
         if not uri.lower().endswith((*YAML, *_NAMES)):
             uri = file_of(self.location)
         if not uri:
-            raise DataError(f"{self.uri}: no data.yaml in it", fix=FIX)
+            raise DataError(f"{self.uri}: contains no data.yaml", fix=FIX)
         if storage.size(uri) > _MAX_BYTES:
-            raise DataError(f"{uri} is too large to describe a data set", fix=FIX)
+            raise DataError(f"{uri} is too large for a data set description", fix=FIX)
         content = storage.read_bytes(uri)
         description = self._from_yaml(uri, content) if uri.lower().endswith(YAML) else _from_lines(uri)
         if not description.names:
-            raise DataError(f"{uri} names no classes", fix=FIX)
+            raise DataError(f"{uri} lists no classes", fix=FIX)
         for name, count in Counter(description.names.values()).items():
             if count > 1:
-                raise DataError(f"{uri}: {count} classes are {name!r}", fix="give each class another name")
+                raise DataError(
+                    f"{uri}: {count} classes are {name!r}", fix="use a different name for each class"
+                )
         return uri, content, description
 
     def _from_yaml(self, uri: str, content: bytes) -> Description:
@@ -184,7 +186,7 @@ class YoloSource(Source):
         except ValueError as error:
             raise DataError(f"{uri} is not YAML: {first_line(error)}", fix=FIX) from None
         if not isinstance(form, dict):
-            raise DataError(f"{uri} is no description of a YOLO set", fix=FIX)
+            raise DataError(f"{uri} is not a YOLO data set description", fix=FIX)
         names = _names(uri, form)
         bases = [storage.parent(uri)]
         path = str(form.get("path", ""))
@@ -196,7 +198,7 @@ class YoloSource(Source):
             given = form.get(key, [])
             for text in given if isinstance(given, list) else [given]:
                 if not isinstance(text, str):
-                    raise DataError(f"{uri}: {key} is no path and no list of paths", fix=FIX)
+                    raise DataError(f"{uri}: {key} is neither a path nor a list of paths", fix=FIX)
                 if text.strip() in _NULL_WORDS:
                     continue
                 if place := self._resolve(text, bases):
@@ -207,7 +209,7 @@ class YoloSource(Source):
                     fix = f"write path and {key} relative to the folder of the file{fetch}"
                     raise DataError(f"{problem}; looked at {', '.join(_candidates(text, bases))}", fix=fix)
         if "train" not in splits:
-            raise DataError(f"{uri} names no train", fix=FIX)
+            raise DataError(f"{uri} has no key train", fix=FIX)
         return Description(bases[0], names, splits, "kpt_shape" in form)
 
     def _resolve(self, text: str, bases: list[str]) -> str:
@@ -307,7 +309,9 @@ def file_of(folder: str) -> str:
                 if isinstance(form, dict) and {"names", "nc"} & form.keys() and "train" in form:
                     described.append(name)
     if len(described) > 1:
-        raise DataError(f"{folder} holds several YOLO sets: {', '.join(described)}", fix="name one of them")
+        raise DataError(
+            f"{folder} contains several YOLO sets: {', '.join(described)}", fix="choose one of them"
+        )
     for name in (*described, *_NAMES):
         if name in names:
             return storage.join(folder, name)
@@ -338,7 +342,7 @@ def _from_lines(uri: str) -> Description:
     folders = [place for places in splits.values() for place in places if not place.endswith(".txt")]
     for other in (storage.join(folder, _NAMES[0]) for folder in folders):
         if storage.exists(other) and lines_of(other) != classes:
-            raise DataError(f"{uri} and {other} name different classes", fix="give both the same lines")
+            raise DataError(f"{uri} and {other} name different classes", fix="make both files equal")
     return Description(root, dict(enumerate(classes)), splits)
 
 
@@ -356,9 +360,11 @@ def _names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
     elif isinstance(names, list):
         numbered = dict(enumerate(names))
     else:
-        raise DataError(f"{uri} has no names that are a list", fix="write a list, or `0: name` and so on")
+        raise DataError(f"{uri} has no list of names", fix="write a list, or `0: name` and so on")
     if not all(isinstance(name, str) and name.strip() for name in numbered.values()):
-        raise DataError(f"{uri}: names has an item that is no text", fix="write names as a list of texts")
+        raise DataError(
+            f"{uri}: names has an item that is not a string", fix="write names as a list of strings"
+        )
     if count not in (None, len(numbered)):
         raise DataError(f"{uri}: nc is {text}, but names has {len(numbered)}", fix="set nc to their number")
     return {number: name.strip() for number, name in sorted(numbered.items())}

@@ -201,7 +201,7 @@ def test_so_is_one_where_there_is_no_kueue(run, quick, fake_cluster):
         (lambda kueue: kueue.workload("train")["spec"].update(active=False),
          "in queue gpus: its Workload is not active", "kubectl describe workload"),
         (lambda kueue: kueue._condition("train", "Admitted", "True", "Admitted", ""),
-         "in queue gpus: admitted, and not released yet", "run the same again"),
+         "in queue gpus: admitted, and not released yet", "run the same command again"),
     ],
     ids=["no queue", "deactivated", "admitted and never released"],
 )  # fmt: skip

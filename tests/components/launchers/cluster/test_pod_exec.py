@@ -64,7 +64,7 @@ def test_a_missing_permission_names_the_verbs(cluster, fake_cluster):
 
 def test_a_connection_that_breaks_is_reported(cluster, monkeypatch):
     monkeypatch.setattr(fake_exec, "_serve", lambda connection, *_: connection.shutdown(socket.SHUT_RDWR))
-    with pytest.raises(LaunchError, match="the connection to p-master-0 broke"):
+    with pytest.raises(LaunchError, match="the connection to p-master-0 was lost"):
         run(cluster, "true")
 
 

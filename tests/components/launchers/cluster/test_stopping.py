@@ -75,7 +75,7 @@ def test_a_signal_deletes_the_job_first(fake_cluster, running, number):
     (deletion,) = fake_cluster.requests("DELETE")
     assert deletion.at - begun < 10.0
     assert gone(fake_cluster)
-    assert f"deleted on {number.name}" in out and "run the same again" in out
+    assert f"deleted on {number.name}" in out and "run the same command again" in out
 
 
 @pytest.mark.slow

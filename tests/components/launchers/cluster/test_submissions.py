@@ -108,7 +108,7 @@ def test_pods_that_stay_are_named(backend, fake_cluster, job, endless_pods, mast
 def test_a_foreign_job_is_left_alone(backend, fake_cluster, job, kind):
     make_by_hand(fake_cluster, kind, "train")
     for act in (lambda: backend.submit(job()), lambda: backend.stop("train")):
-        with pytest.raises(LaunchError, match="not made by kubedet"):
+        with pytest.raises(LaunchError, match="not created by kubedet"):
             act()
     assert fake_cluster.job("train") and not fake_cluster.requests("DELETE")
     assert backend.list_jobs() == []
@@ -140,7 +140,7 @@ def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, fake_clu
 
 def test_a_job_that_others_make_again_and_again_is_given_up(backend, fake_cluster, job, kind):
     fake_cluster.faults.append(Fault("POST", kind.plural, times=100, status=409))
-    with pytest.raises(LaunchError, match="others create jobs of that name"):
+    with pytest.raises(LaunchError, match="another launcher keeps creating jobs"):
         backend.submit(job())
 
 

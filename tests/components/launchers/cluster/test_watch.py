@@ -224,7 +224,7 @@ def patient(backend, timings):
 def test_a_job_that_is_deleted_is_reported(run, once_it_runs, fake_cluster, master):
     fake_cluster.lives[master] = endless
     once_it_runs(lambda: fake_cluster.delete_job("default", "train"))
-    with pytest.raises(LaunchError, match="the job train is gone"):
+    with pytest.raises(LaunchError, match="the job train no longer exists"):
         run()
 
 
@@ -242,7 +242,7 @@ def test_a_job_that_another_specification_replaces_is_reported(
     once_it_runs(replace_it)
     with pytest.raises(LaunchError, match="was replaced by another specification of that name") as error:
         run()
-    assert "another name" in error.value.fix and "stop" not in error.value.fix
+    assert "rename" in error.value.fix and "stop" not in error.value.fix
     assert not gone(fake_cluster) and not fake_cluster.requests("DELETE")
 
 
@@ -321,9 +321,12 @@ def test_a_training_that_saved_and_stopped_can_continue():
 
 
 def test_memory_is_reported_with_the_message_of_the_training():
-    lines = ["error: the training process of rank 0 was killed (SIGKILL)", "  fix: mostly memory ran out"]
+    lines = [
+        "error: the training process of rank 0 was killed (SIGKILL)",
+        "  fix: the step probably ran out of memory",
+    ]
     error = failure(pod(0, 137, reason="OOMKilled"), last={"pod-0": lines})
-    assert "(OOMKilled)" in error.message and "mostly memory ran out" in error.message
+    assert "(OOMKilled)" in error.message and "the step probably ran out of memory" in error.message
     assert "raise memory_limit" in error.fix
 
 

@@ -116,7 +116,7 @@ def test_subfolders_backslashes_cases_and_accents(edited):
 @pytest.mark.parametrize("name", ["../a.jpg", "/etc/passwd", "x/../../a.jpg", "C:\\a.jpg", "..\\a.jpg", ".."])
 def test_names_that_lead_out_of_the_folder_are_refused(edited, name):
     root = edited(lambda form: form["images"][0].update(file_name=name))
-    with pytest.raises(DataError, match="refused file_name"):
+    with pytest.raises(DataError, match="leads outside the image folder"):
         listing(root)
 
 
@@ -125,12 +125,12 @@ def test_names_that_lead_out_of_the_folder_are_refused(edited, name):
     [
         ("", "is not JSON"),
         ('{"images": [', "is not JSON"),
-        ("[" * 100_000, "is not JSON: it is nested too deep"),
-        ("[" * 6000 + "]" * 6000, "is not JSON: it is nested too deep"),
+        ("[" * 100_000, "is not JSON: it is nested too deeply"),
+        ("[" * 6000 + "]" * 6000, "is not JSON: it is nested too deeply"),
         ("[1, 2]", "no list .images."),
         ('{"images": [], "annotations": []}', "it has no list 'categories'"),
         ('{"images": [], "annotations": [], "categories": []}', "lists no images"),
-        ('{"images": [3], "annotations": [], "categories": []}', "holds what is no object"),
+        ('{"images": [3], "annotations": [], "categories": []}', "has an item that is not an object"),
         ('{"images": [{"id": 1}], "annotations": [], "categories": []}', "lacks a file_name, or an id"),
         ('{"images": [{"id":1,"file_name":"a"}], "annotations": [], "categories": [{}]}', "integer id"),
     ],
@@ -193,7 +193,7 @@ def test_missing_images_are_faults_and_none_at_all_is_an_error(make_coco):
     faults = [row["fault_reason"] for row in rows_of(listing(root).splits["train"])]
     assert faults == ["", reasons.IMAGE_MISSING]
     shutil.rmtree(root / "train")
-    with pytest.raises(DataError, match="are not beside it") as caught:
+    with pytest.raises(DataError, match="were not found") as caught:
         listing(root)
     assert "a.jpg" in caught.value.message and "coco_url" in caught.value.fix
 
@@ -391,14 +391,14 @@ def test_boxes_from_segmentations_where_they_are_wanted(edited, inspect, tmp_pat
     assert planned.splits == {"train": SplitCounts(2, 4)}
     first, _ = boxes_of(CocoSource(str(root), FROM_SEGMENTATION).listing().splits["train"])
     assert list(map(corners, first)) == [(1, 2, 4, 4), (1, 5, 2, 10)]
-    with pytest.raises(DataError, match="is for COCO"):
+    with pytest.raises(DataError, match="only applies to COCO"):
         plan("sample", str(tmp_path / "data"), config)
 
 
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("images", 1.0, "an id that is an integer or a text"),
+        ("images", 1.0, "an id that is an integer or a string"),
         ("categories", 3.0, r'category {"id": .* lacks an integer id'),
         ("categories", "3", r'category {"id": .* lacks an integer id'),
     ],
@@ -441,12 +441,12 @@ def test_absolute_file_names_that_exist_are_taken(make_coco, edit_json, tmp_path
     assert rows_of(source.listing().splits["train"])[1]["origin"] == str(outside)
     for name in (secret, tmp_path / "photos" / "gone.jpg"):  # No image, and not there.
         add(name)
-        with pytest.raises(DataError, match=r"refused file_name.* and is no image on this machine"):
+        with pytest.raises(DataError, match=r"file_name .* and is not an image on this machine"):
             source.listing()
     # A file on a server does not reach into this machine.
     add(outside)
     (bucket / "x.json").write_bytes(path.read_bytes())
-    with pytest.raises(DataError, match="refused file_name"):
+    with pytest.raises(DataError, match="leads outside the image folder"):
         CocoSource("s3://bucket/x.json").listing()
 
 

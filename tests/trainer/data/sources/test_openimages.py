@@ -132,7 +132,7 @@ def test_files_that_are_missing_or_of_another_form(mirror, monkeypatch):
     write_csv(path, BOX_COLUMNS, [*BOX_ROWS["train"], BOX_ROWS["train"][0]])
     assert [labels(row) for row in rows_of(mirror, "splits=train")["train"]] == [[1, 4, 1], [2], [5], [0]]
     monkeypatch.setattr(openimages, "_SORT_BYTES", 10)
-    with pytest.raises(DataError, match="do not follow each other"):
+    with pytest.raises(DataError, match="are not consecutive"):
         rows_of(mirror, "splits=train")
     (mirror / "base" / HIERARCHY).unlink()
     with pytest.raises(DataError, match=r"no file .*hierarchy") as caught:
@@ -140,7 +140,7 @@ def test_files_that_are_missing_or_of_another_form(mirror, monkeypatch):
     assert "hierarchy=none" in caught.value.fix
     assert source(mirror, "splits=train,hierarchy=none").listing().hierarchy == {}
     (mirror / "base" / HIERARCHY).write_text("[]")
-    with pytest.raises(DataError, match="no hierarchy"):
+    with pytest.raises(DataError, match="not a class hierarchy"):
         source(mirror, "splits=train,hierarchy=expand").listing()
     (mirror / "base" / DESCRIPTIONS).write_text("1,2,3\n")
     with pytest.raises(DataError, match="display name"):

@@ -25,9 +25,9 @@ def test_a_source_means_the_same_from_every_folder(make_coco, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names nothing"),
-        ("  ", "names nothing"),
-        ("coco:", "names nothing"),
+        ("", "has no path"),
+        ("  ", "has no path"),
+        ("coco:", "has no path"),
         ("coco:/no/such/place", "/no/such/place does not exist"),
         ("/no/such/place", "/no/such/place does not exist"),
         ("sampel", "does not exist"),

@@ -132,7 +132,7 @@ def test_unusable_annotations_are_a_fault(make_voc, text, reason):
 
 def test_a_folder_that_is_not_voc(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(DataError, match="no XML files in it"):
+    with pytest.raises(DataError, match="contains no XML files"):
         sources.parse(f"voc:{tmp_path}").listing()
     (tmp_path / "Annotations").mkdir()
     (tmp_path / "Annotations" / "a.xml").write_text(xml(obj()))

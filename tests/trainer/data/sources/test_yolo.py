@@ -72,12 +72,12 @@ def test_missing_and_empty_label_files_are_images_without_objects(make_yolo):
     [
         ("0 0.5 0.5 0.25", "3 numbers after the class, not four"),
         ("0 0.5 0.5 0.25 0.5 0.93", "is the last a confidence"),
-        ("2 0.5 0.5 0.25 0.5", "is of class 2, which the description does not name"),
+        ("2 0.5 0.5 0.25 0.5", "is of class 2, which the description does not list"),
         ("0.5 0.5 0.5 0.25 0.5", "is of class 0.5"),
-        ("0 0,5 0,5 0,25 0,5", "'0,5', which is no number"),
-        ("0 nan 0.5 0.25 0.5", "'nan', which is no number"),
-        ("0 320 240 64 48", "320, which is outside of 0 to 1: divide pixels"),
-        ("0 1.5 0.5 0.25 0.5", "1.5, which is outside of 0 to 1"),
+        ("0 0,5 0,5 0,25 0,5", "'0,5', which is not a number"),
+        ("0 nan 0.5 0.25 0.5", "'nan', which is not a number"),
+        ("0 320 240 64 48", "320, which is outside 0 to 1: divide pixels"),
+        ("0 1.5 0.5 0.25 0.5", "1.5, which is outside 0 to 1"),
     ],
 )
 def test_wrong_lines_are_named_with_file_line_and_remedy(make_yolo, tmp_path, line, why):
@@ -90,7 +90,7 @@ def test_wrong_lines_are_named_with_file_line_and_remedy(make_yolo, tmp_path, li
     assert not (tmp_path / "data" / "images").exists()  # No image was fetched.
     planned = plan(f"yolo:{root}", str(tmp_path / "data"), DataConfig(max_bad_fraction=0.5))
     assert planned.problems[reasons.LABEL_LINE].count == 1
-    with pytest.raises(DataError):  # A plan that is there already is no way around it.
+    with pytest.raises(DataError):  # A plan that already exists is no way around it.
         plan(f"yolo:{root}", str(tmp_path / "data"), DataConfig())
 
 
@@ -166,16 +166,16 @@ def test_numbers_with_gaps_keep_their_classes(make_yolo):
 @pytest.mark.parametrize(
     ("yaml", "message"),
     [
-        ("train: images/train\n", "has no names"),
-        ("train: images/train\nnames: []\n", "names no classes"),
+        ("train: images/train\n", "has no list of names"),
+        ("train: images/train\nnames: []\n", "lists no classes"),
         ("train: images/train\nnames: [a, a]\n", "2 classes are 'a'"),
-        ("train: images/train\nnames: [[a], b]\n", "that is no text"),
-        ("train: images/train\nnames: {x: a}\n", "has no names that are a list"),
+        ("train: images/train\nnames: [[a], b]\n", "that is not a string"),
+        ("train: images/train\nnames: {x: a}\n", "has no list of names"),
         ("train: images/train\nnc: 3\nnames: [a, b]\n", "nc is 3, but names has 2"),
-        ("names: [a]\n", "names no train"),
-        ("train: {a: b}\nnames: [a]\n", "no path and no list of paths"),
+        ("names: [a]\n", "has no key train"),
+        ("train: {a: b}\nnames: [a]\n", "neither a path nor a list of paths"),
         ("train: images/nowhere\nnames: [a]\n", "no images for train: images/nowhere; looked at"),
-        ("- a\n", "no description of a YOLO set"),
+        ("- a\n", "not a YOLO data set description"),
         ("names: [a\n", "is not YAML"),
         ("a: &a [*a, *a]\nnames: *a\ntrain: x\n", "no text|is not YAML"),
     ],

@@ -56,7 +56,7 @@ class Deimv2Options(SetOptions):
     three with 100, 150 and 200 queries at 320, 416 and 640 pixels. s to x are on DINOv3: their weights are
     under Meta's DINOv3 License, which binds what you train from them (docs/weights.md)."""
     denoising: Count = 100
-    """Approximate number of pairs of denoising queries of an image in training; 0 trains without."""
+    """Approximate number of pairs of denoising queries per image in training; 0 disables them."""
     backbone_lr: Fraction = 0.5
     """Learning rate of the backbone, relative to train.lr."""
 

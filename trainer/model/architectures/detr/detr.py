@@ -131,7 +131,7 @@ class Detr(Architecture):
         return str(self.config.architecture)
 
     def take(self, whole: Any) -> None:
-        """Take the parts of the library's detector, and draw its first weights."""
+        """Take the parts of the library's detector, and initialize its weights."""
         # Without the outer model, which has the heads a second time under other names.
         self.model = whole.model
         _draw_first_weights(self.model, self.backbone)
@@ -493,7 +493,9 @@ def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: SetOption
 
 
 def integers(shapes: Sequence[tuple[int, int]]) -> Any:
-    """Python's integers, so that the layers' comparisons neither wait for the device nor are exported."""
+    """Return Python integers, so that the layers' comparisons neither wait for the device nor are
+    exported.
+    """
     return np.array(shapes, dtype=object)
 
 
@@ -529,7 +531,9 @@ def _draw_first_weights(model: PreTrainedModel, backbone: nn.Module) -> None:
 
 
 def draw(modules: Mapping[str, nn.Module], xavier: str) -> None:
-    """Draw layers by PyTorch's defaults, those whose names match `xavier` as in Glorot and Bengio 2010."""
+    """Initialize layers with PyTorch's defaults, and those whose names match `xavier` as in Glorot and Bengio
+    2010.
+    """
     for name, module in modules.items():
         if name.endswith(_AS_TRANSFORMERS):
             continue

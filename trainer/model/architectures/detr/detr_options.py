@@ -77,14 +77,14 @@ class SetOptions(ModelConfig):
     width: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Channels relative to the published size; below 1 no published weights fit."""
     queries: Positive = 300
-    """Queries of an image; it can have no more detections of a class."""
+    """Number of queries per image, and so the maximum number of detections of a class."""
 
     def arguments(self) -> Arguments:
         """Arguments of transformers' configuration for this size and width, without the number of classes."""
         raise NotImplementedError
 
     def misfit(self) -> str:
-        """Say whether published weights are of another size or width, by their name alone."""
+        """Return whether published weights have a different size or width, judging by their name."""
         named = self.weights.lower().replace("rf-detr", "rfdetr") if self.weights.startswith(_HUB) else ""
         words = [_NAMES.get(word, word.removesuffix("vd")) for word in re.split(r"[-_/:@]", named)]
         for architecture in set(words) & _PUBLISHED.keys():
@@ -106,7 +106,7 @@ class DetrOptions(SetOptions):
     """Options of D-FINE and RT-DETRv2."""
 
     denoising: Count = 100
-    """Approximate number of pairs of denoising queries of an image in training; 0 trains without."""
+    """Approximate number of pairs of denoising queries per image in training; 0 disables them."""
     frozen_norm: bool = False
     """Keep the backbone's BatchNorm of the pretrained weights, as the authors trained D-FINE-L and X and
     RT-DETRv2 on ResNet50 and 101."""

@@ -134,7 +134,7 @@ class GroupDetr(Detr):
         ]
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load a detector of the hub or the authors; of COCO's 91 outputs those of its classes."""
+        """Load a detector from the hub or its authors; of COCO's 91 outputs, keep those of its classes."""
         kept = chosen(len(state.get("class_embed.bias", ())), self.num_classes)
         total = len(state.get("class_embed.bias", ()))
         fitting = {

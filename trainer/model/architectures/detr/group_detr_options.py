@@ -49,13 +49,13 @@ _HEAD = 32  # channels of an attention head of the decoder; half of it when a qu
 
 @dataclass(config=STRICT, frozen=True)
 class GroupOptions(SetOptions):
-    """Options of both."""
+    """Options of RF-DETR and LW-DETR."""
 
     groups: Positive = 13
-    """Groups of queries in training, each matched for itself (Group DETR, arXiv:2207.13085); predictions use
+    """Groups of queries in training, each matched separately (Group DETR, arXiv:2207.13085); predictions use
     the first."""
     backbone_lr: Annotated[float, Field(ge=0)] = 1.5
-    """Learning rate of the vision transformer behind its last block, relative to train.lr."""
+    """Learning rate of the vision transformer after its last block, relative to train.lr."""
     layer_decay: Fraction = 0.8
     """Learning rate of each block of the vision transformer relative to the next one's."""
     component_decay: Fraction = 0.7

@@ -29,13 +29,13 @@ class FasterRcnnOptions(PyramidOptions):
     """Proposals of each level before their suppression, and of an image after it; twice as many in
     training."""
     trained_proposals: Positive = 512
-    """Proposals of an image that the second stage is trained on, a quarter of them objects."""
+    """Number of proposals per image that train the second stage; a quarter of them are objects."""
     head_depth: Positive = 4
     """Convolutions of the second stage."""
     head_width: Positive = 1024
     """Features of a proposal after the convolutions."""
     topk_candidates: Positive = 2000
-    """Pairs of proposal and class that reach the suppression."""
+    """Maximum number of pairs of proposal and class before suppression."""
 
 
 def faster_rcnn_r50() -> Config:

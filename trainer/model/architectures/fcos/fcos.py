@@ -26,7 +26,7 @@ _LARGEST, _LEAST = 1e8, 1e-5
 
 
 class Matches(NamedTuple):
-    """Targets of N places in each of B images."""
+    """Targets of N locations in each of B images."""
 
     labels: Tensor  # int64 [B, N]: a class, or BACKGROUND
     boxes: Tensor  # fp32 [B, N, 4]: the object's box, or the place's square if there is none
@@ -99,7 +99,7 @@ class Fcos(DenseDetector):
         return scores, torch.cat(distances, dim=1)
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """`outputs` gives scores already, since they depend on two heads."""
+        """Return the outputs: `outputs` already contains scores, because they depend on two heads."""
         return outputs
 
     def decode(self, offsets: Tensor, anchors: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class Fcos(DenseDetector):
 
 
 def assign(boxes: Tensor, labels: Tensor, levels: list[Tensor], radius: float) -> Matches:
-    """Assign to each place the smallest object whose centre is near and whose size suits the level.
+    """Assign to each location the smallest object whose center is near and whose size suits the level.
 
     The rules of `FCOS.compute_loss` in torchvision, for all images at once. `levels` has the squares [n, 4]
     around the places of each level; `radius` is the distance from the centre, in squares.

@@ -12,16 +12,16 @@ from trainer.model.pyramid_options import PyramidOptions
 
 @dataclass(config=STRICT, frozen=True)
 class FcosOptions(PyramidOptions):
-    """FCOS: every place of the pyramid finds the object around it, without anchors."""
+    """FCOS: every location of the pyramid finds the object around it, without anchors."""
 
     stride: ClassVar[int] = 32
     published: ClassVar[str] = "FCOS_"
 
     architecture: Literal["fcos"] = "fcos"
     head_depth: Positive = 4
-    """Convolutions in each head before its last."""
+    """Number of convolutions in each head before the last one."""
     center_radius: Annotated[float, Field(gt=0)] = 1.5
-    """Largest distance of a place from the centre of the object that it learns, in strides of its level."""
+    """Maximum distance of a location from the center of its object, in strides of its level."""
     score_threshold: Fraction = 0.2
     nms_threshold: Fraction = 0.6
 

@@ -131,7 +131,7 @@ class RetinaNet(DenseDetector):
 
     @property
     def anchors_at_a_place(self) -> int:
-        """Anchors at each place of each level."""
+        """Anchors at each location of each level."""
         return len(self.config.anchor_scales) * len(self.config.aspect_ratios)
 
 

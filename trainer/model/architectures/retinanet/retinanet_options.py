@@ -25,13 +25,13 @@ class RetinaNetOptions(PyramidOptions):
     """torchvision's retinanet_*_fpn (v1) or retinanet_*_fpn_v2: in v2 the heads have
     GroupNorm, P6 comes from C5 instead of P5, and boxes are trained on GIoU, not L1."""
     head_depth: Positive = 4
-    """Convolutions in each head before its last."""
+    """Number of convolutions in each head before the last one."""
     anchor_sizes: Annotated[Sizes, Field(min_length=5, max_length=5)] = field(
         default_factory=lambda: [32.0, 64.0, 128.0, 256.0, 512.0]
     )
     """Side of the smallest anchor on P3, P4, ...; five levels."""
     anchor_scales: Sizes = field(default_factory=lambda: [1.0, 2 ** (1 / 3), 2 ** (2 / 3)])
-    """Sizes at each place, relative to the level's smallest anchor."""
+    """Sizes at each location, relative to the level's smallest anchor."""
     aspect_ratios: Sizes = field(default_factory=lambda: [0.5, 1.0, 2.0])
     """Height over width of the anchors."""
     box_loss: Literal["default", "l1", "smooth_l1", "giou"] = "default"

@@ -110,6 +110,6 @@ def test_eight_bits_are_shipped_where_ap_holds_and_refused_where_not(learnt, exp
     with pytest.raises(ExportError, match=rf"\(onnx-int8\) differs .* on {images} images: COCO AP") as caught:
         export(trained["checkpoint"], shards, str(tmp_path / "model"), config)
     assert "export.max_ap_change_int8" in caught.value.message
-    for words in ("leave onnx-int8 out of export.formats", "nothing was published"):
+    for words in ("remove onnx-int8 from export.formats", "nothing was published"):
         assert words in caught.value.fix
     assert not list(tmp_path.rglob("*.onnx"))

@@ -183,7 +183,7 @@ def test_classes_of_coco_have_the_places_that_torchvision_gives_them():
 
 def test_weights_of_another_detector_are_refused():
     fcos = build(FcosOptions(backbone="resnet18", fpn_channels=32), CLASSES).state_dict()
-    with pytest.raises(CheckpointError, match="of another detector than Faster R-CNN"):
+    with pytest.raises(CheckpointError, match="for a detector other than Faster R-CNN"):
         build(NARROW, CLASSES).load_upstream(fcos, "x.pt")
 
 

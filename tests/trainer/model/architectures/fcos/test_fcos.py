@@ -95,9 +95,9 @@ def test_weights_come_from_torchvision_and_go_back(pair):
 
 def test_weights_of_another_detector_are_refused():
     retinanet = build(recipes.load("debug").model, CLASSES).state_dict()
-    with pytest.raises(CheckpointError, match="of another detector than FCOS"):
+    with pytest.raises(CheckpointError, match="for a detector other than FCOS"):
         build(NARROW, CLASSES).load_upstream(retinanet, "x.pt")
-    with pytest.raises(CheckpointError, match="of another detector than RetinaNet"):
+    with pytest.raises(CheckpointError, match="for a detector other than RetinaNet"):
         build(recipes.load("debug").model, CLASSES).load_upstream(build(NARROW, CLASSES).state_dict(), "x.pt")
 
 
