@@ -265,14 +265,11 @@ def cleaned_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iter
             width, height, unit = _ASSUMED_SIDE, _ASSUMED_SIDE, _ASSUMED_SIDE
         elif 0 in (width, height):
             width = height = 2**31
-        boxes: list[Annotation] = [
-            {
-                "category_id": box["category"],
-                "bbox": [unit * value for value in bbox_of(box)],
-                "area": 0.0,
-                "iscrowd": box["iscrowd"],
-            }
-            for box in row["boxes"]
-        ]
+        boxes: list[Annotation] = []
+        for box in row["boxes"]:
+            sides = [unit * value for value in bbox_of(box)]
+            boxes.append(
+                {"category_id": box["category"], "bbox": sides, "area": 0.0, "iscrowd": box["iscrowd"]}
+            )
         kept = clean(boxes, width, height, labels, problems, row["file_name"])
         yield {"width": width, "height": height, "annotations": kept}
