@@ -66,7 +66,7 @@ class Queues:
         except ApiError as error:
             fix = f" ({error.fix})" if error.status == 403 else ""
             for job in waiting:
-                message = f"in queue {job.queue}, position unknown:  {error.message}{fix}"
+                message = f"in queue {job.queue}, position unknown: {error.message}{fix}"
                 updated[job.uid] = replace(job, reason=UNKNOWN, message=message)
         else:
             positions: dict[str, int] = {}
