@@ -147,7 +147,7 @@ def test_an_assistant_never_fails_its_step_and_leaves_a_record_of_its_use(tmp_pa
     arguments = ("assist", "components.sharing:assist", str(tmp_path))
     assert steps.run(*arguments, "debug", {"data.threads": "many"}, needed=False) is None
     output = capfd.readouterr().err
-    assert "data.threads" in output and "goes on without this pod" in output
+    assert "data.threads" in output and "continues without this pod" in output
     prepare(str(tmp_path), 2)
     steps.run(*arguments, *ASKED, needed=False)
     assert [record.step for record in usage.of_run(str(tmp_path), RUN)] == ["assist", "assist"]
