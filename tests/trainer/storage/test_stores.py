@@ -280,7 +280,7 @@ def test_a_private_authority_is_trusted_when_it_is_named(
     hurried(total=60, first=60)
     error = at(monkeypatch, f"https://127.0.0.1:{tls_server}")
     assert "self-signed certificate" in error.message and "AWS_CA_BUNDLE" in error.fix
-    with pytest.raises(StorageError, match="no trusted connection"):
+    with pytest.raises(StorageError, match="the connection is not trusted"):
         storage.read_bytes(f"https://127.0.0.1:{tls_server}/x")
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     address = f"https://127.0.0.1:{tls_server}/x"

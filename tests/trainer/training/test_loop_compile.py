@@ -167,7 +167,7 @@ def test_each_size_of_the_square_has_a_graph_for_each_share_and_no_more(caplog):
     finally:
         torch._dynamo.config.recompile_limit = limit
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 4
-    assert "going on uncompiled" not in caplog.text
+    assert "continuing without compilation" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -213,4 +213,4 @@ def test_a_network_that_cannot_be_compiled_goes_on_as_it_is(monkeypatch, caplog)
     compile_detector(detector, "model", SINGLE)
     for _ in range(2):
         assert detector(images, boxes, labels) == plain
-    assert caplog.text.count("going on uncompiled, the compiler failed: backend=") == 1
+    assert caplog.text.count("continuing without compilation, because the compiler failed: backend=") == 1
