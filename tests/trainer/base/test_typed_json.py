@@ -42,7 +42,7 @@ def test_what_is_written_is_read_back_equal():
         ({"more": [3]}, r"more\[0\] is 3, not an object"),
         ({"note": 1}, "note is 1"),
         ({"extra": []}, "extra is "),
-        ({"mroe": []}, "mroe is not known"),
+        ({"mroe": []}, "mroe is unknown"),
     ],
 )
 def test_errors_name_file_field_and_remedy(change, fault):

@@ -79,7 +79,7 @@ def test_models_are_resolved_by_uri_name_and_version(tmp_path, root):
 
 @pytest.mark.parametrize("name", ["", "../x", "current", "x" * 101])
 def test_names_that_cannot_be_folders(tmp_path, root, name):
-    with pytest.raises(ConfigError, match="cannot be a name"):
+    with pytest.raises(ConfigError, match="not a valid name"):
         published_models.publish(_bundle(tmp_path, "v1"), root, name)
 
 
