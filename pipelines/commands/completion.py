@@ -17,8 +17,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "completion",
         description="Print a script for shell completion. For this session: "
-        'eval "$(kubedet completion bash)". For all sessions: put the script into the shell\'s folder (see '
-        "the README), again after each update.",
+        'eval "$(kubedet completion bash)". For all sessions: save the script in the shell\'s folder for '
+        "completions, and repeat this after each update.",
     )
     parser.add_argument("shell", choices=SHELLS, help="which shell")
     parser.set_defaults(command=_completion)
