@@ -33,7 +33,6 @@ from triton.backends.compiler import GPUTarget
 from trainer.launching.distributed import World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet import retinanet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.training.step import compile_detector
 
@@ -177,7 +176,6 @@ def pretended(compiler: Compiler) -> Iterator[None]:
         (fused_functions, "missing_tool", _always(None)),
         # A compiler's failure is to be seen, not to be lived with.
         (fused_functions, "guarded", lambda compiled, function: compiled),
-        (retinanet, "guarded", lambda compiled, function: compiled),
     ]  # fmt: skip
     settings = {
         "compile_threads": 1, "fx_graph_cache": False, "use_static_triton_launcher": False,
