@@ -41,7 +41,7 @@ METRICS = ("coco/AP", "coco/AP50")
 class StockDetector(RetinaNet):
     """The same network with torchvision's losses."""
 
-    def __init__(self, config: RetinaNetOptions, num_classes: int, fill: int = 0) -> None:
+    def __init__(self, config: RetinaNetOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
         # In a tuple: the weights shall not be registered a second time.
         self._stock = (
@@ -68,8 +68,8 @@ class StockDetector(RetinaNet):
 
 def run(config: Config, shards: str, output: str, device: torch.device, *, stock: bool) -> dict[str, float]:
     """Train once; the scores of its best checkpoint on the test split."""
-    build = StockDetector if stock else RetinaNet
-    with mock.patch("trainer.training.state.build", build):
+    kind = StockDetector if stock else RetinaNet
+    with mock.patch("trainer.training.state.build", lambda config, classes, _fill: kind(config, classes)):
         result = train(config, shards, output)
     detector, _ = checkpoint.load_model(result["checkpoint"], device)
     test = ShardDataset(shards, "test")
