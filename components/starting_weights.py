@@ -29,7 +29,7 @@ def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
             obtain(uri, data_root)
         except StorageError:
             print(
-                f"no weights to be had: {recipe} trains from scratch; to use them `kubedet weights fetch "
+                f"no weights found: {recipe} trains from scratch; to use them `kubedet weights fetch "
                 f"{recipe}` where there is internet, or --set {WEIGHTS}=PATH", flush=True,
             )  # fmt: skip
             return

@@ -68,7 +68,7 @@ def test_whoever_chooses_a_network_chooses_its_weights(overrides, offered, tmp_p
 def test_where_there_are_none_a_line_says_so_and_it_trains_from_scratch(weights_server, tmp_path, capsys):
     secure("small", {}, str(tmp_path))
     assert capsys.readouterr().out == (
-        "no weights to be had: small trains from scratch; to use them `kubedet weights fetch small` "
+        "no weights found: small trains from scratch; to use them `kubedet weights fetch small` "
         "where there is internet, or --set model.weights=PATH\n"
     )
     assert chosen("small", {}, str(tmp_path)) == {}
