@@ -55,7 +55,7 @@ def test_files_of_raw_images(prepared, harm, chance, injected, tmp_path):
 
 @pytest.mark.parametrize("harm", each(*HARMS, stages=("shard",)))
 def test_files_of_shards(prepared, harm, chance, injected):
-    """What is read of each file is what was written, or an error names it; then it is mended."""
+    """Each file is read as it was written, or an error names it; then it is repaired."""
     folder = prepared.folders[1]
     before, expected, count = contents(folder), believed(prepared), 0
     for path in [path for path in sorted(folder.rglob("*")) if path.is_file()] * (4 if harm == "flip" else 1):

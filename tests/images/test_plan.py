@@ -147,7 +147,7 @@ def test_locks_contain_every_dependency(image, lock):
             texts = [text for extra in requirement.extras for text in groups[extra]]
             pending += [Requirement(text) for text in texts]
             continue
-        assert name in lock, f"{name} is needed: write the locks anew (CONTRIBUTING.md)"
+        assert name in lock, f"{name} is needed: write the locks again (CONTRIBUTING.md)"
         try:
             version(name)
         except PackageNotFoundError:

@@ -371,13 +371,13 @@ def _pasted(graph, task):
             if placeholder == value:
                 continue
             if not (input_ := _INPUT.fullmatch(placeholder)):
-                yield f"{name}: nobody replaces {placeholder} within a value"
+                yield f"{name}: nothing replaces {placeholder} within a value"
             elif input_[1] not in inputs:
                 yield f"{name}: the step has no input {input_[1]}"
             else:
                 kind = declared[inputs[input_[1]]["componentInputParameter"]]["parameterType"]
                 if KINDS[kind] in ("struct", "list"):
-                    yield f"{name}: {input_[1]} is a {KINDS[kind]}, which cannot stand within a value"
+                    yield f"{name}: {input_[1]} is a {KINDS[kind]}, which cannot be part of a value"
 
 
 def _declared(component):
@@ -409,7 +409,7 @@ def _inputs(spec, graph, task, component):
 
 
 def _kind(spec, graph, source):
-    """Kind of the value that comes from a source; None where there is none."""
+    """Kind of the value that comes from a source; None if there is none."""
     if "componentInputParameter" in source:
         definition = _declared(graph).get(source["componentInputParameter"])
         return definition and KINDS[definition["parameterType"]]

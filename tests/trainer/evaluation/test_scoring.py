@@ -267,7 +267,7 @@ def test_shards_keep_what_people_looked_for(tmp_path, tiny):
     assert [category["frequency"] for category in truth["categories"]] == ["f", "r", "c", "c"]
     assert {tuple(image["neg_category_ids"]) for image in truth["images"]} == {(2,)}
     assert {tuple(image["not_exhaustive_category_ids"]) for image in truth["images"]} == {(1,)}
-    # Dogs are all boxed and pigs are absent; there may be more cats, and nobody looked for cows.
+    # Dogs are all boxed and pigs are absent; there may be more cats, and cows were not looked for.
     assert dataset.names.negatives(dataset.read(0)[1]) == [0, 2]
     perfect = Predictions.from_coco([{**item, "score": 0.9} for item in truth["annotations"]])
     scores = scoring.lvis(Truth.from_coco(truth), perfect)

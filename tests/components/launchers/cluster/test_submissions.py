@@ -299,7 +299,7 @@ def test_jobs_of_both_kinds_are_in_one_list_and_found_by_name(knows, job, fake_c
         ("new", "TrainJob"),
     }
     assert backend.status("new").kind == "TrainJob" and len(backend.status("new").pods) == 1
-    backend.submit(job(name="new"))  # It is taken up, and not made anew as a PyTorchJob.
+    backend.submit(job(name="new"))  # It is adopted, not created again as a PyTorchJob.
     assert not fake_cluster.requests("DELETE")
     for name in ("new", "old"):
         backend.stop(name)
@@ -375,7 +375,7 @@ def test_the_runtime_of_a_deleted_job_is_taken_over_before_the_cluster_collects_
     trainjobs.submit(job(backoff=3))
     while not trainjobs.status("train").phase.final:
         time.sleep(0.01)
-    trainjobs.submit(job(backoff=3))  # It failed: it is deleted, and made anew.
+    trainjobs.submit(job(backoff=3))  # It failed: it is deleted and created again.
     time.sleep(0.6)
     assert owners(fake_cluster) == [("TrainJob", fake_cluster.job("train")["metadata"]["uid"])]
 

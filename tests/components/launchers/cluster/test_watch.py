@@ -202,7 +202,7 @@ def test_the_launcher_kubernetes_is_this(fake_cluster, job, capsys, master):
 
 @pytest.fixture
 def once_it_runs(run):
-    """Do something as soon as the run has told that the job runs."""
+    """Do something as soon as the run has reported that the job runs."""
 
     def begin(act):
         def wait():
