@@ -5,7 +5,7 @@ import socket
 
 import pytest
 import torch
-from torchvision.models import ResNet18_Weights, resnet18
+from torchvision.models import resnet18
 from weights_server import weights_server
 
 from components import training
@@ -35,10 +35,7 @@ def published():
 @pytest.fixture
 def offered(weights_server, published, monkeypatch):
     """Their name at the server, which torchvision names."""
-    name = weights_server.add_torchvision_file("resnet18", published)
-    weights = ResNet18_Weights.IMAGENET1K_V1.value
-    monkeypatch.setattr(weights, "url", f"https://download.pytorch.org/models/{name}")
-    return name
+    return weights_server.add_resnet18(published, monkeypatch)
 
 
 def test_small_takes_the_weights_that_are_to_be_had(offered, tmp_path, capsys):

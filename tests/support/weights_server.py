@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from web_server import WebServer
 
+from trainer.weights.weights_mirror import TORCHVISION_FILES
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -60,9 +62,11 @@ class WeightsServer:
         self._server = WebServer(Handler)
         self.url = self._server.url
 
-    def add_torchvision_file(self, stem: str, content: bytes) -> str:
-        name = f"{stem}-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+    def add_resnet18(self, content: bytes, monkeypatch: pytest.MonkeyPatch) -> str:
+        """Serve torchvision's file of the default weights of `small`, under a name with its own hash."""
+        name = f"resnet18-{hashlib.sha256(content).hexdigest()[:8]}.pth"
         self.files[f"models/{name}"] = content
+        monkeypatch.setitem(TORCHVISION_FILES, "ResNet18_Weights.IMAGENET1K_V1", (name, 0.0))
         return name
 
     def add_model(self, name: str, files: dict[str, bytes], revision: str = "main") -> None:

@@ -52,6 +52,14 @@ HUB_TOKEN = "HF_TOKEN"  # noqa: S105
 TORCHVISION_URL = "KUBEDET_TORCHVISION_URL"
 """Environment variable: your mirror of torchvision's folder of files."""
 SUFFIXES = (".safetensors", ".pth", ".pt")  # suffixes of files of tensors, the preferred one first
+TORCHVISION_FILES = {
+    "ResNet18_Weights.IMAGENET1K_V1": ("resnet18-f37072fd.pth", 44.661),
+    "ResNet50_Weights.IMAGENET1K_V1": ("resnet50-0676ba61.pth", 97.781),
+    "ResNet50_Weights.IMAGENET1K_V2": ("resnet50-11ad3fa6.pth", 97.79),
+    "ResNeXt50_32X4D_Weights.IMAGENET1K_V1": ("resnext50_32x4d-7cdf4587.pth", 95.789),
+    "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1": ("retinanet_resnet50_fpn_v2_coco-5905b1c5.pth", 146.037),
+}
+"""Names and MiB of the files that the recipes use: importing torchvision, which knows all, takes seconds."""
 ANSWER_SECONDS = 5.0  # timeout of a publisher's first answer
 _TORCHVISION_HOME = "https://download.pytorch.org/models"
 _MODEL = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
@@ -199,23 +207,25 @@ def hub_address() -> str:
 
 def torchvision_file(uri: str) -> PublishedFile:
     """Return the file of `torchvision:NAME`, without any request."""
-    from torchvision.models import get_weight
-
     name = uri.removeprefix(TORCHVISION)
-    try:
-        weights = get_weight(name)
-    except (ValueError, KeyError) as error:
-        raise ConfigError(
-            f"model.weights: torchvision has no weights {name!r}: {error}",
-            fix="use a name such as torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
-        ) from None
+    if name in TORCHVISION_FILES:
+        path, size = TORCHVISION_FILES[name]
+    else:
+        from torchvision.models import get_weight
+
+        try:
+            weights = get_weight(name)
+        except (ValueError, KeyError) as error:
+            raise ConfigError(
+                f"model.weights: torchvision has no weights {name!r}: {error}",
+                fix="use a name such as torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
+            ) from None
+        path, size = weights.url.removeprefix(f"{_TORCHVISION_HOME}/"), weights.meta.get("_file_size", 0)
     # The name ends with the first digits of the SHA-256.
-    file_name = weights.url.rpartition("/")[2]
-    prefix = re.search(r"-([0-9a-f]{8,})\.\w+$", file_name)
+    prefix = re.search(r"-([0-9a-f]{8,})\.\w+$", path)
     home = (os.environ.get(TORCHVISION_URL) or _TORCHVISION_HOME).rstrip("/")
-    url = weights.url.replace(_TORCHVISION_HOME, home)
-    size = round(weights.meta.get("_file_size", 0) * 2**20)
-    return PublishedFile(file_name, url, prefix.group(1) if prefix else "", size)
+    file_name = path.rpartition("/")[2]
+    return PublishedFile(file_name, f"{home}/{path}", prefix.group(1) if prefix else "", round(size * 2**20))
 
 
 def _model(uri: str) -> tuple[str, str]:
@@ -335,9 +345,10 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
         with temporary_folder() as temporary:
             cached = None
             if is_torchvision:
-                import torch.hub
-
-                cached = Path(torch.hub.get_dir()) / "checkpoints" / file.name
+                # As torch.hub.get_dir, without importing PyTorch, which takes seconds.
+                caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+                home = Path(os.environ.get("TORCH_HOME", f"{caches}/torch")).expanduser()
+                cached = home / "hub" / "checkpoints" / file.name
                 if not file.sha256 or not cached.is_file() or _fault(cached, file):
                     cached = None
             if cached is None:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from torchvision.models import ResNet18_Weights
 from weights_server import weights_server
 
 from components.launchers.spec import JobSpec
@@ -33,10 +32,7 @@ def recipe(weights_server, monkeypatch):
     """A recipe that starts from small weights which the server has."""
     buffer = io.BytesIO()
     torch.save({"conv1.weight": torch.zeros(2)}, buffer)
-    name = weights_server.add_torchvision_file("resnet18", buffer.getvalue())
-    monkeypatch.setattr(
-        ResNet18_Weights.IMAGENET1K_V1.value, "url", f"https://download.pytorch.org/models/{name}"
-    )
+    weights_server.add_resnet18(buffer.getvalue(), monkeypatch)
     load = recipes.load
     monkeypatch.setitem(recipes.RECIPES, "mine", lambda: load("debug", {"model.weights": RESNET18}))
     return "mine"

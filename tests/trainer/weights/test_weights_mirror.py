@@ -7,7 +7,7 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from torchvision.models import ResNet18_Weights, ResNet50_Weights
+from torchvision.models import get_weight
 from weights_server import COMMIT, WeightsServer, weights_server
 
 from trainer.base.errors import ConfigError, StorageError
@@ -25,21 +25,22 @@ from trainer.weights.weights_mirror import (
 __all__ = ["weights_server"]
 
 
-def test_a_name_of_torchvision_is_the_file_of_its_enumeration(monkeypatch):
-    monkeypatch.delenv("KUBEDET_TORCHVISION_URL", raising=False)
-    uri, weights = "torchvision:ResNet50_Weights.IMAGENET1K_V2", ResNet50_Weights.IMAGENET1K_V2
-    described = torchvision_file(uri)
-    assert described.url == weights.url
-    assert described.name == weights.url.rpartition("/")[2] and described.sha256 == "11ad3fa6"
-    assert described.size / 2**20 == pytest.approx(weights.meta["_file_size"], abs=0.01)
-    monkeypatch.setenv("KUBEDET_TORCHVISION_URL", "https://mirror.example/tv/")
-    assert torchvision_file(uri).url == f"https://mirror.example/tv/{described.name}"
+URIS = {recipe().model.weights for recipe in recipes.RECIPES.values()} - {""}
+URIS |= {values["model.weights"] for values in recipes.WITH_WEIGHTS.values()}
 
 
-def test_every_recipe_names_weights_that_exist():
-    uris = {recipe().model.weights for recipe in recipes.RECIPES.values()} - {""}
-    assert uris and all(map(is_published, uris))
-    assert all(torchvision_file(uri).sha256 for uri in uris if uri.startswith("torchvision:"))
+@pytest.mark.parametrize("uri", [*sorted(URIS), "torchvision:ResNet34_Weights.DEFAULT"])
+def test_a_name_of_torchvision_is_the_file_of_its_enumeration(uri, monkeypatch):
+    assert is_published(uri)
+    if uri.startswith("torchvision:"):
+        monkeypatch.delenv("KUBEDET_TORCHVISION_URL", raising=False)
+        weights, described = get_weight(uri.removeprefix("torchvision:")), torchvision_file(uri)
+        assert described.url == weights.url
+        assert described.name == weights.url.rpartition("/")[2] and described.sha256 in described.name
+        assert len(described.sha256) == 8
+        assert described.size / 2**20 == pytest.approx(weights.meta["_file_size"], abs=0.01)
+        monkeypatch.setenv("KUBEDET_TORCHVISION_URL", "https://mirror.example/tv/")
+        assert torchvision_file(uri).url == f"https://mirror.example/tv/{described.name}"
 
 
 def test_a_model_of_the_hub_is_pinned_to_a_commit_and_described_with_its_hash(weights_server):
@@ -82,14 +83,9 @@ RESNET18 = "torchvision:ResNet18_Weights.IMAGENET1K_V1"
 
 @pytest.fixture
 def resnet18(weights_server, monkeypatch):
-    """Weights of torchvision's form at the server, under a name with their own hash."""
     buffer = io.BytesIO()
     torch.save(TENSORS, buffer)
-    name = weights_server.add_torchvision_file("resnet18", buffer.getvalue())
-    monkeypatch.setattr(
-        ResNet18_Weights.IMAGENET1K_V1.value, "url", f"https://download.pytorch.org/models/{name}"
-    )
-    return name
+    return weights_server.add_resnet18(buffer.getvalue(), monkeypatch)
 
 
 def test_a_file_that_was_put_into_the_mirror_by_hand_is_taken(weights_server, resnet18, tmp_path):
