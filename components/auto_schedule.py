@@ -1,17 +1,23 @@
 """Chooses epochs, image size, batch and validations by the number of images and the measured speed."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
 from trainer import storage
 from trainer.base.errors import DamagedError, FormError
 from trainer.base.log import clock
-from trainer.config.parsing import with_overrides
+from trainer.base.worker_pool import threads_of_process
+from trainer.config.parsing import to_json, with_overrides
 from trainer.config.schema import MINUTES, QUICK_MINUTES, Config
-from trainer.training.time_limit import SplitSizes
+from trainer.training.time_limit import SplitSizes, seconds_since_start
 
 FILE = "plan.json"  # In the run's folder: the settings and the values chosen for them.
 _REFERENCE_IMAGES = 300  # Images that a recipe's epochs are for; fewer get up to three times as many.
@@ -19,6 +25,7 @@ _STEPS = 10  # Steps that an epoch should have, if a smaller batch makes that po
 _SIDE_FACTORS = (1.0, 0.8, 0.6)  # Image sizes that are tried, relative to the recipe's.
 _MIN_SIDE = 128  # No image size is reduced below it.
 _MIN_EPOCHS_SHARE = 0.6  # A larger image is preferred if there is time for this share of the epochs.
+_MAX_SHARE_BEFORE = 0.25  # Share of the limit that the steps before the training use at most.
 _OVERHEAD = 1.2  # Duration of a training relative to its passes: loading, the optimizer, writing.
 Speed = Callable[[Config], float]  # Measures images per second of a configuration; 0 if it cannot.
 
@@ -33,6 +40,7 @@ def planned(
 
     def measured() -> dict[str, Any]:
         start, minutes = time.monotonic(), config.train.minutes
+        before = min(seconds_since_start(), _MAX_SHARE_BEFORE * 60 * minutes)
         plan, rate = choose(config, fixed, images, processes, speed)
         train, seconds = plan.train, _seconds(plan, images, rate) if rate else math.inf
         shown = f"{train.epochs} epochs at {plan.loader.image_size} pixels, batches of {train.batch_size}"
@@ -43,7 +51,7 @@ def planned(
         else:
             print(f"as many as fit into {minutes:g} minutes{quick}", flush=True)
         values = {key: attrgetter(key)(plan) for key in _KEYS if key not in fixed}
-        left = round(minutes - (time.monotonic() - start) / 60, 2)  # Measuring counts.
+        left = round(minutes - (before + time.monotonic() - start) / 60, 2)
         return {"chosen": values, "images_per_second": rate, "minutes": left}
 
     plan = kept(folder, "training", settings, measured)
@@ -124,3 +132,37 @@ def _seconds(config: Config, images: SplitSizes, rate: float) -> float:
 
 def _changed(config: Config, fixed: Collection[str], values: Mapping[str, Any]) -> Config:
     return with_overrides(config, {key: value for key, value in values.items() if key not in fixed})
+
+
+def measure(config: Config, classes: int, processes: int, timeout: float) -> float:
+    """Return images per second of processes that train on this machine at the same time.
+
+    It is 0 on failure, and after `timeout` seconds without a result.
+    """
+    request = json.dumps({"config": to_json(config), "classes": classes})
+    threads = {"OMP_NUM_THREADS": str(threads_of_process(processes))}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer.training.throughput_probe"],
+            env={**threads, **os.environ, "LOCAL_RANK": str(rank)}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )
+        for rank in range(processes)
+    ]  # fmt: skip
+    try:
+        for process in started:  # All of them first, so that they run at the same time.
+            with suppress(BrokenPipeError):
+                assert process.stdin is not None
+                process.stdin.write(request)
+                process.stdin.close()
+                process.stdin = None
+        end = time.monotonic() + timeout
+        outputs = [process.communicate(timeout=end - time.monotonic())[0] for process in started]
+        rates = [float(output.split()[-1]) for output in outputs]
+    except (subprocess.SubprocessError, ValueError, IndexError):
+        return 0.0
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return sum(rates) if all(rates) else 0.0

@@ -140,11 +140,10 @@ def prepare(
     if in_pods:
         config = parsing.with_overrides(config, {MINUTES: 0.0})
     if config.train.minutes and not (warm_start and begun):
-        from trainer.training.throughput_probe import measure  # PyTorch, which takes seconds to start.
-
         speed = partial(
-            measure, classes=len(index.categories), processes=job.processes, timeout=15 * config.train.minutes
-        )
+            auto_schedule.measure, classes=len(index.categories), processes=job.processes,
+            timeout=7.5 * config.train.minutes,
+        )  # fmt: skip
         images = SplitSizes.of(index.samples)
         config = auto_schedule.planned(config, overrides, images, job.processes, output, speed)
     # Checked here as well as in the loader: hundreds of processes need minutes to come that far.

@@ -1,18 +1,18 @@
 """What is chosen of a run that says how long it may take, and that it stays so."""
 
 import json
+import time
 
 import pytest
 from small_index import index
 
-from components.auto_schedule import choose, planned
+from components.auto_schedule import choose, measure, planned
 from components.jobs import Request
 from components.training import prepare
 from trainer.base.errors import DamagedError
 from trainer.config import parsing
 from trainer.model import recipes
-from trainer.training.throughput_probe import measure
-from trainer.training.time_limit import SplitSizes
+from trainer.training.time_limit import STARTED, SplitSizes
 
 SMALL = recipes.load("small")
 PHOTOGRAPHS = SplitSizes(300, 60, 30)
@@ -85,7 +85,15 @@ def test_a_run_that_goes_on_keeps_its_plan_on_a_machine_of_another_speed(tmp_pat
     assert other.loader.image_size == 192
     assert "--quick" not in capsys.readouterr().out
     fast = planned(quick, {"train.minutes"}, SplitSizes(300), 2, str(tmp_path / "fast"), machine(500.0))
-    assert fast.loader.image_size == 320 and "about 1:12 at 500.0 images/s" in capsys.readouterr().out
+    assert fast.loader.image_size == 320 and "about 1:02 at 500.0 images/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("before", "minutes"), [(30, 3.5), (1000, 3.0)])
+def test_the_steps_before_the_training_count_for_at_most_a_quarter(before, minutes, tmp_path, monkeypatch):
+    monkeypatch.setenv(STARTED, str(time.time() - before))
+    quick = recipes.load("small", {"train.minutes": 4})
+    plan = planned(quick, {}, PHOTOGRAPHS, 2, str(tmp_path), machine(500.0))
+    assert plan.train.minutes == pytest.approx(minutes, abs=0.02)
 
 
 def test_a_run_that_was_begun_without_a_plan_has_none(tmp_path):
@@ -123,7 +131,7 @@ def indexed(tmp_path):
 
 def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
     monkeypatch.setattr(
-        "trainer.training.throughput_probe.measure",
+        "components.auto_schedule.measure",
         lambda config, classes, processes, timeout: 2.25 * processes,
     )
     prepare(str(indexed), str(indexed), "small", {}, Request(own={"nproc": 2}))

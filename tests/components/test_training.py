@@ -1,6 +1,9 @@
 """What the train step asks a launcher to run, and what it finds afterwards."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from bundles import make_bundle
@@ -19,7 +22,7 @@ RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 @pytest.fixture(autouse=True)
 def _speed(monkeypatch):
     """A machine of known speed; measuring takes seconds."""
-    monkeypatch.setattr("trainer.training.throughput_probe.measure", lambda *given, **options: 500.0)
+    monkeypatch.setattr("components.auto_schedule.measure", lambda *given, **options: 500.0)
 
 
 @pytest.fixture
@@ -38,6 +41,21 @@ def test_prepare_writes_the_one_configuration(indexed, tmp_path):
     assert config.train.epochs == 3
     assert config.export.name == "my-cards"  # After the data, as nobody names it.
     assert job.nproc == 2 and str(tmp_path / "config.json") in job.command
+
+
+def test_a_run_from_random_weights_is_prepared_without_torch(indexed, tmp_path):
+    """Importing it takes seconds."""
+    code = """
+import sys
+sys.modules |= dict.fromkeys(["torch", "torchvision"])
+from components import auto_schedule, jobs, starting_weights, training
+auto_schedule.measure = lambda *given, **options: 9.0
+starting_weights.secure("small", {}, sys.argv[1])
+training.prepare(sys.argv[1], sys.argv[1], "small", {}, jobs.Request(own={"nproc": 1}))
+"""
+    away = os.environ | {"KUBEDET_TORCHVISION_URL": "http://127.0.0.1:1"}
+    done = subprocess.run([sys.executable, "-c", code, indexed], env=away, capture_output=True, text=True)
+    assert done.returncode == 0 and "no weights found" in done.stdout, done.stderr
 
 
 def test_a_configuration_that_was_changed_is_refused_and_written_anew(indexed, tmp_path):

@@ -102,7 +102,7 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     )
     (tmp_path / "private.pem").write_bytes(key)
     monkeypatch.setenv("KUBEDET_SIGNING_KEY", str(tmp_path / "private.pem"))
-    options = [*SOURCE, *settings(tmp_path, TINY)]
+    options = [*SOURCE, *settings(tmp_path, TINY | {"train.minutes": 9})]
     (tmp_path / "prices.yaml").write_text("currency: EUR\nnode_hour: 1000\n")
     code, out, err = kubedet("run", "--name", "first", *options, "--prices", tmp_path / "prices.yaml")
     assert code == 0, out + err
@@ -111,6 +111,7 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     assert summary["status"] == "succeeded" and summary["gate"]["passed"]
     assert [step["status"] for step in summary["steps"]] == ["done"] * 4
     assert all(step["seconds"] > 0 for step in summary["steps"])
+    assert 0 < summary["steps"][0]["seconds"] < 60 * (9 - summary["plan"]["training"]["minutes"]) < 135
     assert summary["training"]["images_per_second"] > 0 and summary["training"]["processes"] == 2
     assert len(summary["metrics"]) == 13 and {"torch", "kfp", "python"} <= summary["versions"].keys()
     for path in summary["paths"].values():

@@ -7,6 +7,7 @@ the same losses.
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -288,7 +289,7 @@ class _Run:
             rows = [] if self.ended_early else read_rows(self.output)
             longer = f"train.epochs={2 * self.config.train.epochs}"
             if self.steps < self.limit.pace.nominal:
-                longer = f"train.minutes={2 * self.config.train.minutes:g}"
+                longer = f"train.minutes={math.ceil(2 * self.config.train.minutes)}"
             result["advice"] = train_longer(rows, longer)
             if result["advice"]:
                 _LOG.warning(result["advice"])

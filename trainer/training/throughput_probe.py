@@ -8,14 +8,11 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
 import sys
 import time
-from contextlib import suppress
 
 import torch
 
-from trainer.base.worker_pool import threads_of_process
 from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.launching.distributed import World
@@ -52,40 +49,6 @@ def images_per_second(config: Config, classes: int, device: torch.device) -> flo
             torch.cuda.synchronize(device)
         passes, elapsed = passes + 1, time.perf_counter() - start
     return passes * images / elapsed
-
-
-def measure(config: Config, classes: int, processes: int, timeout: float) -> float:
-    """Return images per second of processes that train on this machine at the same time.
-
-    It is 0 on failure, and after `timeout` seconds without a result.
-    """
-    request = json.dumps({"config": parsing.to_json(config), "classes": classes})
-    threads = {"OMP_NUM_THREADS": str(threads_of_process(processes))}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "trainer.training.throughput_probe"],
-            env={**threads, **os.environ, "LOCAL_RANK": str(rank)}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )
-        for rank in range(processes)
-    ]  # fmt: skip
-    try:
-        for process in started:  # All of them first, so that they run at the same time.
-            with suppress(BrokenPipeError):
-                assert process.stdin is not None
-                process.stdin.write(request)
-                process.stdin.close()
-                process.stdin = None
-        end = time.monotonic() + timeout
-        outputs = [process.communicate(timeout=end - time.monotonic())[0] for process in started]
-        rates = [float(output.split()[-1]) for output in outputs]
-    except (subprocess.SubprocessError, ValueError, IndexError):
-        return 0.0
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return sum(rates) if all(rates) else 0.0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ position in the recipe's schedule, whose end is reached with the last step.
 
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 clock = time.monotonic  # seconds
 
-_REST_SECONDS = 40.0  # After the training: start of two processes, the files of the exported model.
+STARTED = "KUBEDET_STARTED"
+"""Environment variable: the start of the command or job that a process works for, in seconds (Unix time)."""
+
+_REST_SECONDS = 30.0  # Least time after the training: start of two processes, files of the exported model.
+_REST_STARTS = 4.5  # The same relative to the start of the training, which takes longer on a busy machine.
 _EXPORT_PASSES = 2  # The export predicts the validation images with the model and with the file.
 _FORWARD_RATIO = 3.0  # Images that are predicted in the time in which one is trained.
 _CHECKS_PER_LIMIT = 60  # Checks of the speed until the limit.
@@ -42,17 +47,24 @@ class SplitSizes:
         """Return the number of images of each split of an index."""
         return cls(*(samples.get(split, 0) for split in ("train", "val", "test")))
 
-    def seconds_after(self, config: Config, rate: float) -> float:
-        """Return the duration of evaluation and export, at most a third of the limit.
+    def seconds_after(self, config: Config, rate: float, startup: float = 0.0) -> float:
+        """Return the duration of evaluation and export, at most half of the limit.
 
-        `rate` is trained images per second.
+        `rate` is trained images per second, `startup` the seconds that the training needed to start.
         """
         predicted = (self.test or self.val) + _EXPORT_PASSES * min(self.val, config.export.check_images)
-        return min(_REST_SECONDS + predicted / _FORWARD_RATIO / rate, 20 * config.train.minutes)
+        rest = max(_REST_SECONDS, _REST_STARTS * startup) + predicted / _FORWARD_RATIO / rate
+        return min(rest, 30 * config.train.minutes)
 
     def validation_seconds(self, rate: float) -> float:
         """Return the duration of a validation."""
         return self.val / _FORWARD_RATIO / rate
+
+
+def seconds_since_start() -> float:
+    """Return the seconds since the start that STARTED names; 0 without it."""
+    now = time.time()
+    return max(0.0, now - float(os.environ.get(STARTED, now)))
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ class Pace:
     since: int = 0  # Step after which `end` was chosen.
     position: float = 0.0  # Position in the schedule at that step, in nominal steps.
     plain_from: int = -1  # First epoch without strong augmentation; -1 is the recipe's.
+    startup: float = 0.0  # Seconds from the start of the training to its first step.
     spent: float = 0.0  # Seconds since the start of the training.
     worked: float = 0.0  # Seconds of it in steps.
     mark: int = 0  # Step of the last check.
@@ -97,12 +110,14 @@ class TimeLimit:
             self.pace = before
             if not same:
                 self.pace = replace(before, nominal=steps, end=steps, since=0, position=0.0, plain_from=-1)
-        self._start, self._spent = clock(), self.pace.spent
+        self._start, self._spent = clock(), self.pace.spent if saved else seconds_since_start()
         self.begin()
 
     def begin(self) -> None:
         """Start the clock of the steps."""
         self._begun, self._worked = clock(), self.pace.worked
+        if self._first > 0:
+            self.pace = replace(self.pace, startup=self._now().spent)
 
     @contextmanager
     def validation(self) -> Iterator[None]:
@@ -140,7 +155,7 @@ class TimeLimit:
         check = step + max(1, int(min(limit / _CHECKS_PER_LIMIT, _MAX_CHECK_SECONDS) / seconds))
         validation = pace.validation_seconds or self.images.validation_seconds(rate)
         validations = max(1, round((1 - pace.at(step) / pace.nominal) * train.epochs / train.validate_every))
-        left = limit - pace.spent - self.images.seconds_after(self._config, rate)
+        left = limit - pace.spent - self.images.seconds_after(self._config, rate, pace.startup)
         left -= validations * validation
         end = min(step + max(0, int(left / seconds)), pace.nominal)
         epochs = math.ceil(end * self.batch // self.images.train * self.images.train / self.batch)

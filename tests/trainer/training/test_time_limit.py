@@ -16,7 +16,6 @@ from trainer.training.step import TrainStep
 from trainer.training.time_limit import SplitSizes, TimeLimit
 
 SIZES, BATCH = SplitSizes(300, 60, 30), 4
-AFTER = 40 + (30 + 2 * 60) * 0.02  # Seconds of evaluation and export at 0.02 s a predicted image.
 
 
 class Clock:
@@ -32,7 +31,7 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-@pytest.mark.parametrize("minutes", [4, 30])
+@pytest.mark.parametrize(("minutes", "startup"), [(4, 0), (8, 20), (30, 0)])
 @pytest.mark.parametrize(
     "step_seconds",
     [
@@ -43,9 +42,14 @@ def clock(monkeypatch):
         lambda share: 0.3 if int(20 * share) % 2 else 0.9,
     ],
 )
-def test_a_machine_of_any_speed_ends_in_time_at_a_low_learning_rate(step_seconds, minutes, clock):
+def test_a_machine_of_any_speed_ends_in_time_at_a_low_learning_rate(
+    step_seconds, minutes, startup, clock, monkeypatch
+):
+    """`startup`: seconds to start a process. What follows the training takes 4.5 of them."""
+    monkeypatch.setattr(time_limit, "seconds_since_start", lambda: startup)
     config = recipes.load("small", {"train.minutes": minutes, "loader.plain_epochs": 4})
     limit = TimeLimit(config, SIZES, BATCH)
+    predicted = 0.02 * (SIZES.test + 2 * SIZES.val)  # seconds
     state = SimpleNamespace(step=0, samples=0, validated=0)
     schedule, validations, nominal = CheckpointSchedule(config.train, state, limit), [], limit.pace.nominal
     while state.step < limit.pace.end:
@@ -59,13 +63,13 @@ def test_a_machine_of_any_speed_ends_in_time_at_a_low_learning_rate(step_seconds
             state.validated = state.step
             with limit.validation():
                 clock.now += SIZES.val * seconds / BATCH / 3
-    pace, taken = limit.pace, clock.now + AFTER
+    pace, taken = limit.pace, startup + clock.now + max(30, 4.5 * startup) + predicted
     assert taken < 1.1 * 60 * minutes
     assert pace.end == nominal or taken > 0.8 * 60 * minutes
     assert state.validated == state.step and len(validations) <= 12
     last = learning_rate(pace.at(state.step - 1), nominal, config.train)
     assert last < 0.05 * config.train.lr
-    if 150 < pace.end < nominal:
+    if 400 < pace.end < nominal:
         assert len(validations) > 2
         assert validations[-1] - 4 <= pace.plain_from <= validations[-1], "plain epochs at the end"
 
@@ -117,6 +121,6 @@ def test_a_slow_machine_ends_early_and_resumes_bit_for_bit(clock, shards, tiny, 
     train_in_parts(config, shards, str(tmp_path), stop=10)
     rows = read_rows(str(tmp_path / "parts"))
     steps = [row["step"] for row in rows if row["kind"] == "train"]
-    assert 12 < steps[-1] < 30 < 120, "20 seconds are kept for evaluation and export"
+    assert 12 < steps[-1] < 30 < 120, "30 seconds are kept for evaluation and export"
     assert [row["step"] for row in rows if row["kind"] == "val"][-1] == steps[-1]
     assert rows[-2]["lr"] < 0.1 * config.train.lr

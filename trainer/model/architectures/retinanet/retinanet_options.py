@@ -53,7 +53,7 @@ def debug() -> Config:
             anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0],
         ),
         train=TrainConfig(
-            epochs=30, minutes=3.3, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01,
+            epochs=30, minutes=3.8, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01,
             warmup_steps=50, clip_norm=5.0, ema_decay=0.98, validate_every=10, checkpoint_minutes=1.0,
             compile="off",
         ),
