@@ -48,7 +48,7 @@ _SETTINGS = {
 _SOCKET = {
     r"NET/Socket": "RDMA was asked for, but NCCL uses TCP (NET/Socket): give the pods the RDMA resource and "
     "its network (resources, annotations), the capability IPC_LOCK and unlimited memlock, and check "
-    "network.hca; network.debug INFO shows the reason",
+    "network.hca; network.debug INFO shows the reason"
 }
 _BUS_ERROR = 135  # 128 + SIGBUS
 

@@ -41,10 +41,7 @@ DOCUMENTS = {
             "Cluster files": "deploy/README.md",
             "Example jobs": EXAMPLES,
         },
-        "Operations": {
-            "Operations": "docs/operations.md",
-            "On call": "docs/troubleshooting.md",
-        },
+        "Operations": {"Operations": "docs/operations.md", "On call": "docs/troubleshooting.md"},
         "Python": "docs/python.md",
         "Reference": REFERENCE,
     },

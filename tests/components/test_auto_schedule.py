@@ -131,8 +131,7 @@ def indexed(tmp_path):
 
 def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
     monkeypatch.setattr(
-        "components.auto_schedule.measure",
-        lambda config, classes, processes, timeout: 2.25 * processes,
+        "components.auto_schedule.measure", lambda config, classes, processes, timeout: 2.25 * processes
     )
     prepare(str(indexed), str(indexed), "small", {}, Request(own={"nproc": 2}))
     config = parsing.read(str(indexed / "config.json"))

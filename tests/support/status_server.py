@@ -44,11 +44,7 @@ class StatusServer:
 
     @property
     def variables(self) -> dict[str, str]:
-        return {
-            job_status.URL: self.url,
-            job_status.CA: str(self.ca),
-            job_status.TOKEN: str(self.token),
-        }
+        return {job_status.URL: self.url, job_status.CA: str(self.ca), job_status.TOKEN: str(self.token)}
 
     def wait_for(self, count: int, seconds: float = 60) -> None:
         end = time.monotonic() + seconds

@@ -101,10 +101,7 @@ def test_selection_is_torchvisions_suppression(own_boxes):
 def folder(tmp_path):
     """A bundle of a model that finds 19 of 20 objects, and makes no mistake."""
     (tmp_path / "model").mkdir()
-    metadata = {
-        "thresholds": {"score": 0.1, "detections_per_image": 10},
-        "input": {"input_size": 64},
-    }
+    metadata = {"thresholds": {"score": 0.1, "detections_per_image": 10}, "input": {"input_size": 64}}
     (tmp_path / "model" / "model_metadata.json").write_text(json.dumps(metadata))
     with zipfile.ZipFile(tmp_path / "model" / "check.zip", "w") as file:
         truth = {

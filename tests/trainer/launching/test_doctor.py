@@ -91,8 +91,7 @@ def test_rdma_needs_an_active_port_and_a_device_file(ports, verbs, state, detail
 
 
 @pytest.mark.parametrize(
-    ("limit", "capabilities", "state"),
-    [(8192, "0", "missing"), (8192, "4000", "ok"), (-1, "0", "ok")],
+    ("limit", "capabilities", "state"), [(8192, "0", "missing"), (8192, "4000", "ok"), (-1, "0", "ok")]
 )
 def test_locked_memory_is_limited_unless_the_process_may_lock(
     limit, capabilities, state, machine, monkeypatch

@@ -98,10 +98,7 @@ def test_all_checkpoints_damaged_is_an_error(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [
-        ({"fingerprint": "other"}, "shards: 'other'"),
-        ({"global_batch": 9}, "global batch: 9 in"),
-    ],
+    [({"fingerprint": "other"}, "shards: 'other'"), ({"global_batch": 9}, "global batch: 9 in")],
 )
 def test_other_data_or_batch_is_named(contents, tiny, change, named):
     with pytest.raises(CheckpointError, match=named):

@@ -117,10 +117,7 @@ def test_what_a_split_names_but_is_not_there_is_a_fault(make_voc):
         ("", "no XML"),
         ("<html></html>", "the root is <html>"),
         ('<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + xml(obj("&x;")), "DOCTYPE"),
-        (
-            '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY x "">]>' + xml(obj("&x;")),
-            "DOCTYPE",
-        ),
+        ('<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY x "">]>' + xml(obj("&x;")), "DOCTYPE"),
     ],
 )
 def test_unusable_annotations_are_a_fault(make_voc, text, reason):

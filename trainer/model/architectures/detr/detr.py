@@ -40,11 +40,7 @@ from trainer.model.architectures.detr.detr_criterion import (
     at_least_fp32,
     bin_values,
 )
-from trainer.model.architectures.detr.detr_options import (
-    DFineOptions,
-    RTDetrOptions,
-    SetOptions,
-)
+from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions, SetOptions
 from trainer.model.architectures.detr.layouts import library_names
 from trainer.model.architectures.detr.sampling import sampled
 from trainer.model.batchnorm_folding import (

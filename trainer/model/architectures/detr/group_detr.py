@@ -17,11 +17,7 @@ from trainer.model.architecture import ParameterGroups
 from trainer.model.architectures.detr.denoising import Denoising
 from trainer.model.architectures.detr.detr import FIRST_LOGIT, Detr, draw, integers
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, ia_bce
-from trainer.model.architectures.detr.group_detr_options import (
-    GroupOptions,
-    LWDetrOptions,
-    RFDetrOptions,
-)
+from trainer.model.architectures.detr.group_detr_options import GroupOptions, LWDetrOptions, RFDetrOptions
 from trainer.model.upstream_fitting import chosen, select
 
 _WEIGHTS = {"ia_bce": 1.0, "bbox": 5.0, "giou": 2.0}

@@ -95,10 +95,7 @@ _VIT: _Rules = (
     *_PROJECTED,
     (r"^projector\.stages\.(\d)\.0\.", r"projector.scale_layers.\1.projector_layer."),
     (r"^projector\.stages\.(\d)\.1\.", r"projector.scale_layers.\1.layer_norm."),
-    (
-        r"^projector\.stages_sampling\.(\d)\.(\d)\.",
-        r"projector.scale_layers.\1.sampling_layers.\2.layers.",
-    ),
+    (r"^projector\.stages_sampling\.(\d)\.(\d)\.", r"projector.scale_layers.\1.sampling_layers.\2.layers."),
     (r"\.pos_embed$", ".embeddings.position_embeddings"),
     (r"\.patch_embed\.proj\.", ".embeddings.projection."),
     (r"^backbone\.blocks\.", "backbone.encoder.layer."),

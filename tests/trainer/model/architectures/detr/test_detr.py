@@ -191,8 +191,7 @@ def test_the_graph_gives_what_the_network_predicts(architecture, network, batch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture",
-    [pytest.param(name, marks=[] if name == "dfine" else pytest.mark.extra) for name in DETRS],
+    "architecture", [pytest.param(name, marks=[] if name == "dfine" else pytest.mark.extra) for name in DETRS]
 )
 def test_the_raw_graph_has_no_grid_sample_and_the_same_outputs(network, batch, architecture, tmp_path):
     made, images = network(architecture, score_threshold=0.0), batch([1, 1]).images

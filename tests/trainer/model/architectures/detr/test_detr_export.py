@@ -50,8 +50,7 @@ def learnt(request, tmp_path_factory, tiny):
         options["loader.image_size"] = 128
         config = dataclasses.replace(config, loader=dataclasses.replace(config.loader, image_size=128))
     config = dataclasses.replace(
-        config,
-        model=recipes.load("debug" if kind else request.param, options).model,
+        config, model=recipes.load("debug" if kind else request.param, options).model
     )
     raw = download("sample:images=80,seed=5,size=96", str(folder), config.data)
     shards = shard(raw, str(folder), config.data).uri

@@ -118,10 +118,7 @@ def assert_equal_to_torchvision(version, classes, counts):
         assert (one - other).norm() <= 1e-5 * other.norm() + 1e-12, name
 
 
-@pytest.mark.parametrize(
-    ("classes", "counts"),
-    [(1, [1, 0]), (91, [5, 1000, 0]), (264, [0, 0]), (601, [1])],
-)
+@pytest.mark.parametrize(("classes", "counts"), [(1, [1, 0]), (91, [5, 1000, 0]), (264, [0, 0]), (601, [1])])
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_loss_and_all_gradients_of_the_heads_equal_torchvision(version, classes, counts):
     assert_equal_to_torchvision(version, classes, counts)
