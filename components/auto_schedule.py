@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -143,19 +142,13 @@ def measure(config: Config, classes: int, processes: int, timeout: float) -> flo
     threads = {"OMP_NUM_THREADS": str(threads_of_process(processes))}
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "trainer.training.throughput_probe"],
-            env={**threads, **os.environ, "LOCAL_RANK": str(rank)}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [sys.executable, "-m", "trainer.training.throughput_probe", request],
+            env={**threads, **os.environ, "LOCAL_RANK": str(rank)}, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )
         for rank in range(processes)
     ]  # fmt: skip
     try:
-        for process in started:  # All of them first, so that they run at the same time.
-            with suppress(BrokenPipeError):
-                assert process.stdin is not None
-                process.stdin.write(request)
-                process.stdin.close()
-                process.stdin = None
         end = time.monotonic() + timeout
         outputs = [process.communicate(timeout=end - time.monotonic())[0] for process in started]
         rates = [float(output.split()[-1]) for output in outputs]

@@ -1,7 +1,6 @@
 """Measures how fast this machine trains a detector: a few passes of artificial images, in other processes.
 
-`python -m trainer.training.throughput_probe` reads {"config": JSON, "classes": number} and prints images per
-second.
+`python -m trainer.training.throughput_probe '{"config": JSON, "classes": number}'` prints images per second.
 """
 
 import dataclasses
@@ -52,7 +51,7 @@ def images_per_second(config: Config, classes: int, device: torch.device) -> flo
 
 
 if __name__ == "__main__":
-    request = json.load(sys.stdin)
+    request = json.loads(sys.argv[1])
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     print(images_per_second(parsing.from_json(request["config"]), request["classes"], device))
