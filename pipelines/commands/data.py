@@ -80,13 +80,8 @@ def add(commands: Commands) -> None:
     )
     compare.add_argument("other", metavar="B", help="the set to compare with it, e.g. today's")
     option(compare, "--split NAME", "default: train if both have it")
-    option(
-        compare,
-        "--images N",
-        "number of images per set whose pixels are read (default: 200; 0: none)",
-        200,
-        least=0,
-    )
+    text = "number of images per set whose pixels are read (default: 200; 0: none)"
+    option(compare, "--images N", text, 200, least=0)
     option(compare, "--model URI", "checkpoint whose backbone computes features")
     option(compare, "--samples N", "bootstrap samples and permutations", 200, least=1)
     option(compare, "--seed N", "seed of the random choices", 0)

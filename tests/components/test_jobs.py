@@ -41,14 +41,8 @@ def test_all_parameters_reach_the_job():
 
 
 def test_kubeflow_makes_texts_of_what_a_run_asks_for():
-    parameters = {
-        "nodes": "2",
-        "nproc": "4",
-        "gpus": "8.0",
-        "image": "10",
-        "claim": "",
-        "launcher": "kubernetes",
-    }
+    parameters = {"nodes": "2", "nproc": "4", "gpus": "8.0", "image": "10", "claim": ""}
+    parameters |= {"launcher": "kubernetes"}
     pasted = Request.of(parameters, run_id=RUN)
     typed = on_cluster(nodes=2, nproc=4, gpus=8, image="10")
     assert pasted.spec(COMMAND) == typed.spec(COMMAND)

@@ -250,15 +250,8 @@ def few_files():
 
 @cells("kill", *BOTH)
 def test_kills(fifteen_images, tmp_path, chance, injected):
-    command = [
-        sys.executable,
-        "-c",
-        KILLED,
-        f"coco:{fifteen_images}",
-        str(tmp_path / "root"),
-        "30",
-        str(chance.random()),
-    ]
+    arguments = (f"coco:{fifteen_images}", str(tmp_path / "root"), "30", str(chance.random()))
+    command = [sys.executable, "-c", KILLED, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout.splitlines()[-1])
