@@ -26,7 +26,7 @@ from trainer.training.state import TrainState
 
 
 def trained(config: Config, classes: int, device: torch.device) -> TrainState:
-    """A state with all that the optimiser keeps."""
+    """A state with all that the optimizer keeps."""
     state = TrainState(config, classes, World(0, 1, device))
     for parameter in state.parameters:
         parameter.grad = torch.zeros_like(parameter)

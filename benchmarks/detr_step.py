@@ -16,7 +16,7 @@ from benchmarks.common import run
 from benchmarks.step import Reference, compare
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.detr_options import DetrOptions
-from trainer.model.boxes import to_centre
+from trainer.model.boxes import to_center
 
 GOALS = {"cpu": {"ratio_to_bf16_80_320px_dfine_s": 1.3, "ratio_to_bf16_80_320px_dfine_l": 1.3}}
 _CLIP = 0.1  # Largest norm of the gradient in D-FINE's and RT-DETR's own training.
@@ -31,7 +31,7 @@ def transformers(batch: Any, config: DetrOptions, classes: int) -> Reference:
     for name, weight in model.named_parameters():
         weight.requires_grad_(name not in frozen)
     model = model.to(pixels.device).train()
-    pairs = zip(labels, to_centre(boxes / pixels.shape[-1]), strict=True)
+    pairs = zip(labels, to_center(boxes / pixels.shape[-1]), strict=True)
     targets = [{"class_labels": names, "boxes": rows} for names, rows in pairs]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     return Reference(model, lambda: model(pixel_values=pixels / 255, labels=targets).loss, optimizer, _CLIP)

@@ -112,7 +112,7 @@ def inference(options: argparse.Namespace) -> None:
 
 
 def _squares(folder: Path, count: int, size: int) -> Path:
-    """Write a COCO set of coloured squares; return its JSON file."""
+    """Write a COCO set of colored squares; return its JSON file."""
     random = np.random.default_rng(0)
     folder.mkdir()
     images, annotations = [], []

@@ -202,10 +202,10 @@ def _example(file: Path) -> tuple[Tensor, dict[str, Tensor]]:
     """Return an image [3, H, W] with its targets, flipped at random."""
     pixels = _pixels(file)
     table = np.loadtxt(file.parents[2] / "labels" / file.parent.name / f"{file.stem}.txt", ndmin=2)
-    labels, centres, sides = np.split(table.reshape(-1, 5), [1, 3], axis=1)
+    labels, centers, sides = np.split(table.reshape(-1, 5), [1, 3], axis=1)
     if random.random() < 0.5:
-        pixels, centres = pixels.flip(-1), [1, 0] - centres * [1, -1]
-    corners = np.concatenate([centres - sides / 2, centres + sides / 2], axis=1)
+        pixels, centers = pixels.flip(-1), [1, 0] - centers * [1, -1]
+    corners = np.concatenate([centers - sides / 2, centers + sides / 2], axis=1)
     boxes = torch.from_numpy(corners).float() * torch.tensor([*pixels.shape[:0:-1]] * 2)
     return pixels, {"boxes": boxes, "labels": torch.from_numpy(labels[:, 0]).long() + 1}
 

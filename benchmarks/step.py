@@ -1,13 +1,13 @@
-"""A whole training step against torchvision's: preprocessing, network, loss, gradients, optimiser.
+"""A whole training step against torchvision's: preprocessing, network, loss, gradients, optimizer.
 
     python -m benchmarks.step                # a CPU: 91 and 601 classes, 256 px; 601, 512 px
     python -m benchmarks.step --cases 91:800,264:800:mlperf,601:800 --images 16 --network graphs   # a GPU
 
 A case is CLASSES:SIZE[:RECIPE][@ROUNDS]. `stock` is torchvision's model in the step of its reference script
 in fp32; `stock_bf16` adds autocast and channels_last; `stock_amp` (GPU) is the script's `--amp`. Those that
-do not fit into memory are left out. `ours` is the loop's whole step; `ours_augmented` also changes colours,
+do not fit into memory are left out. `ours` is the loop's whole step; `ours_augmented` also changes colors,
 and `augmented_share` is the part of the rate that it keeps. `saved` is what a forward pass keeps for the
-backward pass; `peak` (GPU) the memory of a step besides weights and optimiser. `operators` are those that a
+backward pass; `peak` (GPU) the memory of a step besides weights and optimizer. `operators` are those that a
 step dispatches, views aside; `waits` counts host waits. `ratio` is to `stock_amp` on a GPU and to `stock` on
 a CPU.
 """
@@ -139,7 +139,7 @@ def parse(text: str) -> Case:
 def ours(
     batch: Any, config: Config, classes: int, device: torch.device, *, network: str = "off"
 ) -> dict[str, Candidate]:
-    """The loop's step with the recipe's colours and with those of photographs."""
+    """The loop's step with the recipe's colors and with those of photographs."""
     pixels, boxes, labels, _ = batch
     state = TrainState(config, classes, World(0, 1, device))
     if network != "off":

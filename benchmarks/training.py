@@ -15,12 +15,12 @@ from trainer.training.step import TrainStep
 from trainer.training.time_limit import SplitSizes, TimeLimit
 
 PHOTOGRAPHS = recipes.load("finetune").loader
-"""The strongest augmentation that a recipe for photographs has: sizes, crops, flips, colours."""
+"""The strongest augmentation that a recipe for photographs has: sizes, crops, flips, colors."""
 _PLANNED = 100_000  # Steps of the training that those measured begin: all of them belong to its warm-up.
 
 
 def batch_of(images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None) -> Batch:
-    """A batch without padding, of images [B, 3, S, S], boxes [B, M, 4], labels [B, M], colours [B, 3, 4]."""
+    """A batch without padding, of images [B, 3, S, S], boxes [B, M, 4], labels [B, M], colors [B, 3, 4]."""
     count, targets = labels.shape
     return Batch(images, boxes, labels, color, list(range(count)), [1.0] * count, [targets] * count)
 
@@ -44,7 +44,7 @@ def without_weights(config: Config) -> Config:
 
 
 def color_maps(config: LoaderConfig, images: int, device: torch.device) -> Tensor | None:
-    """Colour maps [B, 3, 4] as the loader draws them; None where the configuration has none."""
+    """Color maps [B, 3, 4] as the loader draws them; None where the configuration has none."""
     draws = np.random.default_rng(0).random((images, 4))
     maps = [one for one in (color_map(config, row) for row in draws) if one is not None]
     return torch.from_numpy(np.stack(maps)).to(device) if maps else None

@@ -34,7 +34,7 @@ _TRAINER = ("Trainer", ">=2.3.0")
 class Entry:
     """One component."""
 
-    category: str  # Folder of the catalogue.
+    category: str  # Folder of the catalog.
     tags: tuple[str, ...]
     kubeflow: tuple[tuple[str, str], ...] = (_PIPELINES,)  # Required parts of Kubeflow with their versions.
 
@@ -70,10 +70,10 @@ USER 1000:1000
 WORKDIR /tmp
 """
 
-_STABILITY = "alpha"  # The catalogue's word for a component that others have not used yet.
+_STABILITY = "alpha"  # The catalog's word for a component that others have not used yet.
 
 _RESULT = "A word or line about the outcome, see above."
-_WIDTH = 120  # Characters of a line that the catalogue's linter allows.
+_WIDTH = 120  # Characters of a line that the catalog's linter allows.
 
 _COMPILED = """
 
@@ -86,7 +86,7 @@ if __name__ == "__main__":
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents lists, as the catalogue's linter requires."""
+    """Indents lists, as the catalog's linter requires."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -107,7 +107,7 @@ def file_of(name: str) -> Path:
 
 
 def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> list[Path]:
-    """Write our part of the catalogue, with `owners` at GitHub and `links`; return components' folders."""
+    """Write our part of the catalog, with `owners` at GitHub and `links`; return components' folders."""
     for category in {entry.category for entry in ENTRIES.values()}:
         shutil.rmtree(folder / "components" / category / GROUP, ignore_errors=True)  # An earlier version's.
     verified = datetime.now(UTC).replace(microsecond=0)
@@ -160,7 +160,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Component:
-    """A component in the catalogue's form."""
+    """A component in the catalog's form."""
 
     name: str
     text: str  # Its module.
@@ -186,7 +186,7 @@ def convert(text: str, image: str, meanings: Mapping[str, str]) -> Component:
     lines = [line for line in lines if not line.startswith("from components.images import")]
     written = "\n".join(lines).replace("base_image=COMPONENT_IMAGE", f'base_image="{image}"')
     written = written.replace("from kfp import dsl\n\n\n\n", "from kfp import dsl\n\n\n")
-    # The catalogue would list "None" as an output.
+    # The catalog would list "None" as an output.
     written = written.replace("\n) -> None:", "\n):")
     result = None if returned == "None" else (returned, _RESULT)
     return Component(
@@ -199,7 +199,7 @@ def _page(component: Component, metadata: dict[str, Any], owners: dict[str, list
     parts = [f"# {_title(metadata['name'])} ✨"]
     parts.append(f"> ⚠️ **Stability: {_STABILITY}** — This asset is not yet stable and may change.")
     parts += ["## Overview 🧾", _wrapped(component.overview), "## Inputs 📥"]
-    # The catalogue's generator writes None for required arguments.
+    # The catalog's generator writes None for required arguments.
     rows = [
         f"| `{name}` | `{kind}` | `None` | {description} |" for name, kind, description in component.arguments
     ]
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--documentation", metavar="URL", help="address of the documentation")
     parser.add_argument(
         "-o", "--output", default="build/community", metavar="DIR",
-        help="folder to write, or a clone of the catalogue (default: %(default)s)",
+        help="folder to write, or a clone of the catalog (default: %(default)s)",
     )  # fmt: skip
     options = parser.parse_args()
     owners = {"approvers": options.owner} | ({"reviewers": options.reviewer} if options.reviewer else {})

@@ -193,7 +193,7 @@ def _measure_set(view: View, split: str, count: int, seed: int, embed: EmbedImag
         small.thumbnail((512, 512), Image.Resampling.BOX)  # Sharpness would depend on the size.
         shades = np.asarray(small, float) / 255
         properties["drift/brightness"].append([shades.mean()])
-        inside = laplace(shades)[1:-1, 1:-1]  # Pixels of the border lack neighbours.
+        inside = laplace(shades)[1:-1, 1:-1]  # Pixels of the border lack neighbors.
         properties["drift/sharpness"].append([np.log10(np.mean(inside**2) + 1e-8)] if inside.size else [])
         properties[FEATURES].append([embed(image)] if embed else [])
     return ComparedSet(view.uri, split, total), properties

@@ -100,7 +100,7 @@ def page(name: str, runs: Sequence[Run], remark: str) -> str:
             kind = run.state if title == "hours" else run.verdict or run.state
             series.setdefault(title, []).append((date2num(run.began), value, kind))
     plots: list[object] = []
-    for title, points in series.items():  # Over time, in the colour of their kind.
+    for title, points in series.items():  # Over time, in the color of their kind.
         drawn, axes = figure("", title)
         kinds = sorted({kind for *_, kind in points})
         axes.plot([day for day, *_ in points], [value for _, value, _ in points], color=SERIES[0], lw=0.8)

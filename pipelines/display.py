@@ -23,7 +23,7 @@ from trainer.base.log import clock, describe
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "skipped"]
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _TASK_STARTS = re.compile(r" - INFO - Executing task '([\w-]+)'")
 _TASK_ENDS = re.compile(r" - (?:INFO|ERROR) - Task '([\w-]+)' finished with status (SUCCESS|FAILURE)")
 _FOUND_DONE = re.compile(r"shards of .* are there already")
@@ -76,7 +76,7 @@ class RunProgress:
 
     def read_line(self, line: str) -> str | None:
         """Read a line of the runner's output; return it if a step printed it, else None."""
-        plain = _COLOUR.sub("", line)
+        plain = _COLOR.sub("", line)
         if starts := _TASK_STARTS.search(plain):
             self.running = self.steps.setdefault(starts[1], Step(starts[1], starts[1]))
             self.running.state, self.running.started = "running", time.monotonic()

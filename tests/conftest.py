@@ -37,7 +37,7 @@ TINY = {
     "train.checkpoint_minutes": 0.0,
     "export.check_images": 4,
 }
-"""Overrides of the debug recipe: twelve optimiser steps in about a second."""
+"""Overrides of the debug recipe: twelve optimizer steps in about a second."""
 
 # Tests start hundreds of processes: without bytecode each would compile torch and kfp anew, which doubles the
 # processor time of the import.

@@ -1,4 +1,4 @@
-"""One version everywhere, under one licence."""
+"""One version everywhere, under one license."""
 
 import hashlib
 import re
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOLDERS = ("deploy", "docs", "images", "tests/cluster", "tests/components/launchers/golden")
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
-"""sha256 of the licence's text as the Apache Software Foundation publishes it."""
+"""sha256 of the license's text as the Apache Software Foundation publishes it."""
 
 
 def test_every_named_image_has_this_version():
@@ -29,7 +29,7 @@ def test_the_changelog_begins_with_this_version():
     assert re.fullmatch(rf"{re.escape(PROJECT['version'])} \(\d{{4}}-\d\d-\d\d\)", heads[0])
 
 
-def test_the_licence_is_apache_2():
+def test_the_license_is_apache_2():
     assert PROJECT["license"] == "Apache-2.0"
     assert PROJECT["license-files"] == ["LICENSE"]
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2

@@ -117,7 +117,7 @@ def test_it_contains_all_files_of_the_packages_and_of_deploy(wheel):
     assert "trainer/report/evaluation_page.html.jinja" in held and "pipelines/deploy/base/role.yaml" in held
 
 
-def test_metadata_and_licence(wheel):
+def test_metadata_and_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         said = message_from_bytes(archive.read(name))
@@ -128,7 +128,7 @@ def test_metadata_and_licence(wheel):
 
 
 def photographs(folder):
-    """Write a labelling tool's export and photographs without labels where the commands expect them."""
+    """Write a labeling tool's export and photographs without labels where the commands expect them."""
     (folder / "Downloads").mkdir()
     (folder / "here" / "photos").mkdir(parents=True)
     with zipfile.ZipFile(folder / "Downloads" / "cards.zip", "w") as archive:

@@ -116,7 +116,7 @@ def add_inference(parser: Group) -> None:
 
 
 TILE = (
-    "detect in tiles of this side, in pixels, and merge the detections of neighbouring ones; 0: the whole "
+    "detect in tiles of this side, in pixels, and merge the detections of neighboring ones; 0: the whole "
     "image (default: data.tile of the model's training)"
 )
 

@@ -337,8 +337,8 @@ def test_code_that_adds_a_plugin_follows_its_documentation(bundle):
     onnx.save(helper.make_model(graph), "runs/a/model/model.raw.onnx")
     text, _ = blocks("serving", "python")
     exec(compile(text, "docs/serving.md", "exec"), {"__name__": "guide"})
-    artefact = onnx.load("model.trt.onnx")
-    node = artefact.graph.node[-1]
+    artifact = onnx.load("model.trt.onnx")
+    node = artifact.graph.node[-1]
     assert (node.op_type, node.domain, list(node.input)) == ("EfficientNMS_TRT", "TRT", ["boxes", "scores"])
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     assert attributes.pop("plugin_version") == b"1"

@@ -11,7 +11,7 @@ from trainer.config.types import STRICT, Positive
 from trainer.data.batch import PADDING
 from trainer.model import upstream_fitting
 from trainer.model.architecture import Architecture, UpstreamWeights, recolored
-from trainer.model.boxes import to_centre, to_corners
+from trainer.model.boxes import to_center, to_corners
 from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph
 
 _WEIGHTS = {"loss_ce": 2.0, "loss_bbox": 5.0, "loss_giou": 2.0}
@@ -67,7 +67,7 @@ class Conditional(Architecture):
 
     def forward(self, images, boxes, labels, color=None):
         targets = [
-            {"class_labels": label[label != PADDING], "boxes": to_centre(box[label != PADDING])}
+            {"class_labels": label[label != PADDING], "boxes": to_center(box[label != PADDING])}
             for label, box in zip(labels, boxes / images.shape[-1], strict=True)
         ]
         found = self.outputs(images, color, targets).loss_dict

@@ -38,8 +38,8 @@ def write_images(folder: Path) -> None:
     for number, (split, images) in enumerate(TRUTH.items()):
         (folder / split).mkdir(parents=True)
         for place, name in enumerate(images):
-            colour = (40 * place, 60 + 90 * number, 200)
-            Image.new("RGB", SIZE, colour).save(folder / split / name)
+            color = (40 * place, 60 + 90 * number, 200)
+            Image.new("RGB", SIZE, color).save(folder / split / name)
 
 
 def supervision(form: str, folder: Path) -> None:

@@ -19,8 +19,8 @@ DROP = """files => {
 }"""
 
 
-def jpeg(size=(192, 96), colour="white", turned=False):
-    buffer, image = io.BytesIO(), Image.new("RGB", size, colour)
+def jpeg(size=(192, 96), color="white", turned=False):
+    buffer, image = io.BytesIO(), Image.new("RGB", size, color)
     exif = image.getexif()
     if turned:
         exif[0x0112] = 6

@@ -41,7 +41,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def until(self, text, seconds=60):
-        """Wait for a text; returns all that came since the last one, without colours and the like."""
+        """Wait for a text; returns all that came since the last one, without colors and the like."""
         end = time.monotonic() + seconds
         while text not in (plain := _ESCAPES.sub(b"", self._heard).decode(errors="replace")):
             assert time.monotonic() < end, f"no {text!r} in {plain[-3000:]!r}"

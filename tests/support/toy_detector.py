@@ -24,7 +24,7 @@ class ToyOptions(ModelConfig):
 
 
 class Toy(Architecture):
-    """Each place of a grid finds at most one object, whose centre is in it."""
+    """Each place of a grid finds at most one object, whose center is in it."""
 
     loss_names = ("objects", "boxes")
     title = "a toy"

@@ -135,7 +135,7 @@ class LoaderConfig:
     """Probability that the image is placed at random on a canvas of one to four times its sides."""
     iou_crop: Fraction = 0.0
     """Probability of SSD's crop, after zoom_out: 0.3 to 1 of each side, an aspect of 0.5 to 2, and a random
-    least IoU with a box. Boxes whose centre is outside are dropped. Images of mosaics and mix-up have neither
+    least IoU with a box. Boxes whose center is outside are dropped. Images of mosaics and mix-up have neither
     zoom_out nor iou_crop."""
     mosaic: Fraction = 0.0
     """Probability that four images, neighbors in the epoch's order, share the square."""

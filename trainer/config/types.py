@@ -12,7 +12,7 @@ URI_CHECK = "check of URIs"
 
 NO_WEIGHTS = "none"  # value of model.weights for random ones; as an override it also unfreezes all layers
 
-FILL = 114  # grey of the padding, 0..255, of models that do not name another
+FILL = 114  # gray of the padding, 0..255, of models that do not name another
 
 Overrides = dict[str, Any]
 """Dotted configuration keys and their values, e.g. {"train.lr": 0.02}."""

@@ -22,7 +22,7 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
 from trainer.data import image_keys
 from trainer.data import problem_counts as reasons
-from trainer.data.plausibility import DROPPED, AnnotationChecker, merged, relabelled
+from trainer.data.plausibility import DROPPED, AnnotationChecker, merged, relabeled
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import BLOCK, ROW, Category, SplitCounts, write_table
 from trainer.data.sources.source import UNKNOWN, Listing, Rows
@@ -112,12 +112,12 @@ def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts],
 
 @dataclass
 class _SplitDraft:
-    """A labelled split without ids; several images may have the same key."""
+    """A labeled split without ids; several images may have the same key."""
 
     path: Path
     keys: np.ndarray  # uint64 [rows]: `image_keys.number` of each key.
     fractions: np.ndarray  # float64 [rows]: hashes that decide which rows go to val.
-    kept: np.ndarray  # bool [rows]: rows with a labelled box, or with none if that is allowed.
+    kept: np.ndarray  # bool [rows]: rows with a labeled box, or with none if that is allowed.
 
 
 def _draft_split(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _SplitDraft:
@@ -132,12 +132,12 @@ def _draft_split(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[
                 named = zip(names, map(image_keys.stem, names), strict=True)
                 keys = [(name, stem, image_keys.distinct(stem, name)) for name, stem in named]
                 batch = listed.filter(pa.array([without.isdisjoint(each) for each in keys]))
-            boxes = relabelled(batch.column("boxes"), labels)
+            boxes = relabeled(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))
             fractions.extend(image_keys.hash_fraction(key, "val") for key in stems)
-            labelled_before = np.append(0, np.cumsum(boxes.values.field("category").to_numpy() >= 0))
-            filled.append(np.diff(labelled_before[boxes.offsets.to_numpy()]) > 0)
+            labeled_before = np.append(0, np.cumsum(boxes.values.field("category").to_numpy() >= 0))
+            filled.append(np.diff(labeled_before[boxes.offsets.to_numpy()]) > 0)
             columns = [batch.column(name) for name in ROW.names[2:-1]]
             ids = pa.nulls(len(stems), pa.int64())
             file.write_batch(pa.RecordBatch.from_arrays([ids, pa.array(stems), *columns, boxes], schema=ROW))

@@ -21,7 +21,7 @@ from trainer.data.samples import Record
 from trainer.data.transforms import EXTRA, View, color_map, random_view, random_window, sample_draws
 
 MAX_LOOK_AHEAD = 256  # Next positions of the stream from which the other samples of a picture come.
-_CENTRE = (0.3, 0.4)  # least position of a mosaic's centre, and the range above it, as shares of the side
+_CENTER = (0.3, 0.4)  # least position of a mosaic's center, and the range above it, as shares of the side
 _BLEND = (0.4, 0.2)  # least share of the first image in mix-up, and the range above it
 _IDENTITY = np.eye(3, 4, dtype=np.float32)
 
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     place: Place
     mosaic: tuple[int, ...] = ()  # indices in the split of the three others of a mosaic; empty if it is none
     mixed: int = -1  # index in the split of what is blended in; -1 for nothing
-    draws: tuple[float, ...] = ()  # numbers in [0, 1): the mosaic's centre (x, y), and the share in mix-up
+    draws: tuple[float, ...] = ()  # numbers in [0, 1): the mosaic's center (x, y), and the share in mix-up
 
 
 class Tile(NamedTuple):
@@ -111,7 +111,7 @@ class Augmentation:
         return random_view(record["width"], record["height"], config, draws[:5], (size, size), window)
 
     def color(self, place: Place, draws: Sequence[float]) -> np.ndarray | None:
-        """Return the colour map of a sample; see `color_map`."""
+        """Return the color map of a sample; see `color_map`."""
         changed = color_map(self._config, draws[5:], sample_draws(self._seed, *place, EXTRA + 1)[:6])
         # A batch that begins before the plain epochs needs a map for each of its images.
         return _IDENTITY if changed is not None and self.plain(place.epoch) else changed
@@ -123,7 +123,7 @@ class Augmentation:
         own, whole = plan.place.sample % len(self._sizes), (0, 0, size, size)
         x, y, share = plan.draws
         if plan.mosaic:
-            middle_x, middle_y = (round(size * (_CENTRE[0] + _CENTRE[1] * draw)) for draw in (x, y))
+            middle_x, middle_y = (round(size * (_CENTER[0] + _CENTER[1] * draw)) for draw in (x, y))
             areas = [
                 (left, top, width, height)
                 for top, height in ((0, middle_y), (middle_y, size - middle_y))

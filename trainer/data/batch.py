@@ -16,7 +16,7 @@ class Batch(NamedTuple):
     images: Tensor  # uint8 [B, 3, S, S], in the memory format channels_last
     boxes: Tensor  # fp32 [B, M, 4] in pixels of the square; zeros where padded
     labels: Tensor  # int64 [B, M]; PADDING where padded
-    color: Tensor | None  # fp32 [B, 3, 4] colour maps, or None
+    color: Tensor | None  # fp32 [B, 3, 4] color maps, or None
     image_ids: list[int]  # ids of the images, on the host
     scales: list[tuple[float, float, float, float]]  # pixels of the square for a stored one, x y x y
     counts: list[int]  # targets of each image, on the host

@@ -1,4 +1,4 @@
-"""Draws boxes and their names into images, in colours that colour-blind people can distinguish."""
+"""Draws boxes and their names into images, in colors that color-blind people can distinguish."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class TextRenderer:
         return round(self._font(text).getlength(one_line(text)))
 
     def write(self, pen: ImageDraw.ImageDraw, place: tuple[float, float], text: str, fill: object) -> None:
-        """Write a text; `place` is its upper left corner, `fill` a colour."""
+        """Write a text; `place` is its upper left corner, `fill` a color."""
         at = (place[0], place[1] + self._ascent)
         pen.text(at, one_line(text), font=self._font(text), fill=fill, anchor="ls")  # type: ignore[arg-type]
 
@@ -92,41 +92,41 @@ def _font(path: Path, size: int) -> ImageFont.FreeTypeFont:
 
 Corners = tuple[float, float, float, float]
 
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
 """Of the labels, in turn: the palette of Okabe and Ito."""
 _SIDE, _EDGE = 3, 2  # Margin of a name at its sides, and above and below it, in pixels.
 _ROWS = 4  # Rows above and below a box that are tried for its name.
 
 
 @dataclass(frozen=True)
-class LabelledBox:
+class LabeledBox:
     """A box to be drawn."""
 
     corners: Corners  # x1, y1, x2, y2 in pixels of the image.
-    label: int  # Class, which determines the colour.
+    label: int  # Class, which determines the color.
     text: str
 
 
 def ink(paper: str) -> str:
-    """Return the colour of letters, white or black, that has the higher contrast to a colour."""
+    """Return the color of letters, white or black, that has the higher contrast to a color."""
     brightness = _luminance(paper)
     return "#ffffff" if 1.05 / (brightness + 0.05) >= (brightness + 0.05) / 0.05 else "#000000"
 
 
 def _luminance(paper: str) -> float:
-    """Return the relative luminance of a colour, as WCAG 2 defines it."""
+    """Return the relative luminance of a color, as WCAG 2 defines it."""
     parts = [int(paper[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox], *, line: int, size: int) -> None:
+def draw_boxes(image: Image.Image, boxes: Sequence[LabeledBox], *, line: int, size: int) -> None:
     """Draw boxes, the most important first, and their names into an RGB image, which is changed.
 
     The frames are `line` pixels wide, the letters `size` pixels high.
     """
     pen, letters = ImageDraw.Draw(image), text_renderer(size)
-    papers = [COLOURS[box.label % len(COLOURS)] for box in boxes]
+    papers = [COLORS[box.label % len(COLORS)] for box in boxes]
     for box, paper in reversed(list(zip(boxes, papers, strict=True))):
         x1, y1, x2, y2 = box.corners
         # A thin line around the frame makes it visible on any picture.

@@ -87,7 +87,7 @@ def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, Record]:
 class Decoder:
     """Decodes and draws the samples of a split for any number of threads, and counts the damaged ones.
 
-    A damaged image is decoded as far as possible; one that cannot be decoded at all is grey. Both are logged
+    A damaged image is decoded as far as possible; one that cannot be decoded at all is gray. Both are logged
     once. The result depends on the bytes alone, so a resumed run sees the same.
     """
 
@@ -108,7 +108,7 @@ class Decoder:
         """Decode samples (by their indices in the split) and draw a view of each into uint8 [N, S, S, 3].
 
         The same object several times in a row is decoded once: its views have one divisor and no flip.
-        Returns which of them could be decoded; the squares of the others are grey.
+        Returns which of them could be decoded; the squares of the others are gray.
         """
         # All are prepared before the first is decoded: see `Drawing`.
         drawings = [

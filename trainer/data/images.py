@@ -67,7 +67,7 @@ class TooManyPixels(UnreadableImage):
 
 @dataclass(frozen=True)
 class NormalImage:
-    """A baseline JPEG, greyscale or RGB, and its relation to the original image."""
+    """A baseline JPEG, grayscale or RGB, and its relation to the original image."""
 
     jpeg: bytes
     width: int  # of the JPEG, in pixels
@@ -125,7 +125,7 @@ def _as_baseline(data: bytes, image: Image.Image) -> bytes | None:
     """Return a baseline JPEG without its Exif and XMP blocks; None if it is another file, or cut off."""
     if not isinstance(image, JpegImageFile) or image.info.get("progressive"):
         return None
-    samplings = [layer[1:3] for layer in image.layer]  # Of grey, or of brightness and two colours.
+    samplings = [layer[1:3] for layer in image.layer]  # Of gray, or of brightness and two colors.
     if samplings[1:] not in ([], [(1, 1), (1, 1)]) or samplings[0] not in _SAMPLINGS:
         return None
     for name, content in image.applist:
@@ -179,7 +179,7 @@ def place_box(
 ) -> list[float]:
     """Return an annotated box [x, y, width, height] in pixels of the normal image.
 
-    Boxes belong to the displayed image, which labelling tools show. If the annotated size is that of the
+    Boxes belong to the displayed image, which labeling tools show. If the annotated size is that of the
     stored pixels, they are turned. If it has the same proportions, the image was resized after it was
     annotated, and the boxes are scaled. With SHARES or SHARES_UPRIGHT they are fractions of the image's
     sides; 0 is unknown.
@@ -269,10 +269,10 @@ def _orientation(image: Image.Image) -> int:
 
 
 def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
-    """Return the image as 8-bit greyscale or RGB; transparent parts become white.
+    """Return the image as 8-bit grayscale or RGB; transparent parts become white.
 
-    The range of values of 16-bit greyscale becomes 0 to 255: cameras with 12 bits write 16-bit files too. Of
-    16-bit colours Pillow reads the upper 8 bits.
+    The range of values of 16-bit grayscale becomes 0 to 255: cameras with 12 bits write 16-bit files too. Of
+    16-bit colors Pillow reads the upper 8 bits.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         pixels = np.asarray(image)
@@ -284,7 +284,7 @@ def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
         scaled = np.clip((pixels.astype(np.float32) - low) * (255 / (high - low)), 0, 255)
         return Image.fromarray(np.rint(scaled).astype(np.uint8))
     if _is_deep(image, data) and np.asarray(image.convert("RGB")).max() < 128:
-        raise UnreadableImage("its 16-bit colours do not use the upper bits: save it with 8 bits")
+        raise UnreadableImage("its 16-bit colors do not use the upper bits: save it with 8 bits")
     if image.mode in ("L", "RGB"):
         return image
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:

@@ -300,7 +300,7 @@ def _read(whole: _SourceSet, row: RawRow) -> _Image | str:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a neighbouring folder, which gets the final name when the block ends without an error."""
+    """Yield a neighboring folder, which gets the final name when the block ends without an error."""
     unfinished = folder.with_name(f".{folder.name}.tmp")
     with translate_oserror(str(folder), "write"):
         shutil.rmtree(unfinished, ignore_errors=True)  # Of a merge that was killed.

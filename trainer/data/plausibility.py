@@ -3,7 +3,7 @@
 An almost certain mistake is an error with a remedy; a possible one is a warning, stored with the data.
 
 Pictures are compared by a difference hash of 256 bits: whether each of 16 x 16 cells is brighter than its
-left neighbour. Another size or quality of a picture changes some ten bits, different pictures differ in 80 or
+left neighbor. Another size or quality of a picture changes some ten bits, different pictures differ in 80 or
 more.
 """
 
@@ -28,8 +28,8 @@ from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
 from trainer.data.statistics import SplitStatistics
 
 _CELLS = 16
-_CONTRAST = 1  # Grey levels by which a cell must be brighter: more than noise in flat areas.
-_MIN_BITS = 8  # Least bits of a hash: a picture with fewer is too flat to be recognised.
+_CONTRAST = 1  # Gray levels by which a cell must be brighter: more than noise in flat areas.
+_MIN_BITS = 8  # Least bits of a hash: a picture with fewer is too flat to be recognized.
 _MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = 24, 0.25  # Of near duplicates, in bits and relative to those set.
 _MAX_BUCKET = 64  # Most pictures with the same part of the hash that are compared.
 _MAX_PAIRS = 12
@@ -40,13 +40,13 @@ NO_HASH = bytes(32)
 def picture_hash(jpeg: bytes) -> bytes:
     """Return the hash of a JPEG, 32 bytes; all zero if it is damaged or flat."""
     try:
-        grey = simplejpeg.decode_jpeg(
+        gray = simplejpeg.decode_jpeg(
             jpeg, "GRAY", fastdct=True, fastupsample=True, min_height=2 * _CELLS, min_width=2 * _CELLS,
         )  # fmt: skip
     except (ValueError, MemoryError) as error:
         check_resources(error, "an image")
         return NO_HASH
-    cells = Image.fromarray(grey[..., 0]).resize((_CELLS + 1, _CELLS), Image.Resampling.BOX)
+    cells = Image.fromarray(gray[..., 0]).resize((_CELLS + 1, _CELLS), Image.Resampling.BOX)
     levels = np.asarray(cells).astype(np.int16)
     bits = levels[:, 1:] > levels[:, :-1] + _CONTRAST
     # Transposed, so that the parts of a hash come from columns: rows of a sky are alike.
@@ -331,14 +331,14 @@ def merged(listing: Listing) -> Listing:
     def relabel(rows: Rows, _: Problems) -> Iterator[pa.RecordBatch]:
         for batch in rows.batches():
             column = batch.schema.get_field_index("boxes")
-            boxes = relabelled(batch.column(column), table)
+            boxes = relabeled(batch.column(column), table)
             yield batch.set_column(column, batch.schema.field(column), boxes)
 
     splits = {split: Rows(partial(relabel, rows)) for split, rows in listing.splits.items()}
     return replace(listing, categories=categories, splits=splits)
 
 
-def relabelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
+def relabeled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
     """Return boxes with the label of each category (the last is for UNKNOWN), without those of DROPPED."""
     values = boxes.flatten()  # Only the rows of this slice.
     label = labels[values.field("category").to_numpy()]

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import Config, DataConfig
-from trainer.data.box_labels import LabelledBox, draw_boxes, text_renderer
+from trainer.data.box_labels import LabeledBox, draw_boxes, text_renderer
 from trainer.data.data_views import Picture, Shards, open_view, pictures
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import image_weights
@@ -121,7 +121,7 @@ def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
                 x, y, w, h = (scale * value for value in bbox)
                 box_name = names[label] if 0 <= label < len(names) else "?"
                 corners = (x, y, x + max(w, 1), y + max(h, 1))
-                boxes.append(LabelledBox(corners, label, box_name + (" (crowd)" if crowd else "")))
+                boxes.append(LabeledBox(corners, label, box_name + (" (crowd)" if crowd else "")))
         draw_boxes(shown, boxes, line=2, size=_LETTER)
     tile = Image.new("RGB", (TILE, shown.height + _CAPTION), _PAPER)
     tile.paste(shown, (0, 0))

@@ -95,7 +95,7 @@ class SampleStream:
 def global_batch(
     samples: int, *, batch_size: int, accumulate: int, processes: int, configured: int = 0
 ) -> int:
-    """Return the samples of one optimiser step: `configured`, or if it is 0 the product of the others."""
+    """Return the samples of one optimizer step: `configured`, or if it is 0 the product of the others."""
     whole = configured or batch_size * accumulate * processes
     if whole < processes:
         problem = f"a global batch of {whole} images cannot be split among {processes} processes"

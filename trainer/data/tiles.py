@@ -24,7 +24,7 @@ def tile_settings(trained: Mapping[str, Any], size: int) -> tuple[int, float]:
 def windows(width: int, height: int, size: int, overlap: float) -> list[Window]:
     """Return the tiles of an image, row by row; with `size` 0 the whole image.
 
-    A tile has `size` pixels a side, or the image's side if that is shorter. Neighbours share at least
+    A tile has `size` pixels a side, or the image's side if that is shorter. Neighbors share at least
     `overlap` of it: the least number of tiles that does so is spread evenly, to the image's borders.
     """
     across, down = (_starts(side, size, overlap) if size else [0] for side in (width, height))

@@ -1,6 +1,6 @@
 """Transforms a decoded image with boxes to the network's square, with and without augmentation.
 
-The loader's threads do the geometry. Photometric changes are one affine map of the colours for each image,
+The loader's threads do the geometry. Photometric changes are one affine map of the colors for each image,
 applied to the whole batch on the device.
 """
 
@@ -32,7 +32,7 @@ _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
 
 class View(NamedTuple):
-    """Which part of an image is shown, where in the square, and the grey around it."""
+    """Which part of an image is shown, where in the square, and the gray around it."""
 
     divisor: int  # The decoder divides the sides by it: 1, 2, 4 or 8. The crop is in the result.
     crop: tuple[int, int, int, int]  # left, top, width, height
@@ -40,7 +40,7 @@ class View(NamedTuple):
     flip: bool
     flip_vertical: bool
     fill: int = FILL
-    by_centre: bool = False  # Keep boxes if their centre is shown, instead of a quarter of their area.
+    by_center: bool = False  # Keep boxes if their center is shown, instead of a quarter of their area.
 
     @property
     def scales(self) -> Scales:
@@ -101,14 +101,14 @@ def random_window(record: Record, config: LoaderConfig, draw: Callable[[], float
     if draw() >= config.iou_crop or not len(boxes):
         return left, top, width, height
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1) - (left, top, left, top)
-    centres, areas = (corners[:, :2] + corners[:, 2:]) / 2, boxes[:, 2] * boxes[:, 3]
+    centers, areas = (corners[:, :2] + corners[:, 2:]) / 2, boxes[:, 2] * boxes[:, 3]
     canvas = np.array([width, height])
     while (least := _OVERLAPS[int(draw() * len(_OVERLAPS))]) < 1:
         numbers = np.array([draw() for _ in range(4 * _CROP_TRIALS)]).reshape(_CROP_TRIALS, 4)
         sides = (canvas * (_MIN_CROP + (1 - _MIN_CROP) * numbers[:, :2])).astype(int)
         starts = ((canvas - sides) * numbers[:, 2:]).astype(int)
         first, last = starts[:, None], (starts + sides)[:, None]
-        inside = ((first < centres) & (centres < last)).all(axis=2)
+        inside = ((first < centers) & (centers < last)).all(axis=2)
         overlap = np.minimum(corners[:, 2:], last) - np.maximum(corners[:, :2], first)
         shared = overlap.clip(0).prod(axis=2)
         union = areas + sides.prod(axis=1)[:, None] - shared
@@ -153,7 +153,7 @@ def random_view(
     )
     return View(
         divisor, (left, top, crop_width, crop_height), (x, y, place_width, place_height),
-        flip < config.flip, flip_vertical < config.flip_vertical, config.fill, by_centre=window is not None,
+        flip < config.flip, flip_vertical < config.flip_vertical, config.fill, by_center=window is not None,
     )  # fmt: skip
 
 
@@ -271,7 +271,7 @@ def move_boxes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Transform the boxes of an image to its square or tile of `canvas` (width and height) pixels.
 
-    Crowd regions and boxes that are mostly outside are dropped (see `View.by_centre`). Returns boxes fp32
+    Crowd regions and boxes that are mostly outside are dropped (see `View.by_center`). Returns boxes fp32
     [M, 4], x1 y1 x2 y2, and labels int64 [M].
     """
     right, below = canvas
@@ -286,7 +286,7 @@ def move_boxes(
         factor_x, plus_x, place_left = -factor_x, right - plus_x, right - place_left - place_width
     if view.flip_vertical:
         factor_y, plus_y, place_top = -factor_y, below - plus_y, below - place_top - place_height
-    if view.by_centre:  # Next to the window there may be padding.
+    if view.by_center:  # Next to the window there may be padding.
         left_end, right_end = place_left, place_left + place_width
         top_end, below_end = place_top, place_top + place_height
     boxes: list[float] = []
@@ -301,10 +301,10 @@ def move_boxes(
         whole = abs((x2 - x1) * (y2 - y1))
         # A flip exchanges the corners.
         (x1, x2), (y1, y2) = sorted((x1, x2)), sorted((y1, y2))
-        centred = left_end < (x1 + x2) / 2 < right_end and top_end < (y1 + y2) / 2 < below_end
+        centered = left_end < (x1 + x2) / 2 < right_end and top_end < (y1 + y2) / 2 < below_end
         x1, y1, x2, y2 = max(x1, left_end), max(y1, top_end), min(x2, right_end), min(y2, below_end)
         width, height = x2 - x1, y2 - y1
-        visible = centred if view.by_centre else width * height >= MIN_VISIBLE * whole
+        visible = centered if view.by_center else width * height >= MIN_VISIBLE * whole
         if width > 1 and height > 1 and visible:
             boxes += (x1, y1, x2, y2)
             labels.append(item["category_id"])
@@ -314,7 +314,7 @@ def move_boxes(
 def color_map(
     config: LoaderConfig, draws: Sequence[float], chances: Sequence[float] = (0.0,) * 6
 ) -> np.ndarray | None:
-    """Return an affine map of RGB in 0..1 for brightness, contrast (about mid grey), saturation and hue.
+    """Return an affine map of RGB in 0..1 for brightness, contrast (about mid gray), saturation and hue.
 
     It is fp32 [3, 4] (matrix and offset), or None if the configuration has no such change. `draws` are four
     numbers, uniform in [0, 1), for the changes; `chances` six for their probability, and for the permutation
@@ -328,13 +328,13 @@ def color_map(
         for draw, limit, chance in zip(draws, limits, chances[:4], strict=True)
     ]
     brightness, contrast, saturation, hue = 1 + turns[0], 1 + turns[1], 1 + turns[2], turns[3]
-    grey = np.tile(_LUMA, (3, 1))
+    gray = np.tile(_LUMA, (3, 1))
     # Hue turns the chroma plane of YIQ (NTSC, 1953) by a share of the full circle.
     to_yiq = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
     cosine, sine = np.cos(2 * np.pi * hue), np.sin(2 * np.pi * hue)
     rotation = np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]])
     rotation = np.linalg.inv(to_yiq) @ rotation @ to_yiq
-    matrix = brightness * (saturation * np.eye(3) + (1 - saturation) * grey) @ rotation
+    matrix = brightness * (saturation * np.eye(3) + (1 - saturation) * gray) @ rotation
     offset = np.full((3, 1), 0.5 * (1 - contrast))
     changed = np.concatenate([contrast * matrix, offset], axis=1).astype(np.float32)
     if chances[4] < config.channel_shuffle:

@@ -39,7 +39,7 @@ class ScoredModel:
     categories: list[dict[str, Any]]  # classes in the order of its labels
     square: InputSquare
     sha256: str
-    step: int | None  # optimiser steps of its training
+    step: int | None  # optimizer steps of its training
     config: Mapping[str, Any]  # configuration of its training
     title: str  # its name and version
     kind: str  # its format in export.formats, "weights" or "checkpoint"
@@ -155,7 +155,7 @@ def in_images(
 def merge_tiles(
     predictions: Predictions, windows: np.ndarray, sizes: Mapping[int, np.ndarray]
 ) -> Predictions:
-    """Return predictions with one detection of each object, of those of neighbouring tiles.
+    """Return predictions with one detection of each object, of those of neighboring tiles.
 
     In the region that two tiles share, the same object looks the same to both. So two detections of a class
     are of one object if the parts of their boxes in that region overlap by at least half (IoU): whole

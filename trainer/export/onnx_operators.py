@@ -48,7 +48,7 @@ def gathered_samples(values: Any, grid: Any, mode: int, padding: int, align_corn
     places = _integers(height * width, scalar=True)
     count = op.Mul(op.Gather(op.Shape(values), _integers(0, scalar=True)), places)
     first = op.Reshape(op.Range(_integers(0, scalar=True), count, places), _integers(-1, 1, 1))
-    columns, rows = _neighbours(grid, 0, width), _neighbours(grid, 1, height)
+    columns, rows = _neighbors(grid, 0, width), _neighbors(grid, 1, height)
     table = op.Reshape(op.Transpose(values, perm=[0, 2, 3, 1]), _integers(-1, channels))
     total = None
     for row, down in rows:
@@ -60,22 +60,22 @@ def gathered_samples(values: Any, grid: Any, mode: int, padding: int, align_corn
     return op.Transpose(total, perm=[0, 3, 1, 2])
 
 
-def _neighbours(grid: Any, axis: int, size: int) -> list[tuple[Any, Any]]:
+def _neighbors(grid: Any, axis: int, size: int) -> list[tuple[Any, Any]]:
     """Places before and after the points on an axis of `size` places, each with its weight, [N, h, w]."""
     scale, shift = op.Constant(value_float=size / 2), op.Constant(value_float=(size - 1) / 2)
     point = op.Add(op.Mul(op.Gather(grid, _integers(axis, scalar=True), axis=3), scale), shift)
     before = op.Floor(point)
     share = op.Sub(point, before)
     place = op.Cast(before, to=TensorProto.INT64)
-    neighbours = []
+    neighbors = []
     for where, weight in (
         (place, op.Sub(op.Constant(value_float=1.0), share)),
         (op.Add(place, _integers(1)), share),
     ):
         inside = op.Min(op.Max(where, _integers(0)), _integers(size - 1))
         zero = op.Constant(value_float=0.0)
-        neighbours.append((inside, op.Where(op.Equal(where, inside), weight, zero)))
-    return neighbours
+        neighbors.append((inside, op.Where(op.Equal(where, inside), weight, zero)))
+    return neighbors
 
 
 def _integers(*values: int, scalar: bool = False) -> Any:

@@ -14,7 +14,7 @@ from trainer.base.errors import DataError, ExportError, translated
 from trainer.base.os_errors import name_resource_errors
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config
-from trainer.data.box_labels import LabelledBox, draw_boxes
+from trainer.data.box_labels import LabeledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
 from trainer.data.tiles import tile_settings, windows
 from trainer.evaluation.inference import ScoredModel, in_images, join
@@ -158,7 +158,7 @@ def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
     """Return a copy of an image with boxes, names and scores drawn, the best on top."""
     canvas, longer = image.copy(), max(image.size)
     boxes = [
-        LabelledBox(one.box, one.label, f"{one.name} {one.score:.2f}")
+        LabeledBox(one.box, one.label, f"{one.name} {one.score:.2f}")
         for one in detections
         if one.box[2] > one.box[0] and one.box[3] > one.box[1]  # Not cut to a line at the border.
     ]

@@ -1,4 +1,4 @@
-"""Static int8 quantisation of the convolutions, by channel, calibrated on training images.
+"""Static int8 quantization of the convolutions, by channel, calibrated on training images.
 
 Only convolutions: they are most of the arithmetic; in box decoding and scores int8 loses too much precision.
 """
@@ -55,7 +55,7 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
         "use the versions of onnx and onnxruntime in constraints.txt, or remove onnx-int8 from export.formats"
     )
     try:
-        with translated(ExportError, "the model cannot be quantised", fix=fix), quiet():
+        with translated(ExportError, "the model cannot be quantized", fix=fix), quiet():
             # Folds each BatchNorm into its convolution.
             quant_pre_process(str(source), str(fused), skip_symbolic_shape=True)
             quantize_static(
@@ -99,7 +99,7 @@ def as_matrices(graph: onnx.GraphProto) -> int:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the messages of exporters and quantisers."""
+    """Silence the messages of exporters and quantizers."""
     levels = {logger: logger.level for logger in (logging.getLogger(), logging.getLogger("torch.onnx"))}
     try:
         for logger in levels:

@@ -19,7 +19,7 @@ from trainer.model.deployment import Detections, Graph
 
 MEAN = (0.485, 0.456, 0.406)  # mean of the ImageNet images, RGB in 0..1 (torchvision's presets)
 STD = (0.229, 0.224, 0.225)  # standard deviation of the same
-ParameterGroups = list[dict[str, Any]]  # as an optimiser takes them
+ParameterGroups = list[dict[str, Any]]  # as an optimizer takes them
 
 
 class UpstreamWeights(NamedTuple):
@@ -35,7 +35,7 @@ class Architecture(nn.Module, ABC):
     """A detector: uint8 squares in; losses in training, detections otherwise.
 
     Images are uint8 [B, 3, S, S]; boxes are [x1, y1, x2, y2] in pixels of that square; labels are
-    contiguous from 0. The detector normalises the images. `state_dict()` contains all state that training
+    contiguous from 0. The detector normalizes the images. `state_dict()` contains all state that training
     changes, under the names of the architecture's library.
     """
 
@@ -72,7 +72,7 @@ class Architecture(nn.Module, ABC):
                 None for all. Given only to detectors with `config.federated`.
 
         Returns:
-            A scalar for each of `loss_names`, a mean over the images; their sum is minimised.
+            A scalar for each of `loss_names`, a mean over the images; their sum is minimized.
         """
 
     def survey(
@@ -138,7 +138,7 @@ class Architecture(nn.Module, ABC):
         return False
 
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
-        """Groups of the trained parameters, as an optimiser takes them.
+        """Groups of the trained parameters, as an optimizer takes them.
 
         `lr_scale` of a group, if given, is its learning rate relative to the training's.
         """
@@ -153,7 +153,7 @@ def recolored(pixels: Tensor, color: Tensor | None, white: int) -> Tensor:
     """Apply the affine map of RGB of `Architecture.forward` to pixels [B, 3, S, S] in 0..white."""
     if color is None:
         return pixels
-    # Not in 16 bits: autocast would leave eight bits of a colour's precision.
+    # Not in 16 bits: autocast would leave eight bits of a color's precision.
     with torch.autocast(pixels.device.type, enabled=False):
         mapped = color[:, :, :3].to(pixels.dtype) @ pixels.flatten(2) + color[:, :, 3:] * white
     return mapped.clamp_(0, white).view_as(pixels)

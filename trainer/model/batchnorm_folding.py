@@ -1,4 +1,4 @@
-"""Normalisation by fixed statistics as a part of the convolution before it.
+"""Normalization by fixed statistics as a part of the convolution before it.
 
 Such a layer scales and shifts each channel, which the convolution's weights can do as well: the same function
 but for rounding, without a pass over the largest tensors. `fold` changes the weights once;
@@ -48,7 +48,7 @@ class NormedConv2d(nn.Conv2d):
     norm: tuple[AppliedNorm]  # the layer behind it; in a tuple, which hides it from `state_dict`
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolution and normalisation of [B, C, H, W]."""
+        """Convolution and normalization of [B, C, H, W]."""
         if "shift" in self.__dict__:  # See `cast_together`.
             return self._conv_forward(input, self.weight, self.__dict__["shift"])
         norm = self.norm[0]

@@ -18,13 +18,13 @@ def area(boxes: Tensor) -> Tensor:
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
-def to_centre(boxes: Tensor) -> Tensor:
-    """Centre and size of boxes [..., 4]."""
+def to_center(boxes: Tensor) -> Tensor:
+    """Center and size of boxes [..., 4]."""
     return torch.cat([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], dim=-1)
 
 
 def to_corners(boxes: Tensor) -> Tensor:
-    """x1 y1 x2 y2 of boxes [..., 4] given by centre and size."""
+    """x1 y1 x2 y2 of boxes [..., 4] given by center and size."""
     half = boxes[..., 2:] / 2
     return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
 

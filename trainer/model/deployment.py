@@ -84,7 +84,7 @@ def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     _, each, classes, places = logits.shape
     total = each * places
     if total > limit:
-        # In memory order, so that values of a class are fetched from neighbouring places.
+        # In memory order, so that values of a class are fetched from neighboring places.
         column = torch.topk(logits.amax(dim=2).flatten(1), limit, dim=1).indices.sort(dim=1).values
     else:
         column = torch.arange(total, device=logits.device).expand(logits.shape[0], -1)

@@ -221,7 +221,7 @@ def build_backbone(
     """Build the backbone and its pyramid: [B, 3, H, W] to an ordered dict of [B, fpn_channels, h, w].
 
     The pyramid starts at stage C`first` and ends at C5. `extra` makes the coarser levels from the channels
-    of C5 and of the pyramid; `norm_layer` is the normalisation within the pyramid, if any.
+    of C5 and of the pyramid; `norm_layer` is the normalization within the pyramid, if any.
     """
     block, layers, groups, group_width = _DEPTHS[config.backbone]
     norms: dict[str, NormLayer] = {

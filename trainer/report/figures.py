@@ -1,6 +1,6 @@
 """Templates, thumbnails and plots of all pages.
 
-Colours are placeholders for the CSS variables --text, --grid and --series-1 to -8, which each page defines:
+Colors are placeholders for the CSS variables --text, --grid and --series-1 to -8, which each page defines:
 a plot fits a light and a dark page.
 """
 
@@ -53,7 +53,7 @@ class Plot:
 
     title: str
     svg: str
-    legend: tuple[tuple[str, str], ...] = ()  # pairs of a CSS colour and a label
+    legend: tuple[tuple[str, str], ...] = ()  # pairs of a CSS color and a label
 
 
 def render(template: str, **values: Any) -> str:
@@ -97,7 +97,7 @@ def bars(label: str, names: Sequence[str], *series: Sequence[float] | np.ndarray
 
 
 def as_plot(title: str, drawn: Figure, legend: Iterable[tuple[str, str]] = ()) -> Plot:
-    """Return a figure as SVG for the page; the legend has placeholder colours and labels."""
+    """Return a figure as SVG for the page; the legend has placeholder colors and labels."""
     buffer = io.StringIO()
     with rc_context(_STYLE):
         drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

@@ -147,7 +147,7 @@ def _curves(
     for color, (key, label) in zip(SERIES, labels.items(), strict=False):
         points = [(row["step"], row[key]) for row in rows if row.get("kind") == kind and key in row]
         if points:
-            # The mean of neighbours, so that a long training has few points.
+            # The mean of neighbors, so that a long training has few points.
             groups = np.array_split(np.array(points, dtype=float), min(len(points), _POINTS))
             steps, values = np.array([group.mean(axis=0) for group in groups]).T
             axes.plot(steps, values, color=color, marker=marker, markersize=3.5)

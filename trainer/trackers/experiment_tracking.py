@@ -134,7 +134,7 @@ class Tracking:
         ]
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Send a row of metrics; `kind` is "train" or "val", row["step"] the optimiser steps done."""
+        """Send a row of metrics; `kind` is "train" or "val", row["step"] the optimizer steps done."""
         if not self._senders:
             return
         values = {

@@ -54,7 +54,7 @@ class TrainingLog:
             self._board = SummaryWriter(str(board), purge_step=step + 1 if step else None)
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Write one row; `kind` is "train" or "val", row["step"] the optimiser steps done."""
+        """Write one row; `kind` is "train" or "val", row["step"] the optimizer steps done."""
         with self._lock, translate_oserror(self._uri, "write"):
             self._file.write(_line({"kind": kind, **row}))
             self._file.flush()

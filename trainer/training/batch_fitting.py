@@ -24,7 +24,7 @@ from trainer.training.time_limit import SplitSizes, TimeLimit
 
 _MEMORY_SHARE = 0.9  # share of the memory that a pass may take, because the allocator wastes some
 _MAX_BOXES = 64  # boxes of an image in a trial
-_OPTIMIZER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}  # tensors of the optimiser for each weight
+_OPTIMIZER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}  # tensors of the optimizer for each weight
 _LOG = logging.getLogger("train")
 
 
@@ -87,8 +87,8 @@ class Trial:
         random = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         buffers = [buffer.clone() for buffer in state.detector.buffers()]
         # No layer may wait for other processes, of which one may have run out of memory.
-        synchronised = [module for module in state.detector.modules() if isinstance(module, nn.SyncBatchNorm)]
-        for module in synchronised:
+        synchronized = [module for module in state.detector.modules() if isinstance(module, nn.SyncBatchNorm)]
+        for module in synchronized:
             module.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
         try:
             self._forward_backward(images)
@@ -101,7 +101,7 @@ class Trial:
                 raise
             return False
         finally:
-            for module in synchronised:
+            for module in synchronized:
                 module.__class__ = nn.SyncBatchNorm
             for parameter in state.parameters:
                 parameter.grad = None
@@ -115,7 +115,7 @@ class Trial:
                 torch.cuda.reset_peak_memory_stats(device)
 
     def _forward_backward(self, images: int) -> None:
-        """Pass grey squares with boxes on a grid, next to as much memory as the optimiser will take."""
+        """Pass gray squares with boxes on a grid, next to as much memory as the optimizer will take."""
         state, config, device = self._state, self._config.train, self._state.world.device
         copies = range(_OPTIMIZER_COPIES[config.optimizer])
         optimizer_memory = [torch.empty_like(parameter) for parameter in state.parameters for _ in copies]

@@ -366,7 +366,7 @@ def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:
 
 
 def step_size(config: Config, saved: checkpoint.State | None, samples: int, world: World) -> int:
-    """Return the samples of one optimiser step, kept from the checkpoint unless their options changed."""
+    """Return the samples of one optimizer step, kept from the checkpoint unless their options changed."""
     train = config.train
     configured = train.global_batch
     if not configured and saved:

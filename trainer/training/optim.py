@@ -1,4 +1,4 @@
-"""Optimiser, learning-rate schedule, and the moving average of the weights."""
+"""Optimizer, learning-rate schedule, and the moving average of the weights."""
 
 import copy
 import itertools
@@ -37,7 +37,7 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
         if config.momentum:
-            # torch (2.15, `_fused_sgd`) allocates the buffers uninitialised, and uses them if `found_inf`
+            # torch (2.15, `_fused_sgd`) allocates the buffers uninitialized, and uses them if `found_inf`
             # skips the first step. Zeros give torch's first step: momentum * 0 + gradient.
             for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -116,7 +116,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Update with the weights after optimiser step `step` (from 0)."""
+        """Update with the weights after optimizer step `step` (from 0)."""
         decay = self._decay
         if self._ramp == "inverse":
             decay = min(decay, (1 + step) / (10 + step))

@@ -1,4 +1,4 @@
-"""The state of a training run: weights, optimiser, moving average, random numbers."""
+"""The state of a training run: weights, optimizer, moving average, random numbers."""
 
 import inspect
 import logging
@@ -61,7 +61,7 @@ class TrainState:
             self.ema = MovingAverage(self.detector, train.ema_decay, train.ema_ramp, train.ema_steps)
         self.scaler = scaler(world.device, config.train.precision)
         self.parameters = [p for p in self.detector.parameters() if p.requires_grad]
-        self.step = 0  # optimiser steps done
+        self.step = 0  # optimizer steps done
         self.samples = 0  # samples read: the position in the stream, for any number of processes
         self.validated = 0  # step of the last validation
         self.sums = torch.zeros(len(self.detector.loss_names) + 2, device=world.device)

@@ -1,4 +1,4 @@
-"""An optimiser step on one rank, from batches to updated weights. The host never waits for the device."""
+"""An optimizer step on one rank, from batches to updated weights. The host never waits for the device."""
 
 import contextlib
 import functools
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("compile")
 
 
 class TrainStep:
-    """One step of the optimiser over the forward passes of this rank. Steps are collectives."""
+    """One step of the optimizer over the forward passes of this rank. Steps are collectives."""
 
     def __init__(
         self, state: TrainState, model: nn.Module, config: TrainConfig, *, limit: TimeLimit,
@@ -65,7 +65,7 @@ class TrainStep:
                 share = len(batch.image_ids) * state.world.size / self._global_batch
                 total = functools.reduce(operator.add, each) * share
                 # Times 1, or NaN if it is not finite: then the exchange makes the gradients of all ranks NaN,
-                # and all optimisers skip the step.
+                # and all optimizers skip the step.
                 state.scaler.scale(total * (1 + 0 * total.detach())).backward()
             losses += torch.stack([loss.detach() for loss in each]) * share
         state.scaler.unscale_(state.optimizer)
@@ -156,15 +156,15 @@ class TrainStep:
 def guard_step(
     optimizer: torch.optim.Optimizer, losses: Tensor, stopping: bool, world: World
 ) -> Callable[[], Tensor]:
-    """Let the optimiser skip its next step if a loss [n] is not finite on any rank. A collective.
+    """Let the optimizer skip its next step if a loss [n] is not finite on any rank. A collective.
 
-    A fused optimiser reads a flag on the device. The returned function waits for the values of the host:
+    A fused optimizer reads a flag on the device. The returned function waits for the values of the host:
     whether any rank was broken, whether any was asked to stop, and the losses of this rank.
     """
     flags = torch.zeros(2, device=losses.device)
     flags[0] = torch.isfinite(losses).all().logical_not()
     flags[1].fill_(float(stopping))
-    # torch's protocol between a gradient scaler and a fused optimiser; a scaler (fp16) overwrites these.
+    # torch's protocol between a gradient scaler and a fused optimizer; a scaler (fp16) overwrites these.
     optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     reduced, own_losses = all_reduce_max(flags, world), losses.detach()
@@ -207,7 +207,7 @@ def hold_gradients(parameters: Sequence[Tensor]) -> None:
     """Allocate all gradients, for steps of several passes with CUDA graphs.
 
     Otherwise autograd uses the graph's memory as the gradient, which the graph's next run overwrites
-    (pytorch/pytorch issue 169545). The optimiser then has to zero gradients instead of dropping them.
+    (pytorch/pytorch issue 169545). The optimizer then has to zero gradients instead of dropping them.
     """
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)

@@ -26,7 +26,7 @@ class PodLog:
     """The log of one pod, through streams that drop, stall or end early, and restarts.
 
     Every line has the time at which it was printed. A new stream asks for the lines since shortly before the
-    last one, and drops those that were read: they are recognised by time and text, equal ones are counted.
+    last one, and drops those that were read: they are recognized by time and text, equal ones are counted.
 
     `stopped` ends the following. Another pod of the same name than that of `uid` is not followed. `tail` is
     how many of the last lines are read, 0 is all.

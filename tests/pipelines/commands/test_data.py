@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageColor
 
 from trainer import storage
-from trainer.data.box_labels import COLOURS
+from trainer.data.box_labels import COLORS
 from trainer.data.download import download
 from trainer.data.preview import TILE
 from trainer.data.shards import shard
@@ -126,9 +126,9 @@ def test_a_sheet_shows_images_with_boxes(data, prepared, tmp_path, which):
     assert code == 0 and out.startswith("5 images of train with ") and "cannot be read" not in out
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.format == "PNG" and sheet.width > 3 * TILE and 2 * TILE < sheet.height < 3 * TILE
-        # The colour of the boxes' frames and names is that of their class.
+        # The color of the boxes' frames and names is that of their class.
         colors = {color for _, color in sheet.convert("RGB").getcolors(10**7)}
-    assert colors & {ImageColor.getrgb(colour) for colour in COLOURS[:7]}
+    assert colors & {ImageColor.getrgb(color) for color in COLORS[:7]}
 
 
 @pytest.mark.slow

@@ -104,13 +104,13 @@ def test_json_and_stdin_are_read(write, monkeypatch):
 
 def test_all_problems_are_in_one_error(write):
     message = refused(
-        "--spec", write("nodes: 0\ncolour: red\nelastic: {min_nodes: 3, max_nodes: 2}"),
+        "--spec", write("nodes: 0\ncolor: red\nelastic: {min_nodes: 3, max_nodes: 2}"),
         "--name", "Not_A_Name", "--gpus", "many", "--mount", "data", "--env", "A", "--set", "nodes",
         "--set", "name.first=x", "--set", "mounts.0.claim=data", "--set", "mounts.7.claim=x",
     )  # fmt: skip
     for line in [
         "nodes: input should be greater than or equal to 1, not 0",
-        "colour: no such field",
+        "color: no such field",
         "elastic: min_nodes 3 is above max_nodes 2",
         "name: 'Not_A_Name' is not a DNS-1035 label",
         'gpus: input should be a valid integer, not "many"',

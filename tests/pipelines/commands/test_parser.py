@@ -26,7 +26,7 @@ def error_text(capsys, *words):
         (["data", "inspect", "x", "-o", "jsn"], "kubedet data inspect ", "json"),
     ],
 )
-def test_a_slip_is_recognised(words, usage, guess, capsys):
+def test_a_slip_is_recognized(words, usage, guess, capsys):
     text = error_text(capsys, *words)
     assert text.startswith(f"usage: {usage}")
     assert text.endswith(f"\n  fix: did you mean {guess}?\n")

@@ -65,7 +65,7 @@ def targets(batch, row):
 
 
 def pictures(batches):
-    """Every sample by itself: id, size, pixels, targets, colours."""
+    """Every sample by itself: id, size, pixels, targets, colors."""
     return [
         (image_id, batch.images.shape[-1], batch.images[row].numpy().tobytes(), targets(batch, row),
          batch.color[row].tolist())
@@ -83,7 +83,7 @@ def test_boxes_follow_the_pixels(rectangles, changes):
     config = dataclasses.replace(
         STRONG, brightness=0.0, sizes=[], image_size=320, **{**NO_WINDOWS, **changes}
     )
-    # With half of each picture a rectangle on black is still lighter than grey on black.
+    # With half of each picture a rectangle on black is still lighter than gray on black.
     floor = 130 if config.mixup else 190
     visible = lost = 0
     for batch in take(rectangles, config, 6):
@@ -131,7 +131,7 @@ def test_the_first_step_has_the_largest_size_and_all_occur(dataset):
 
 
 def test_the_last_epochs_are_plain(dataset):
-    """Three epochs of 24 in steps of 4, the last one plain: only flips, and colours that stay."""
+    """Three epochs of 24 in steps of 4, the last one plain: only flips, and colors that stay."""
     config = dataclasses.replace(STRONG, plain_epochs=1)
     batches = take(dataset, config, 18, epochs=3)
     assert pictures(batches[:12]) == pictures(take(dataset, STRONG, 12))
@@ -155,7 +155,7 @@ def test_a_batch_over_the_border_of_the_plain_epochs(dataset):
     assert plain == [False] * 3 + [True] * 4
 
 
-def test_a_damaged_image_leaves_a_grey_tile_without_boxes(rectangles, monkeypatch):
+def test_a_damaged_image_leaves_a_gray_tile_without_boxes(rectangles, monkeypatch):
     config = dataclasses.replace(STRONG, brightness=0.0, sizes=[], image_size=320, mosaic=1.0, mixup=0.0)
     read, chosen = rectangles.read, int(rectangles.image_ids[2])
     whole = take(rectangles, config, 6)

@@ -1,4 +1,4 @@
-"""Boxes with their names in images: colours, places of the names, and fonts."""
+"""Boxes with their names in images: colors, places of the names, and fonts."""
 
 import itertools
 from pathlib import Path
@@ -10,8 +10,8 @@ from PIL import Image
 
 from trainer.data import box_labels
 from trainer.data.box_labels import (
-    COLOURS,
-    LabelledBox,
+    COLORS,
+    LabeledBox,
     _luminance,
     draw_boxes,
     ink,
@@ -28,8 +28,8 @@ def _contrast(one, other):
     return (lighter + 0.05) / (darker + 0.05)
 
 
-@pytest.mark.parametrize("paper", COLOURS)
-def test_names_are_read_on_their_colour(paper):
+@pytest.mark.parametrize("paper", COLORS)
+def test_names_are_read_on_their_color(paper):
     assert _contrast(paper, ink(paper)) >= 4.5  # WCAG 2, level AA.
 
 
@@ -60,15 +60,15 @@ def test_names_of_boxes_on_one_another_do_not_hide_each_other():
 
 def test_an_image_that_is_lower_than_a_line_of_text_is_drawn_nevertheless():
     image = Image.new("RGB", (30, 6), "white")
-    draw_boxes(image, [LabelledBox((2.0, 1.0, 9.0, 4.0), 0, "name of a class")], line=2, size=12)
+    draw_boxes(image, [LabeledBox((2.0, 1.0, 9.0, 4.0), 0, "name of a class")], line=2, size=12)
     assert np.asarray(image).min() < 200
 
 
 def test_first_boxes_lie_on_top_and_no_frame_crosses_a_name():
     image = Image.new("RGB", CANVAS, "#808080")
     boxes = [
-        LabelledBox((100.0, 100.0, 200.0, 200.0), 0, "one"),
-        LabelledBox((110.0, 60.0, 190.0, 220.0), 5, "two"),
+        LabeledBox((100.0, 100.0, 200.0, 200.0), 0, "one"),
+        LabeledBox((110.0, 60.0, 190.0, 220.0), 5, "two"),
     ]
     draw_boxes(image, boxes, line=3, size=14)
     assert image.getpixel((100, 150)) == (0x00, 0x72, 0xB2)

@@ -43,7 +43,7 @@ def dataset(shards):
 
 
 def smooth(width, height):
-    """A picture without fine detail, in which a pixel is what its neighbours are."""
+    """A picture without fine detail, in which a pixel is what its neighbors are."""
     x, y = np.meshgrid(np.linspace(0, 3, width), np.linspace(0, 3, height))
     waves = np.stack([np.sin(x + y), np.cos(x - y), np.sin(x * 2) * np.cos(y)], axis=2)
     return simplejpeg.encode_jpeg(

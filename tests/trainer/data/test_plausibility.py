@@ -27,7 +27,7 @@ Form = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def scenes() -> list[tuple[Image.Image, list[list[float]]]]:
-    """Pictures of random colours, each with three boxes."""
+    """Pictures of random colors, each with three boxes."""
     random = np.random.default_rng(0)
     made = []
     for _ in range(40):
@@ -184,7 +184,7 @@ def test_twelve_bits_in_a_16_bit_file_are_scaled_by_their_range(scenes):
 
 
 def png_of_12_bits(picture: Image.Image) -> bytes:
-    """A grey picture in a file of 16 bits, of which it uses twelve."""
+    """A gray picture in a file of 16 bits, of which it uses twelve."""
     buffer = io.BytesIO()
     Image.fromarray(np.asarray(picture).astype(np.uint16) * 16).save(buffer, "PNG")
     return buffer.getvalue()

@@ -22,7 +22,7 @@ CONFIG = DataConfig(processes=1, shard_bytes=100_000, tile=100, tile_overlap=0.2
 
 
 def ground(seed):
-    """Smooth colours, which a JPEG keeps, uint8 [180, 250, 3]."""
+    """Smooth colors, which a JPEG keeps, uint8 [180, 250, 3]."""
     small = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(small).resize((250, 180), Image.Resampling.BICUBIC))
 

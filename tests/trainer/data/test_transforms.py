@@ -1,4 +1,4 @@
-"""Geometry and colour of a sample, followed on pictures whose answer is known."""
+"""Geometry and color of a sample, followed on pictures whose answer is known."""
 
 import dataclasses
 import itertools
@@ -106,32 +106,32 @@ def test_a_box_is_kept_while_a_quarter_of_it_is_visible(outside, kept):
     assert len(boxes) == len(labels) == kept
 
 
-def applied(colour, **limits):
+def applied(color, **limits):
     matrix = color_map(dataclasses.replace(CONFIG, **limits), sample_draws(4, 0, 0)[5:])
-    return matrix[:, :3] @ np.array(colour) + matrix[:, 3]
+    return matrix[:, :3] @ np.array(color) + matrix[:, 3]
 
 
-def test_brightness_scales_and_contrast_turns_about_mid_grey():
+def test_brightness_scales_and_contrast_turns_about_mid_gray():
     bright = applied([0.2, 0.4, 0.6], brightness=0.5)
     assert bright / bright[0] == pytest.approx(np.array([1, 2, 3]), abs=1e-5)
     assert applied([0.5, 0.5, 0.5], contrast=0.5) == pytest.approx([0.5] * 3, abs=1e-6)
 
 
-def test_hue_changes_the_colour_but_not_the_luma():
+def test_hue_changes_the_color_but_not_the_luma():
     turned = applied([0.8, 0.2, 0.1], hue=0.3)
     luma = np.array([0.299, 0.587, 0.114])
     assert abs(turned - [0.8, 0.2, 0.1]).max() > 0.05
     assert luma @ turned == pytest.approx(luma @ [0.8, 0.2, 0.1], abs=2e-3)
 
 
-def test_each_change_of_colour_has_its_probability_and_channels_are_permuted():
+def test_each_change_of_color_has_its_probability_and_channels_are_permuted():
     """As torchvision's RandomPhotometricDistort chooses them: each change with p, a permutation with p."""
     limits = {"brightness": 0.125, "contrast": 0.5, "saturation": 0.5, "hue": 0.05}
     config = dataclasses.replace(CONFIG, **limits, color_probability=0.5, channel_shuffle=0.5)
     maps = [color_map(config, sample_draws(4, 0, n)[5:], sample_draws(4, 0, n, 7)[:6]) for n in range(3000)]
     same = np.mean([np.allclose(one, np.eye(3, 4), atol=1e-6) for one in maps])
     assert same == pytest.approx(0.5**4 * (0.5 + 0.5 / 6), abs=0.015)
-    # Grey stays grey but for the permutation of channels, whose six orders are as likely.
+    # Gray stays gray but for the permutation of channels, whose six orders are as likely.
     shuffled = dataclasses.replace(CONFIG, channel_shuffle=0.9)
     orders = [
         tuple((color_map(shuffled, [0.5] * 4, sample_draws(4, 0, n, 7)[:6])[:, :3] @ [0, 1, 2]).round())

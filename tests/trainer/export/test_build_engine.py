@@ -20,7 +20,7 @@ from trainer.model.deployment import Graph
 
 
 class Sampled(Graph):
-    """Samples [2, 16] of each colour, at points that the image's own values choose: some outside."""
+    """Samples [2, 16] of each color, at points that the image's own values choose: some outside."""
 
     names, image_size = ("samples",), 5
 
@@ -39,7 +39,7 @@ def test_gathered_samples_are_those_of_grid_sample(tmp_path):
         assert ("GridSample" in kinds) == native and ("Gather" in kinds) == (not native)
         runtimes.append(OnnxRuntime(tmp_path / name))
     images = np.random.default_rng(0).integers(0, 256, (7, 3, 5, 5), dtype=np.uint8)
-    images[0] = 36  # At the border, at half a pixel from it, and on the centre of a pixel.
+    images[0] = 36  # At the border, at half a pixel from it, and on the center of a pixel.
     images[1], images[2], images[3] = 0, 255, 126
     (expected,), (found,) = (runtime.run(images) for runtime in runtimes)
     assert expected.shape == (7, 3, 2, 16) and (expected == 0).any() and expected.max() > 100

@@ -44,7 +44,7 @@ def test_each_format_finds_what_the_model_finds(exported, trained, shards):
     weights = safetensors.torch.load_file(exported / "model.safetensors")
     detector, _ = checkpoint.load_model(trained)
     assert weights.keys() == detector.state_dict().keys()
-    # Normalisation is folded into the convolutions.
+    # Normalization is folded into the convolutions.
     program = torch.export.load(exported / "model.pt2")
     assert not [node for node in program.graph.nodes if "batch_norm" in str(node.target)]
     card = (exported / "MODEL_CARD.md").read_text()
@@ -79,23 +79,23 @@ def test_onnx_and_int8_files(exported):
     model = onnx.load(exported / "model.onnx")
     assert {o.version for o in model.opset_import if o.domain == ""} == {18}
     assert not any(tensor.external_data for tensor in model.graph.initializer)
-    quantised = onnx.load(exported / "model.int8.onnx").graph
-    values = {tensor.name: tensor for tensor in quantised.initializer}
-    sources = {node.output[0]: node for node in quantised.node if node.op_type == "DequantizeLinear"}
-    convolutions = [node for node in quantised.node if node.op_type == "Conv"]
+    quantized = onnx.load(exported / "model.int8.onnx").graph
+    values = {tensor.name: tensor for tensor in quantized.initializer}
+    sources = {node.output[0]: node for node in quantized.node if node.op_type == "DequantizeLinear"}
+    convolutions = [node for node in quantized.node if node.op_type == "Conv"]
     assert all(name in sources for node in convolutions for name in node.input[:2])
     weighted = set()
     for weight, scale in (sources[node.input[1]].input[:2] for node in convolutions):
         assert list(values[scale].dims) == [values[weight].dims[0]]  # A scale for each output channel.
         weighted.add(weight)
     assert len(convolutions) > len(weighted) > 20  # The heads share their weights between five levels.
-    # Nothing else is quantised, and no range is computed at run time.
+    # Nothing else is quantized, and no range is computed at run time.
     assert weighted == {
         name
         for name, item in values.items()
         if item.data_type == onnx.TensorProto.INT8 and len(item.dims) == 4
     }
-    kinds = {node.op_type for node in quantised.node}
+    kinds = {node.op_type for node in quantized.node}
     assert not kinds & {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul"}
 
 

@@ -40,7 +40,7 @@ def test_least_score_and_classes_filter_boxes_without_a_request(visit):
 
 def test_several_images_with_a_damaged_one(visit):
     page = visit(allowed="status of 400")
-    drop(page, ("a.jpg", jpeg()), ("junk.jpg", b"junk"), ("dark.jpg", jpeg(colour="black")))
+    drop(page, ("a.jpg", jpeg()), ("junk.jpg", b"junk"), ("dark.jpg", jpeg(color="black")))
     notes = page.locator("#images li span:last-child").all_inner_texts()
     assert notes == ["1 found", "failed", "0 found"]
     assert "looked at 2 of 3 images; junk.jpg: the image: not an image" in page.inner_text("#message")
@@ -240,9 +240,9 @@ def test_corrections_of_a_rotated_image_and_of_classes_with_text_ids_can_be_merg
 CONTRAST = """() => {
   const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1})
     .getContext("2d", {willReadFrequently: true});
-  const seen = colour => {
+  const seen = color => {
     canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = colour;
+    canvas.fillStyle = color;
     canvas.fillRect(0, 0, 1, 1);
     return [...canvas.getImageData(0, 0, 1, 1).data];
   };
@@ -255,7 +255,7 @@ CONTRAST = """() => {
     let holder = node;
     while (holder && seen(getComputedStyle(holder).backgroundColor)[3] < 255) holder = holder.parentElement;
     const pair = [getComputedStyle(node).color, getComputedStyle(holder ?? document.body).backgroundColor];
-    const [one, other] = pair.map(colour => luminance(seen(colour))).sort((a, b) => b - a);
+    const [one, other] = pair.map(color => luminance(seen(color))).sort((a, b) => b - a);
     const ratio = (one + 0.05) / (other + 0.05);
     const text = node.textContent.trim().slice(0, 30);
     if (ratio < 4.5) poor.push(`${node.tagName} ${text}: ${ratio.toFixed(2)}`);

@@ -89,8 +89,8 @@ def networks(tmp_path, monkeypatch):
 
 
 def test_int8_is_near_the_network(networks):
-    _, (exact, quantised, _) = networks
-    for one, other in zip(exact, quantised, strict=True):
+    _, (exact, quantized, _) = networks
+    for one, other in zip(exact, quantized, strict=True):
         assert np.abs(one - other).mean() < 0.04 * np.abs(one).mean()
 
 
@@ -110,9 +110,9 @@ def test_large_convolutions_are_products_of_matrices_and_equal(networks):
         assert np.array_equal(one, other)
 
 
-def test_a_failed_quantisation_leaves_no_file(tmp_path):
+def test_a_failed_quantization_leaves_no_file(tmp_path):
     (tmp_path / "fp32.onnx").write_bytes(b"no model")
-    with pytest.raises(ExportError, match="the model cannot be quantised") as caught:
+    with pytest.raises(ExportError, match="the model cannot be quantized") as caught:
         quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", _Given([]))
     assert "remove onnx-int8" in caught.value.fix
     assert [path.name for path in tmp_path.iterdir()] == ["fp32.onnx"]

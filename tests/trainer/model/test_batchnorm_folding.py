@@ -1,4 +1,4 @@
-"""Normalisation as a part of convolutions, for good and anew at each call: the same function."""
+"""Normalization as a part of convolutions, for good and anew at each call: the same function."""
 
 import copy
 

@@ -124,7 +124,7 @@ def test_page_shows_the_usage_of_the_run():
     assert "What it used" not in Page(evaluation_page.html(data())).text
 
 
-def test_every_colour_is_defined_for_light_and_dark():
+def test_every_color_is_defined_for_light_and_dark():
     text = evaluation_page.html(data())
     light, dark = text.split("@media (prefers-color-scheme: dark)")[:2]
     for name in set(re.findall(r"var\((--[a-z0-9-]+)\)", text)) - {"--share"}:

@@ -66,7 +66,7 @@ def test_the_table_sorts_and_filters_without_complaints(url):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_fits_a_phone_and_the_readers_colours(tmp_path, dark):
+def test_it_fits_a_phone_and_the_readers_colors(tmp_path, dark):
     url = write(tmp_path / "report.html", {"x" * 60: 0.1, **CLASSES})
     with browser.page(url, width=390, dark=dark) as (page, heard):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -22,7 +22,7 @@ def draw(per_class):
     return plots.precision_recall(CocoResult({}, per_class, precision))
 
 
-def test_svg_takes_size_and_colours_from_the_page():
+def test_svg_takes_size_and_colors_from_the_page():
     plot = draw(PER_CLASS)
     root = ElementTree.fromstring(plot.svg)
     assert [label for _, label in plot.legend] == ["cat", "$x_1$ <dog>", "mean"] and "dog" not in plot.svg

@@ -153,7 +153,7 @@ PUBLIC_IPV4 = [
     "192.88.98.255", "192.88.100.0", "192.167.255.255", "192.169.0.0", "198.17.255.255", "198.20.0.0",
     "223.255.255.255",
 ]  # fmt: skip
-"""Neighbours of the ranges, and two resolvers."""
+"""Neighbors of the ranges, and two resolvers."""
 
 
 @pytest.mark.parametrize(

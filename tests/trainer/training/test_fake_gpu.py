@@ -26,13 +26,13 @@ class Crossings(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.synchronisations = []
+        self.synchronizations = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         tensors = [x for x in torch.utils._pytree.tree_leaves((args, kwargs, result)) if torch.is_tensor(x)]
         if len({tensor.device.type for tensor in tensors}) > 1:
-            self.synchronisations.append(str(func))
+            self.synchronizations.append(str(func))
         return result
 
 
@@ -64,4 +64,4 @@ def test_a_forward_pass_stays_on_the_device(version, precision):
         with Crossings() as crossings, Counter() as counter:
             losses = detector(*images)
     assert all(loss.device == GPU and loss.requires_grad for loss in losses.values())
-    assert crossings.synchronisations == [] and counter.waiting == [] and counter.operations > 200
+    assert crossings.synchronizations == [] and counter.waiting == [] and counter.operations > 200

@@ -29,7 +29,7 @@ def compiler(monkeypatch):
 
 
 def gradients_of(config, shards, output, world, count):
-    """Sums of some steps, and the gradients that the optimiser saw."""
+    """Sums of some steps, and the gradients that the optimizer saw."""
     losses, gradients = [], []
     with steps_of(config, shards, output, world) as (run, step):
         run.state.optimizer.register_step_pre_hook(

@@ -24,7 +24,7 @@ from trainer.training.step import compress_gradients, guard_step
     ],
 )
 def test_the_host_waits_for_nothing_in_a_step(overrides, shards, tiny, tmp_path, monkeypatch):
-    """Data, network, losses, guard, clipping, optimiser and moving average."""
+    """Data, network, losses, guard, clipping, optimizer and moving average."""
     # What the guard reads has been copied to the host by then.
     monkeypatch.setattr("trainer.training.step.copy_to_host", lambda values: lambda: Arrived(values))
     with steps_of(tiny(**overrides), shards, str(tmp_path)) as (run, step):
@@ -89,7 +89,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(shards, tiny, tmp_path):
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_a_loss_that_is_not_finite_is_in_every_gradient(bad, shards, tiny, tmp_path):
-    """Where ranks share gradients all of them see it there, before their optimisers begin."""
+    """Where ranks share gradients all of them see it there, before their optimizers begin."""
     with steps_of(tiny(train__precision="fp32"), shards, str(tmp_path)) as (run, step):
         step()
         seen = []
@@ -117,7 +117,7 @@ def test_no_rank_applies_what_is_not_finite_in_one_of_them(shards, tiny, tmp_pat
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_broken_step_does_not_change_weights_and_optimiser(kind, bad):
+def test_a_broken_step_does_not_change_weights_and_optimizer(kind, bad):
     parameter = torch.ones(3, requires_grad=True)
     optimizer = kind([parameter], lr=0.1, fused=True)
     history, reports = [], []

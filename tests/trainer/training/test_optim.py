@@ -91,7 +91,7 @@ def test_norms_and_biases_are_not_decayed(kind, expected):
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_a_first_step_that_is_skipped_changes_nothing(kind, momentum):
-    """A gradient scaler skips it by `found_inf`; uninitialised memory is filled with NaN here."""
+    """A gradient scaler skips it by `found_inf`; uninitialized memory is filled with NaN here."""
 
     def trained(skips):
         torch.manual_seed(0)

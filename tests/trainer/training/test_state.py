@@ -48,11 +48,11 @@ def test_running_statistics_are_rank_0s_once_they_are_read(tiny, tmp_path):
     assert by_rank[0][1] == by_rank[1][1]
 
 
-def test_synchronised_batchnorm_has_no_effect_with_one_process(tiny, caplog):
+def test_synchronized_batchnorm_has_no_effect_with_one_process(tiny, caplog):
     TrainState(tiny(model__sync_batchnorm=True), 3, SINGLE)
     assert "model.sync_batchnorm has no effect" in caplog.text
 
 
-def test_synchronised_batchnorm_on_several_cpus_is_refused(tiny):
+def test_synchronized_batchnorm_on_several_cpus_is_refused(tiny):
     with pytest.raises(ConfigError, match="sync_batchnorm needs GPUs"):
         TrainState(tiny(model__sync_batchnorm=True), 3, World(0, 2, torch.device("cpu")))

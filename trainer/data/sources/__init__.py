@@ -1,6 +1,6 @@
 """Sources of images and boxes, named by a text.
 
-docs/data.md lists the texts: `coco:PATH`, `sample:images=300`, or a path whose kind is recognised. A path may
+docs/data.md lists the texts: `coco:PATH`, `sample:images=300`, or a path whose kind is recognized. A path may
 be a URI that `trainer.storage` reads, and a zip or tar.
 """
 
@@ -144,14 +144,14 @@ def refuse_unsupported(uri: str, kind: str) -> None:
 class ArchiveSource(Source):
     """A data set of any kind in a zip or tar, which is unpacked into a temporary folder."""
 
-    kind: str  # coco, voc or yolo; "" is recognised when it is unpacked.
+    kind: str  # coco, voc or yolo; "" is recognized when it is unpacked.
     location: str  # URI of the archive.
     reading: Reading = AS_PUBLISHED
     origins_are_uris = False
 
     @property
     def uri(self) -> str:
-        """The archive and its kind; to recognise the kind it is unpacked."""
+        """The archive and its kind; to recognize the kind it is unpacked."""
         return f"{self.kind or self._kind_and_root(unpack(self.location))[0]}:{self.location}"
 
     @property

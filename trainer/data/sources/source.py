@@ -93,7 +93,7 @@ class Listing:
     hierarchy: Mapping[Any, Collection[int | str]] = field(default_factory=dict)
     """Original ids of all categories above one, for evaluation."""
     box_format: str = ""  # See `trainer.config.schema.DataConfig`; "" if the source's format defines it.
-    read_as: str = ""  # Recognised layout and splits, for people.
+    read_as: str = ""  # Recognized layout and splits, for people.
 
 
 class Reading(NamedTuple):

@@ -1,11 +1,11 @@
 """YOLO data sets: a description, images, and a text file of labels for each image.
 
-The description is data.yaml (https://docs.ultralytics.com/datasets/detect), classes.txt as labelling tools
+The description is data.yaml (https://docs.ultralytics.com/datasets/detect), classes.txt as labeling tools
 write it, or obj.names as Darknet has it. The labels of `images/train/a.jpg` are in `labels/train/a.txt` (the
 last folder named images is replaced), or beside the image. An image whose file is missing or empty has no
 objects. Boxes are fractions of the sides of the image as it is displayed, one line for each object:
 
-    class x y width height            a box by its centre
+    class x y width height            a box by its center
     class x1 y1 x2 y2 x3 y3 ...       an outline, or a rotated box by its corners: the box around it
     class x y width height keypoints  if data.yaml has kpt_shape
 """
@@ -39,7 +39,7 @@ _ROUNDING = 1e-5  # Coordinates this far outside are moved to the edge: labels a
 YAML = (".yaml", ".yml")
 _NAMES = ("classes.txt", "obj.names")
 _NAMES_FOLDERS = ("labels", "train", "images/train", "labels/train")
-"""Folders in which labelling tools leave classes.txt beside the label files."""
+"""Folders in which labeling tools leave classes.txt beside the label files."""
 _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _NULL_WORDS = ("", "~", "null", "None")
 _MAX_BYTES = 512 * 1024

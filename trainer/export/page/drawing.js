@@ -2,10 +2,10 @@
 "use strict";
 
 const NS = "http://www.w3.org/2000/svg";
-const COLOURS = 8, LETTER = 13, SMALL = 11, NARROW = 500, FURTHER = 3;
+const COLORS = 8, LETTER = 13, SMALL = 11, NARROW = 500, FURTHER = 3;
 const measure = document.createElement("canvas").getContext("2d");
 
-export const colour = label => `k${((label % COLOURS) + COLOURS) % COLOURS}`;
+export const color = label => `k${((label % COLORS) + COLORS) % COLORS}`;
 
 export function element(name, attributes, ...children) {
   const node = document.createElementNS(NS, name);
@@ -51,7 +51,7 @@ function labels(boxes, size, unit, letter, selected) {
     const wide = (measure.measureText(text(box)).width + 8) * unit;
     const plate = place(box.box, wide, high, size, taken, box === selected);
     if (!plate) return [];
-    const label = element("g", {class: `box ${colour(box.label)}`}, element("rect", {class: "plate", ...plate}),
+    const label = element("g", {class: `box ${color(box.label)}`}, element("rect", {class: "plate", ...plate}),
       element("text", {x: plate.x + 4 * unit, y: plate.y + high - 5.5 * unit, "font-size": letter * unit}, text(box)));
     label.box = box;
     return [label];
@@ -65,7 +65,7 @@ export function draw(svg, size, boxes, {selected = null, reachable = false} = {}
   const groups = boxes.map(box => {
     const [x1, y1, x2, y2] = box.box, sides = {x: x1, y: y1, width: x2 - x1, height: y2 - y1};
     const corners = box.box.map(side => Math.round(side));
-    const group = element("g", {class: `box ${colour(box.label)}${box === selected ? " selected" : ""}`},
+    const group = element("g", {class: `box ${color(box.label)}${box === selected ? " selected" : ""}`},
       element("rect", {class: "halo", ...sides, "stroke-width": 5 * unit}),
       element("rect", {class: "side", ...sides, "stroke-width": 2.5 * unit}));
     if (reachable) {
@@ -80,7 +80,7 @@ export function draw(svg, size, boxes, {selected = null, reachable = false} = {}
   svg.replaceChildren(...groups.reverse(), ...labels(boxes, size, unit, screen < NARROW ? SMALL : LETTER, selected));
   if (!selected) return;
   // Handles are over all boxes, in another group: the order of the Tab key must not change.
-  const top = element("g", {class: `box selected ${colour(selected.label)}`}, ...handles(selected.box, unit));
+  const top = element("g", {class: `box selected ${color(selected.label)}`}, ...handles(selected.box, unit));
   top.box = selected;
   svg.append(top);
 }

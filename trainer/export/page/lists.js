@@ -1,6 +1,6 @@
 // The lists of the page: thumbnails, classes, boxes.
 "use strict";
-import {colour} from "./drawing.js";
+import {color} from "./drawing.js";
 
 function make(name, properties = {}, ...children) {
   const node = Object.assign(document.createElement(name), properties);
@@ -42,7 +42,7 @@ export function showFilter(holder, images, classes, hidden, changed) {
         if (tick.checked) hidden.delete(item.id); else hidden.add(item.id);
         changed();
       });
-      return make("label", {}, tick, make("span", {className: `swatch ${colour(item.id)}`}), item.name);
+      return make("label", {}, tick, make("span", {className: `swatch ${color(item.id)}`}), item.name);
     }));
   }
   for (const tick of holder.querySelectorAll("input")) tick.checked = !hidden.has(Number(tick.value));
@@ -74,7 +74,7 @@ export function showTable(table, boxes, classes, editor, owner) {
   for (const [place, line] of lines.entries()) {
     const {box} = line, [kind, score, sides] = line.cells;
     line.className = box === editor.selected ? "selected" : "";
-    kind.firstChild.className = `swatch ${colour(box.label)}`;
+    kind.firstChild.className = `swatch ${color(box.label)}`;
     kind.querySelector("select").value = String(box.label);
     kind.querySelector("select").setAttribute("aria-label", `Class of box ${place + 1}`);
     line.querySelector("button").setAttribute("aria-label", `Delete box ${place + 1}, ${box.name}`);

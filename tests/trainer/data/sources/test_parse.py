@@ -71,7 +71,7 @@ def test_empty_and_other_folders(tmp_path):
 
 
 @pytest.mark.slow
-def test_folders_in_a_bucket_are_recognised(make_coco, make_jpeg, bucket):
+def test_folders_in_a_bucket_are_recognized(make_coco, make_jpeg, bucket):
     shutil.copytree(make_coco(train=["a.jpg"], val=["b.jpg"]), bucket / "my" / "coco")
     source = sources.parse("s3://bucket/my/coco/")
     listed = source.listing()

@@ -16,7 +16,7 @@ def test_parameters():
     assert sources.parse("sample:seed=3").uri == "sample:images=480,seed=3,size=160"
 
 
-@pytest.mark.parametrize("text", ["images", "images=x", "images=-1", "images=0", "size=10", "colour=red"])
+@pytest.mark.parametrize("text", ["images", "images=x", "images=-1", "images=0", "size=10", "color=red"])
 def test_wrong_parameters_are_named(text):
     with pytest.raises(DataError, match=f"cannot use '{text}'") as caught:
         sources.parse(f"sample:{text}")

@@ -174,7 +174,7 @@ def listed(root: Path) -> dict[str, dict[str, int]]:
 def test_labels_beside_the_images(make_tree):
     """LabelImg's default: images/train/*.jpg and *.xml."""
     root = make_tree("images/train/a.jpg", "images/train/a.xml", "images/test/b.jpg", "images/test/b.xml",
-                     "images/train/unlabelled.jpg")  # fmt: skip
+                     "images/train/unlabeled.jpg")  # fmt: skip
     assert listed(root) == {"train": {"images/train/a.jpg": 1}, "test": {"images/test/b.jpg": 1}}
     listing = VocSource(str(root)).listing()
     assert listing.problems.counts == {reasons.IMAGE_WITHOUT_ANNOTATION: 1}

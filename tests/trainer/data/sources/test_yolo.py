@@ -253,7 +253,7 @@ def test_labels_beside_the_images_and_classes_txt(tmp_path, make_jpeg):
 
 
 def test_classes_txt_in_the_folder_of_each_split(tmp_path, make_jpeg):
-    """LabelImg's YOLO form, where the splits were labelled one after the other."""
+    """LabelImg's YOLO form, where the splits were labeled one after the other."""
     root = tmp_path / "set"
     for split in ("train", "valid"):
         (root / split).mkdir(parents=True)

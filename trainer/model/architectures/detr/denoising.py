@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.batch import PADDING, to_device
-from trainer.model.boxes import to_centre, to_corners
+from trainer.model.boxes import to_center, to_corners
 from trainer.model.global_batch import uniform
 
 _NUMBERS = 10
@@ -26,7 +26,7 @@ class Denoising(NamedTuple):
     """
 
     labels: Tensor  # int64 [B, D]; the number of classes where a query is padding
-    references: Tensor  # [B, D, 4] centre and size relative to the image, as logits
+    references: Tensor  # [B, D, 4] center and size relative to the image, as logits
     targets: Tensor  # int64 [B, 1, D], row of the positive queries' targets; PADDING for the others
     group: Tensor  # int64 [D], the group of each query
     groups: int  # how often each target occurs among the positive queries
@@ -49,7 +49,7 @@ def denoising(
 ) -> Denoising:  # fmt: skip
     """Make the denoising queries of a batch; for `keys` and `most` see `global_batch.Part`.
 
-    `boxes` [B, M, 4] have centre and size relative to the image, `labels` [B, M] are PADDING behind the
+    `boxes` [B, M, 4] have center and size relative to the image, `labels` [B, M] are PADDING behind the
     targets. `queries` is the approximate number of pairs; an image with more targets has more. Half of a
     share `label_noise` of the labels is redrawn. `box_noise` is the largest move of a side of a positive
     query, relative to half of the box. With `unfold` sides that passed each other give the box between them
@@ -75,7 +75,7 @@ def denoising(
     sign = torch.where(noise[..., 2:6] < 0.5, -1.0, 1.0)
     moves = sign * (noise[..., 6:10] + negative[:, None]) * box_noise
     half = boxes[..., 2:].repeat(1, 1, 2) / 2
-    noisy = to_centre((to_corners(boxes) + moves * half).clamp(0, 1))
+    noisy = to_center((to_corners(boxes) + moves * half).clamp(0, 1))
     noisy = noisy.abs() if unfold else noisy
     references = torch.log(noisy.clamp(min=_EPSILON) / (1 - noisy).clamp(min=_EPSILON))
     return Denoising(labels, references, targets, group, groups)

@@ -50,7 +50,7 @@ from trainer.model.batchnorm_folding import (
     cast_together,
     fold,
 )
-from trainer.model.boxes import to_centre, to_corners
+from trainer.model.boxes import to_center, to_corners
 from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph
 from trainer.model.fused_functions import compiled_for_steps
 from trainer.model.global_batch import Part
@@ -186,21 +186,21 @@ class Detr(Architecture):
     ) -> tuple[Outputs, Targets, Denoising | None]:
         """Outputs for a batch in fp32 or more, its targets and its denoising queries."""
         pixels = self.normalize(images, color)
-        centred = to_centre((boxes / images.shape[-1]).to(pixels.dtype))
+        centered = to_center((boxes / images.shape[-1]).to(pixels.dtype))
         # Few shapes, and the same in all processes.
         extra = -(-max(1, part.most) // _ROWS) * _ROWS - labels.shape[1]
-        centred, labels = F.pad(centred, (0, 0, 0, extra)), F.pad(labels, (0, extra), value=PADDING)
+        centered, labels = F.pad(centered, (0, 0, 0, extra)), F.pad(labels, (0, extra), value=PADDING)
         noise = None
         if self.denoising:
             noise = denoising(
-                centred, labels, part.keys, self.num_classes, part.most,
+                centered, labels, part.keys, self.num_classes, part.most,
                 queries=self.denoising, label_noise=_LABEL_NOISE, box_noise=_BOX_NOISE,
                 unfold=self.unfolds_boxes,
             )  # fmt: skip
         self._cast = _matrices(self.model) if self._cast is None else self._cast
         with cast_together(self._cast, images.device):
             outputs = self.outputs(pixels, noise)
-        return outputs.exact(), Targets(centred, labels), noise
+        return outputs.exact(), Targets(centered, labels), noise
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Detections:
@@ -283,9 +283,9 @@ class Detr(Architecture):
                 for level, (height, width) in enumerate(shapes):
                     rows = (torch.arange(height, dtype=exact, device=memory.device) + 0.5) / height
                     columns = (torch.arange(width, dtype=exact, device=memory.device) + 0.5) / width
-                    centres = torch.cartesian_prod(rows, columns).flip(1)
-                    sides = torch.full_like(centres, _ANCHOR * 2**level)
-                    parts.append(torch.cat([centres, sides], dim=1))
+                    centers = torch.cartesian_prod(rows, columns).flip(1)
+                    sides = torch.full_like(centers, _ANCHOR * 2**level)
+                    parts.append(torch.cat([centers, sides], dim=1))
                 boxes = torch.cat(parts)
                 valid = ((boxes > _MARGIN) & (boxes < 1 - _MARGIN)).all(dim=-1, keepdim=True)
                 logits = torch.where(valid, torch.log(boxes / (1 - boxes)), torch.finfo(exact).max)
@@ -385,8 +385,8 @@ class DFine(Detr):
             """Boxes from distributions [..., 4, bins] of the sides' distances to the first ones [..., 4]."""
             low, high = (chances @ values).split(2, dim=-1)
             unit = first[..., 2:] / config.reg_scale
-            centre = first[..., :2] + (high - low) * (unit / 2)
-            return torch.cat([centre, (low + high + config.reg_scale) * unit], dim=-1)
+            center = first[..., :2] + (high - low) * (unit / 2)
+            return torch.cat([center, (low + high + config.reg_scale) * unit], dim=-1)
 
         def chances(part: Tensor) -> Tensor:
             return F.softmax(part.to(exact).unflatten(-1, (4, -1)), dim=-1)

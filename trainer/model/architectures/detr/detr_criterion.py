@@ -49,7 +49,7 @@ class Outputs(NamedTuple):
     """
 
     logits: Tensor  # [B, S, Q, C]
-    boxes: Tensor  # [B, S, Q, 4] centre and size, relative to the image
+    boxes: Tensor  # [B, S, Q, 4] center and size, relative to the image
     corners: Tensor | None  # [B, L, Q, 4 * bins] distributions of the sides' distances; None for RT-DETRv2
     references: Tensor | None
     """[B, L, Q, 4] reference boxes of the distances, the same in all layers; None for RT-DETRv2."""
@@ -65,7 +65,7 @@ class Outputs(NamedTuple):
 class Targets(NamedTuple):
     """Targets of a slice of the global batch."""
 
-    boxes: Tensor  # [B, M, 4] centre and size, relative to the image
+    boxes: Tensor  # [B, M, 4] center and size, relative to the image
     labels: Tensor  # int64 [B, M], PADDING where a row is padding
     verified: Tensor | None = None
     """bool [B, C], the classes that may be negatives of each image; None for all."""
@@ -231,8 +231,8 @@ class Criterion:
             terms["overlap"] = overlap[:, 1 : 1 + sides.shape[1]].detach()
             references = outputs.references[:, :1, group.part].detach()
             values = bin_values(self._bins, self._scale, references.dtype, references.device)
-            centre, box = references[..., :2], corners(truth)
-            outward = torch.cat([centre - box[..., :2], box[..., 2:] - centre], dim=-1)
+            center, box = references[..., :2], corners(truth)
+            outward = torch.cat([center - box[..., :2], box[..., 2:] - center], dim=-1)
             unit = references[..., 2:].repeat(1, 1, 1, 2) / self._scale + 1e-16
             distance = outward / unit - self._scale / 2
             # The bins on both sides of the true distances, and their shares: both [B, 1, Q, 4, 2].
@@ -367,13 +367,13 @@ def any_matched(own: Any) -> Any:
 
 
 def corners(boxes: Tensor) -> Tensor:
-    """x1 y1 x2 y2 of boxes [..., 4] given by centre and size; a negative size counts as 0."""
+    """x1 y1 x2 y2 of boxes [..., 4] given by center and size; a negative size counts as 0."""
     half = boxes[..., 2:].clamp(min=0) / 2
     return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
 
 
 def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """IoU and GIoU (arXiv:1902.09630) of pairs of boxes given by centre and size: [..., 4] -> [...]."""
+    """IoU and GIoU (arXiv:1902.09630) of pairs of boxes given by center and size: [..., 4] -> [...]."""
     first, second = corners(boxes), corners(others)
     low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
     shared = (high - low).clamp(min=0).prod(-1)

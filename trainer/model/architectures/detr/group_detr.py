@@ -165,9 +165,9 @@ def _each(values: Tensor, layers: Sequence[Any] | nn.ModuleList) -> Tensor:
 
 
 def _moved(boxes: Tensor, moves: Tensor) -> Tensor:
-    """Boxes by centre and size, moved by moves relative to the size: [..., 4]."""
-    centre = moves[..., :2] * boxes[..., 2:] + boxes[..., :2]
-    return torch.cat([centre, moves[..., 2:].exp() * boxes[..., 2:]], dim=-1)
+    """Boxes by center and size, moved by moves relative to the size: [..., 4]."""
+    center = moves[..., :2] * boxes[..., 2:] + boxes[..., :2]
+    return torch.cat([center, moves[..., 2:].exp() * boxes[..., 2:]], dim=-1)
 
 
 @torch.no_grad()

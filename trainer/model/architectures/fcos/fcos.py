@@ -53,7 +53,7 @@ class Fcos(DenseDetector):
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
         verified: Tensor | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Losses of a batch: focal loss, GIoU loss, and cross-entropy of the distance from the centre.
+        """Losses of a batch: focal loss, GIoU loss, and cross-entropy of the distance from the center.
 
         They are those of torchvision's `FCOSHead.compute_loss`; no shape depends on the data.
         """
@@ -125,7 +125,7 @@ def assign(boxes: Tensor, labels: Tensor, levels: list[Tensor], radius: float) -
     """Assign to each location the smallest object whose center is near and whose size suits the level.
 
     The rules of `FCOS.compute_loss` in torchvision, for all images at once. `levels` has the squares [n, 4]
-    around the places of each level; `radius` is the distance from the centre, in squares.
+    around the places of each level; `radius` is the distance from the center, in squares.
     """
     anchors = torch.cat(levels)
     sides = anchors[:, 2] - anchors[:, 0]
@@ -135,10 +135,10 @@ def assign(boxes: Tensor, labels: Tensor, levels: list[Tensor], radius: float) -
     x, y = ((anchors[:, :2] + anchors[:, 2:]) / 2).unbind(1)
     # [B, M, N] each; a row of padding has no size, so that no place is in it.
     x1, y1, x2, y2 = (side[:, :, None] for side in boxes.unbind(-1))
-    off_centre = torch.maximum((x - (x1 + x2) / 2).abs(), (y - (y1 + y2) / 2).abs())
+    off_center = torch.maximum((x - (x1 + x2) / 2).abs(), (y - (y1 + y2) / 2).abs())
     edges = torch.stack([x - x1, y - y1, x2 - x, y2 - y])
     farthest = edges.amax(0)
-    fits = (off_centre < radius * sides) & (edges.amin(0) > 0) & (farthest > lowest) & (farthest < highest)
+    fits = (off_center < radius * sides) & (edges.amin(0) > 0) & (farthest > lowest) & (farthest < highest)
     smallness, index = torch.where(fits, _LARGEST - area(boxes)[:, :, None], 0.0).max(dim=1)
     positive = smallness >= _LEAST
     found = boxes.gather(1, index[:, :, None].expand(-1, -1, 4))

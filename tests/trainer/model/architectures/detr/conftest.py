@@ -61,8 +61,8 @@ class Sample(NamedTuple):
         keys = random_keys(0, step, ids, torch.device("cpu"))
         return Part(keys, self.counts[rows], sum(self.counts), max(self.counts), len(self.counts))
 
-    def centred(self):
-        """Centre and size of the boxes, relative to the image, fp64."""
+    def centered(self):
+        """Center and size of the boxes, relative to the image, fp64."""
         low, high = self.boxes[..., :2].double(), self.boxes[..., 2:].double()
         return torch.cat([(low + high) / 2, high - low], dim=-1) / SIZE
 

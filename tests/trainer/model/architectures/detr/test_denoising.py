@@ -16,7 +16,7 @@ def made(batch):
     def make(rows=slice(None), queries=20, unfold=True):
         part = sample.part(rows)
         return sample, denoising(
-            sample.centred()[rows], sample.labels[rows], part.keys, 3, part.most,
+            sample.centered()[rows], sample.labels[rows], part.keys, 3, part.most,
             queries=queries, label_noise=0.5, box_noise=1.0, unfold=unfold,
         )  # fmt: skip
 
@@ -31,12 +31,12 @@ def test_noise_is_as_large_as_asked(made):
     # Half of a half of the labels is drawn anew, of which a third is what it was.
     changed = (ours.labels[0, queries] != real[targets]).double().mean().item()
     assert changed == pytest.approx(0.25 * 2 / 3, abs=0.04)
-    centre, size = sample.centred()[0, :, :2], sample.centred()[0, :, 2:]
+    center, size = sample.centered()[0, :, :2], sample.centered()[0, :, 2:]
 
     def moved(queries):
         """How far left and upper sides moved, as a share of half the box, where nothing stopped them."""
         boxes = ours.references[0, queries].sigmoid()
-        low, before = boxes[:, :2] - boxes[:, 2:] / 2, (centre - size / 2)[targets]
+        low, before = boxes[:, :2] - boxes[:, 2:] / 2, (center - size / 2)[targets]
         shares = (low - before) / (size / 2)[targets]
         return shares.abs()[(before > size[targets]) & (boxes[:, 2:] > 1e-3)]
 

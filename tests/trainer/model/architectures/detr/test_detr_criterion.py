@@ -86,7 +86,7 @@ class Draw:
         return uniform(torch.tensor([self.seed]), int(np.prod(shape))).double().view(shape)
 
     def boxes(self, *shape, smallest=0.05):
-        """Centre and size."""
+        """Center and size."""
         return torch.cat([0.1 + 0.8 * self(*shape, 2), smallest + 0.4 * self(*shape, 2)], dim=-1)
 
 

@@ -116,7 +116,7 @@ def test_the_background_output_is_never_a_target_and_never_detected():
     assert torch.equal(with_background["classification"], shifted["classification"])
 
 
-def test_the_colour_map_is_applied_before_normalisation():
+def test_the_color_map_is_applied_before_normalization():
     detector = build(NARROW, 3)
     images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
     color = torch.zeros(2, 3, 4)
