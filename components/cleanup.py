@@ -7,7 +7,10 @@ from components.images import COMPONENT_IMAGE
 
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
 def cleanup(
-    launcher: str, run_id: str, status: dsl.PipelineTaskFinalStatus, outcome: dsl.Output[dsl.Markdown]
+    launcher: str,
+    run_id: str,
+    status: dsl.PipelineTaskFinalStatus,
+    outcome: dsl.Output[dsl.Markdown],
 ) -> None:
     """Delete the run's training job if it is still running, and report how the run ended and why."""
     from components import steps
