@@ -139,19 +139,18 @@ def measure(config: Config, classes: int, processes: int, timeout: float) -> flo
     It is 0 on failure, and after `timeout` seconds without a result.
     """
     request = json.dumps({"config": to_json(config), "classes": classes})
-    threads = {"OMP_NUM_THREADS": str(threads_of_process(processes))}
+    env = {"OMP_NUM_THREADS": str(threads_of_process(processes)), **os.environ}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "trainer.training.throughput_probe", request],
-            env={**threads, **os.environ, "LOCAL_RANK": str(rank)}, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**env, "LOCAL_RANK": str(rank)}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )
         for rank in range(processes)
     ]  # fmt: skip
     try:
         end = time.monotonic() + timeout
-        outputs = [process.communicate(timeout=end - time.monotonic())[0] for process in started]
-        rates = [float(output.split()[-1]) for output in outputs]
+        rates = [float(one.communicate(timeout=end - time.monotonic())[0].split()[-1]) for one in started]
     except (subprocess.SubprocessError, ValueError, IndexError):
         return 0.0
     finally:

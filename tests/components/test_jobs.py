@@ -41,13 +41,12 @@ def test_all_parameters_reach_the_job():
 
 
 def test_kubeflow_makes_texts_of_what_a_run_asks_for():
-    parameters = {"nodes": "2", "nproc": "4", "gpus": "8.0", "image": "10", "claim": ""}
-    parameters |= {"launcher": "kubernetes"}
-    pasted = Request.of(parameters, run_id=RUN)
+    given = {"nodes": "2", "nproc": "4", "gpus": "8.0", "image": "10", "claim": "", "launcher": "kubernetes"}
+    pasted = Request.of(given, run_id=RUN)
     typed = on_cluster(nodes=2, nproc=4, gpus=8, image="10")
     assert pasted.spec(COMMAND) == typed.spec(COMMAND)
     with pytest.raises(ConfigError) as caught:
-        Request.of(parameters | {"nodes": "1.5", "gpus": "all"}, run_id=RUN).spec(COMMAND)
+        Request.of(given | {"nodes": "1.5", "gpus": "all"}, run_id=RUN).spec(COMMAND)
     lines = str(caught.value).splitlines()
     assert [line.partition(":")[0].strip() for line in lines[1:3]] == ["nodes", "gpus"]
 
