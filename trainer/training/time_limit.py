@@ -23,8 +23,8 @@ clock = time.monotonic  # seconds
 STARTED = "KUBEDET_STARTED"
 """Environment variable: the start of the command or job that a process works for, in seconds (Unix time)."""
 
-_REST_SECONDS = 30.0  # Least time after the training: start of two processes, files of the exported model.
-_REST_STARTS = 4.5  # The same relative to the start of the training, which takes longer on a busy machine.
+_REST_SECONDS = 30.0  # Least duration of evaluation and export, without their predictions.
+_REST_STARTS = 4.5  # The same as a multiple of the training's start, which takes longer on a busy machine.
 _EXPORT_PASSES = 2  # The export predicts the validation images with the model and with the file.
 _FORWARD_RATIO = 3.0  # Images that are predicted in the time in which one is trained.
 _CHECKS_PER_LIMIT = 60  # Checks of the speed until the limit.
@@ -62,7 +62,7 @@ class SplitSizes:
 
 
 def seconds_since_start() -> float:
-    """Return the seconds since the start that STARTED names; 0 without it."""
+    """Return the seconds since STARTED; 0 if it is not set."""
     now = time.time()
     return max(0.0, now - float(os.environ.get(STARTED, now)))
 
