@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all faults cluster-test bench lint docs community dist images
+.PHONY: help run test test-all faults cluster-test bench lint docs dist images
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,9 +41,6 @@ docs: $(STAMP)  ## the documentation as a site, in build/docs/site
 	@$(BIN)/python docs/site/pages.py build/docs >/dev/null
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file build/docs/mkdocs.yml
 	@echo "to read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/site"
-
-community: $(STAMP)  ## the components as Kubeflow's pipelines-components keeps them (ARGS="--owner NAME")
-	@$(BIN)/python -m community $(ARGS)
 
 dist: $(STAMP)  ## the wheel and the source distribution, in dist/
 	@rm -rf dist

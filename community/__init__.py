@@ -1,1 +1,0 @@
-"""The steps as github.com/kubeflow/pipelines-components keeps components, generated from ours."""
