@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
@@ -70,14 +70,9 @@ class GateInputs:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """The end of a step. Fields that are unknown, or do not concern the step, are empty."""
+    """The end of a step. Fields that do not concern the step are empty."""
 
     step: str
-    began: str = ""  # ISO 8601 in UTC.
-    arguments: tuple[Any, ...] = ()  # Of the step's work.
-    result: Any = None  # Of the step's work; None if it failed.
-    error: str = ""
-    is_stopped: bool = False  # Whether it was asked to end.
     outcome: Outcome | None = None  # Outcome of the run, if this step decides it.
     folder: str = ""  # URI of the folder that records which notices were sent.
     data_root: str = ""

@@ -42,7 +42,7 @@ LIMITS = {
 """Keys of the ConfigMap, and the variables of the step. Values are names separated by spaces; all but Secrets
 may be patterns (`sriov/*`)."""
 
-OF_STEPS = frozenset({environment.SIGNING_NAME, "kubedet-notify", "kubedet-openlineage"})
+OF_STEPS = frozenset({environment.SIGNING_NAME, "kubedet-notify"})
 """Secrets for steps of the pipeline. No job may have them, whatever the ConfigMap says."""
 
 _ROOT_CAPABILITIES = (

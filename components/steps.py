@@ -20,13 +20,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components import environment, hooks
+from components import environment
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.base.safe_text import whole_number
@@ -84,7 +83,7 @@ class Killed(LaunchError):
 def run(
     step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False, needed: bool = True
 ) -> Any:
-    """Run the work of a step: log lines, retries, hooks, and an exit code at its end.
+    """Run the work of a step: log lines, retries, and an exit code at its end.
 
     The message of a KubedetError is the end of the log, without a traceback; in a pod it is also the pod's
     termination message. For `kubedet run` an error is also appended to the file that it follows, as one JSON
@@ -99,7 +98,6 @@ def run(
     logger = logging.getLogger(f"kubedet.{step}")
     logger.info(STARTED)
     start = time.monotonic()
-    end = partial(hooks.StepEnd, step, datetime.now(UTC).isoformat(), arguments)
 
     def do_work() -> Any:
         from components import usage  # Here: the waiting process stays small.
@@ -117,12 +115,11 @@ def run(
             fix = "free space, then run the same command again"
             raise KubedetError(f"the disk is full{where}", fix=fix) from None
 
-    def report_end(message: str, exit_code: int, *, known: bool, **ending: Any) -> None:
+    def report_end(message: str, exit_code: int, *, known: bool) -> None:
         if path := os.environ.get(log.PROGRESS_FILE):
             event = {"step": step, "message": message, "exit_code": exit_code, "known": known}
             with suppress(OSError), Path(path).open("a") as file:  # The step's own error matters more.
                 file.write(json.dumps(event) + "\n")
-        hooks.at_end(end(error=message, **ending))
 
     try:
         patience, orphaned = Patience.here(), partial(_orphaned, step)
@@ -131,15 +128,13 @@ def run(
         if not needed:
             logger.warning("%s\n  the run continues without this pod", error)
             return None
-        is_known, is_stopped = not isinstance(error, Crashed), isinstance(error, Interrupted)
-        report_end(str(error), error.exit_code, known=is_known, is_stopped=is_stopped)
+        report_end(str(error), error.exit_code, known=not isinstance(error, Crashed))
         _report(error)
         raise SystemExit(error.exit_code) from None
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         report_end(text, EXIT_FAILURE, known=False)
         raise
-    hooks.at_end(end(result=result))
     logger.info("%s, %.1f s", FINISHED, time.monotonic() - start)
     return result
 

@@ -7,7 +7,7 @@ USER root
 COPY pyproject.toml constraints.txt images/plan.py images/locks/component.txt /src/
 # Empty: an index of one's own has other files under the same versions, as PyTorch's for a CPU.
 ARG HASHES=1
-RUN python3 /src/plan.py --project /src --output /plan --lock /src/component.txt --hashes "${HASHES}" --extras client,pod,export,signing,registry,mlflow,wandb,detr,lineage,tune
+RUN python3 /src/plan.py --project /src --output /plan --lock /src/component.txt --hashes "${HASHES}" --extras client,pod,export,signing,registry,mlflow,wandb,detr,tune
 
 FROM ${BASE}
 USER root
@@ -21,7 +21,7 @@ RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
 
 USER 1000:1000
 RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=images/check.py,target=/check.py \
-    python /check.py --extras client,pod,export,signing,registry,mlflow,wandb,detr,lineage,tune
+    python /check.py --extras client,pod,export,signing,registry,mlflow,wandb,detr,tune
 
 ARG BASE VERSION=0 REVISION=unknown BASE_DIGEST=unknown
 LABEL org.opencontainers.image.title="kubedet-component" \

@@ -26,10 +26,6 @@ class _Operations(Hooks):
             from operations import retention
 
             retention.prune_after(end.data_root, end.keep_runs)
-        if end.began:
-            from operations import openlineage
-
-            openlineage.report(end)
         if end.step not in ("evaluate", "export") or not end.data_root:
             return {}
         from operations import costs

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from urllib.parse import urlsplit
 
@@ -41,12 +40,12 @@ _RETRY_WAITS = (1.0, 3.0)  # Seconds before the second try and the third.
 _RETRY_STATUSES = (429, 500, 502, 503, 504)  # HTTP codes after which another try may succeed.
 
 
-def setting(name: str) -> str:
+def _setting(name: str) -> str:
     """Return an environment variable without surrounding space, which a Secret's file may have."""
     return os.environ.get(name, "").strip()
 
 
-def post(url: str, body: bytes, variable: str, headers: Mapping[str, str] | None = None) -> str:
+def _post(url: str, body: bytes, variable: str) -> str:
     """Post JSON; return the problem, in which `variable` replaces the address, or nothing."""
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         return f"{variable} is no address that begins with https://"
@@ -57,7 +56,7 @@ def post(url: str, body: bytes, variable: str, headers: Mapping[str, str] | None
         try:
             # A redirect would send it to another server than the configured one.
             response = client.request(
-                "POST", url, body=body, headers={"Content-Type": "application/json", **(headers or {})},
+                "POST", url, body=body, headers={"Content-Type": "application/json"},
                 timeout=_TIMEOUT, redirect=False, retries=False,
             )  # fmt: skip
         except urllib3.exceptions.ReadTimeoutError:
@@ -77,10 +76,10 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
     """Post a notice if a webhook wants it, once for a run's `folder` (a URI); return whether it was sent."""
     headline = _HEADLINES[outcome.event]
     try:
-        chosen = {word.strip().replace("-", " ") for word in setting(ON).lower().split(",")} - {""}
+        chosen = {word.strip().replace("-", " ") for word in _setting(ON).lower().split(",")} - {""}
         if unknown := sorted(chosen - set(EVENTS)):
             logger.warning("%s: there is no event %s, only %s", ON, ", ".join(unknown), ", ".join(EVENTS))
-        if not setting(URL) or (chosen and outcome.event not in chosen):
+        if not _setting(URL) or (chosen and outcome.event not in chosen):
             return False
         marker = storage.join(folder, "notices", f"{outcome.event.replace(' ', '-')}.json")
         try:
@@ -90,7 +89,7 @@ def tell(outcome: Outcome, folder: str = "") -> bool:
         except KubedetError as error:
             logger.warning("%s: a notice may be sent twice", error.message)
         name, body = f"{URL} (`url` of the Secret)", json.dumps(_body(outcome)).encode()
-        problem = post(setting(URL), body, name)
+        problem = _post(_setting(URL), body, name)
     except Exception as error:  # Its text may contain the address.
         problem = type(error).__name__
     if problem:
@@ -109,10 +108,10 @@ def _body(outcome: Outcome) -> dict[str, object]:
     if shown := [f"{name} {metrics[name]:.4f}" for name in _SHOWN_METRICS if name in metrics]:
         lines.append(", ".join(shown))
     text = "\n".join([*lines, *filter(None, [outcome.reason[:_MAX_REASON_LENGTH]])])
-    kind = setting(KIND).lower()
+    kind = _setting(KIND).lower()
     if kind and kind not in KINDS:
         logger.warning("%s is none of %s: using %s", KIND, ", ".join(KINDS), JSON)
-    of_slack = (urlsplit(setting(URL)).hostname or "").endswith("slack.com")
+    of_slack = (urlsplit(_setting(URL)).hostname or "").endswith("slack.com")
     if kind == SLACK or (of_slack and not kind):
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
     # The id is the same however often a notice is sent.

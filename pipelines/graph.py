@@ -28,7 +28,6 @@ from components.images import COMPONENT_IMAGE
 from components.jobs import PARAMETERS, VOLUME
 from components.prepare import prepare
 from components.train import train
-from operations import openlineage
 from operations.notifications import SECRET_KEYS as NOTICE_KEYS
 from operations.tuning.best import best
 from operations.tuning.trial import trial
@@ -114,9 +113,6 @@ class _Graph:
         configure_pod(task, (TITLES | ASSIST | SEARCH)[task.component_spec.name], cpu, memory)
         # Keys that are not in the Secret, or no such Secret, leave the variables unset.
         kubernetes.use_secret_as_env(task, self._get("credentials"), SECRET_KEYS, optional=True)
-        if task.name in openlineage.STEPS:
-            secret, keys = openlineage.SECRET, openlineage.SECRET_KEYS
-            kubernetes.use_secret_as_env(task, secret, keys, optional=True)
         if claim := self._get("claim"):
             kubernetes.mount_pvc(task, claim, VOLUME)
         return task

@@ -7,7 +7,7 @@ import pytest
 
 from components import environment, hooks, jobs
 from components.hooks import Hooks, Listing, NothingNew, StepEnd
-from operations import notifications, openlineage
+from operations import notifications
 from trainer.base.errors import ConfigError
 from trainer.model import recipes
 
@@ -62,5 +62,5 @@ def test_what_is_installed_registers_operations():
 
 
 def test_no_job_may_have_the_secrets_of_steps():
-    secrets = {environment.SIGNING_NAME, notifications.NOTIFY, openlineage.SECRET}
+    secrets = {environment.SIGNING_NAME, notifications.NOTIFY}
     assert secrets == jobs.OF_STEPS

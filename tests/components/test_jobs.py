@@ -181,7 +181,7 @@ def test_a_job_has_what_the_namespaces_owner_allows_and_no_more(monkeypatch, job
     on_cluster(job=job).spec(COMMAND)
 
 
-@pytest.mark.parametrize("secret", ["kubedet-signing", "kubedet-notify", "kubedet-openlineage"])
+@pytest.mark.parametrize("secret", ["kubedet-signing", "kubedet-notify"])
 @pytest.mark.parametrize("allowed", [None, "*", "kubedet-*", "{secret}"])
 def test_no_job_reads_the_secrets_of_steps(monkeypatch, secret, allowed):
     if allowed is not None:

@@ -11,7 +11,7 @@ import yaml
 from components import jobs
 from components.environment import SECRET_KEYS, SIGNING_FOLDER, SIGNING_KEY
 from components.images import COMPONENT_IMAGE
-from operations import notifications, openlineage
+from operations import notifications
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.graph import compile_pipeline
 from pipelines.local import for_this_machine
@@ -246,9 +246,6 @@ def test_pods_know_their_run_and_read_optional_secrets(compiled):
     of_root = secrets_of(compiled, {"componentInputParameter": "notify"})
     assert of_root == {"exec-cleanup": notifications.SECRET_KEYS}
     assert len(pods(compiled)["exec-cleanup"]["secretAsEnv"]) == 1
-    lineage = {f"exec-{name}" for name in openlineage.STEPS} & own
-    told = secrets_of(compiled, {"runtimeValue": {"constant": openlineage.SECRET}})
-    assert lineage and told == dict.fromkeys(lineage, openlineage.SECRET_KEYS)
 
 
 @of(*OPTIONS)

@@ -16,7 +16,6 @@ import pytest
 import run_pods
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from webhook import Webhook
 
 from operations import costs
 from pipelines import Access, cli
@@ -135,20 +134,12 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     assert body.decode() not in out + err
     # The same file runs on a cluster. A second run finds its data, and nothing to learn from it.
     assert (folder / "pipeline.yaml").exists()
-    server = Webhook()
-    monkeypatch.setenv("OPENLINEAGE_URL", server.url)
     code, out, err = kubedet("run", "--name", "second", *options, "--min-new-images", "1")
-    server.close()
     assert code == 0, out + err
     summary = json.loads((tmp_path / "runs" / "second" / "summary.json").read_text())
     assert summary["status"] == "succeeded" and summary["nothing_new_since"].startswith("sample ")
     assert [step["status"] for step in summary["steps"]] == ["done", "skipped", "skipped", "skipped"]
     assert f"nothing new since {summary['nothing_new_since']}: nothing was trained" in out
-    # In any order: the run does not wait for the first.
-    posted = sorted((event["eventTime"], event["eventType"], event["outputs"]) for event in server.posted)
-    assert [words[1:] for words in posted] == [("START", []), ("COMPLETE", [])]
-    parents = {event["run"]["facets"]["parent"]["run"]["runId"] for event in server.posted}
-    assert len(parents) == 1
 
 
 @pytest.mark.slow

@@ -13,8 +13,6 @@ class Webhook:
     def __init__(self):
         self.posted = []
         """Body of each request."""
-        self.asked = []
-        """Path and headers of each."""
         self.codes = [200]
         self.elsewhere = ""
         self.release = threading.Event()
@@ -24,7 +22,6 @@ class Webhook:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
-                hook.asked.append((self.path, dict(self.headers)))
                 hook.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 hook.release.wait(10)
                 self.send_response(hook.codes.pop(0) if len(hook.codes) > 1 else hook.codes[0])
