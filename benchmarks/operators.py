@@ -47,6 +47,11 @@ class _Dispatched(TorchDispatchMode):
         super().__init__()
         self._counted = counted
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch 2.12 and later call compiled functions, which they refuse in other modes."""
+        return True
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function._schema.name.partition("::")[2]
         self._counted.operators += name not in _VIEWS
