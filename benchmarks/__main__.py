@@ -1,8 +1,9 @@
-"""Run the benchmarks of a set one after the other; each prints its result, and a table ends the run.
+"""Run the benchmarks for a CPU one after the other; each prints its result, and a table ends the run.
 
-    python -m benchmarks                  # those for a CPU, in under 15 minutes on two cores
+    python -m benchmarks                  # in under 15 minutes on two cores
     python -m benchmarks step loss        # some of them
-    python -m benchmarks --set gpu        # those for a GPU
+
+`python -m benchmarks.gpu` runs those for a GPU.
 
 The exit code is 1 if a benchmark fails or prints no result. A missed goal is listed and is no failure: goals
 are for an otherwise idle machine.
@@ -25,30 +26,21 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 LIMIT = 1800  # Seconds after which a benchmark is killed.
 
-SETS: dict[str, dict[str, str]] = {
-    "cpu": {
-        "loss": "--rounds 3",
-        "step": "--cases 91:256@5,601:256@3,601:512@1",
-        "detr_step": "--cases 80:320:dfine_s@5",
-        "postprocess": "--rounds 3",
-        "scaling": "--rounds 3",
-        "checkpoint": "",
-        "loader": "",
-        "download": "--rounds 3",
-        "storage": "",
-        "conversion": "--rounds 3 --rows 30000",
-        "openimages_csv": "",
-        "evaluation": "--part metrics",
-        "export": "",
-    },
-    "gpu": {
-        "loss": "--size 800 --images 8 --rounds 20",
-        "step": "--cases 91:800,264:800:mlperf,601:800 --images 16 --rounds 20 --network graphs",
-        "detr_step": "--cases 80:640:dfine_s,80:640:dfine_l --images 16 --rounds 10 --network graphs",
-        "postprocess": "--images 16 --rounds 20",
-        "scaling": "--processes 0 --size 800 --images 16 --steps 5",
-        "loader": "--cases 1024x768:800 --workers 16 --images 256 --cold-images 0",
-    },
+BENCHMARKS = {
+    "loss": "--rounds 3",
+    "step": "--cases 91:256@5,601:256@3,601:512@1",
+    "detr_step": "--cases 80:320:dfine_s@5",
+    "loop": "",
+    "postprocess": "--rounds 3",
+    "scaling": "--rounds 3",
+    "checkpoint": "",
+    "loader": "",
+    "download": "--rounds 3",
+    "storage": "",
+    "conversion": "--rounds 3 --rows 30000",
+    "openimages_csv": "",
+    "evaluation": "--part metrics",
+    "export": "",
 }
 """Benchmarks and their options; those that take hours are left out."""
 
@@ -69,26 +61,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks of the set (default: all)")
-    parser.add_argument("--set", choices=SETS, default="cpu", dest="kind", help="default: %(default)s")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     options = parser.parse_args()
-    chosen = SETS[options.kind]
-    unknown = set(options.names) - chosen.keys()
+    unknown = set(options.names) - BENCHMARKS.keys()
     if unknown:
-        parser.error(
-            f"not in the set {options.kind}: {', '.join(sorted(unknown))}; it has {', '.join(chosen)}"
-        )
-    names = options.names or list(chosen)
-    if options.kind == "gpu":
-        import torch  # takes seconds, and the CPU's set does not need it here
-
-        if not torch.cuda.is_available():
-            parser.error(f"--set gpu: torch {torch.__version__} finds no GPU on this machine")
-        if not options.names and torch.cuda.device_count() < 2:
-            print("left out: scaling: it needs several GPUs")
-            names.remove("scaling")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(BENCHMARKS)}")
     load = os.getloadavg()[0]
-    runs = [run(name, chosen[name].split()) for name in names]
+    runs = [run(name, BENCHMARKS[name].split()) for name in options.names or BENCHMARKS]
     print(_table(runs))
     if load > 0.5:
         print(f"\nthe machine was busy at the start (load {load:.1f}): wall-clock figures are unreliable")
