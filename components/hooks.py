@@ -105,7 +105,7 @@ def before_training(listing: Listing) -> NothingNew | None:
         raise ConfigError(
             "--min-new-images and --min-drift need the hooks of the package operations, which are not "
             "registered",
-            fix="install kubedet again: pip install kubedet, or pip install -e . in a checkout",
+            fix="install kubedet again, in its checkout: pip install -e .",
         )
     answers = (each.before_training(listing) for each in _registered())
     return next((answer for answer in answers if answer is not None), None)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 from pipelines.commands import Parser, guess
-from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError, refuse_userinfo
+from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError, install_extra, refuse_userinfo
 from trainer.base.os_errors import translate_named_oserrors
 
 _GROUPS = {
@@ -125,7 +125,7 @@ def translate_errors(caller: str) -> Iterator[None]:
         if package in sys.stdlib_module_names:
             reason, fix = f"{system} does not have", "run it on Linux, in a container or in WSL"
         elif package and not find_spec(package):
-            reason, fix = "is not installed", "pip install 'kubedet[train]'"
+            reason, fix = "is not installed", install_extra("train")
         else:
             raise
         raise ConfigError(f"`{caller}` needs {package}, which {reason}", fix=fix) from None

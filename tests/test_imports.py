@@ -204,7 +204,7 @@ for line in sys.stdin.read().splitlines():
         code = end.code
     print(f"code {code}\\0", end="")
 """
-TRAINING = "pip install 'kubedet[train]'"
+TRAINING = "'.[train]'"
 RUN = "--data-root s3://bucket/root --source"
 COMMANDS = {
     f"submit --dry-run {RUN} openimages:subset=mlperf": (0, "source=openimages:subset=mlperf"),

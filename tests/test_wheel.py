@@ -151,7 +151,7 @@ def test_the_seven_documented_commands_work(installed, tmp_path):
     lines = part.partition("```bash\n")[2].partition("```")[0].splitlines()
     assert len(lines) == 7 and lines[1] == "cp ~/Downloads/cards.zip ."
     install, _, inspect, preview, training, predict, serve = map(shlex.split, lines)
-    assert install[-1] == "kubedet[train]"  # What the fixture has.
+    assert install[-1] == "./kubedet[train]"  # What the fixture has.
     here = photographs(tmp_path)
     shutil.copy(tmp_path / "Downloads" / "cards.zip", here)
     told = run(installed, here, *inspect)
@@ -202,7 +202,7 @@ ROOT_URI = "--data-root s3://bucket/root --source coco:s3://bucket/set"
         ("job menu", 2, "fix: ", ""),  # It needs a cluster and a terminal.
         ("job fields", 0, "grace_seconds = 60", ""),
         ("doctor", 1, "missing  cluster", ""),
-        ("doctor --local", 1, "pip install 'kubedet[train]'", ""),
+        ("doctor --local", 1, "'.[train]'", ""),
         ("recipes --show coco_r50", 0, "calibration_images", ""),
         ("run", 2, "`kubedet run` needs torch", ""),
         ("--version", 0, "kubedet 0.", ""),

@@ -7,10 +7,12 @@ files that the pages name. `PARSED` lists the others; their own parser checks th
 import argparse
 import io
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -76,7 +78,7 @@ OTHERS = {
 }
 """Programs that are not part of this project; files of the repository that they read must exist."""
 
-TOOLS = {"kubedet", "python", "kfp", "make", "pip", "export", "openssl", "tar", "eval", *OTHERS}
+TOOLS = {"kubedet", "python", "kfp", "git", "make", "pip", "export", "openssl", "tar", "eval", *OTHERS}
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _INNER = re.compile(r"\$\((.*?)\)")
 
@@ -237,16 +239,12 @@ def check(words):
 
 @pytest.mark.parametrize("page", pages_with("python", "make", "pip", *OTHERS))
 def test_other_commands_name_what_exists(page):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for tool, *words in commands(PAGES[page], "python", "make", "pip", *OTHERS):
         if tool == "make":
             assert {word for word in words if word.islower() and "=" not in word} <= {*targets}, words
         elif tool == "pip":
-            extras = [name for word in words for name in re.findall(r"kubedet\[(.*)\]", word)]
-            assert {name for each in extras for name in each.split(",")} <= {
-                *project["optional-dependencies"]
-            }
+            pass  # See below.
         elif words[:2] == ["-m", "trainer"] and "--help" not in words:
             trainer_parser().parse_args(words[2:])
         elif words[:1] == ["-m"] and words[1].startswith("benchmarks"):
@@ -258,6 +256,43 @@ def test_other_commands_name_what_exists(page):
         else:
             paths = [word for word in words if re.match(r"(deploy|tests|images)/", word)]
             assert all((ROOT / path).exists() for path in paths), words
+
+
+def test_pip_installs_what_exists():
+    """A checkout with extras that it has, or packages of other projects: no index has kubedet."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    others = pinned | {"tensorrt", "polygraphy", "nvidia-modelopt[onnx]"}
+    text = "\n".join([*PAGES.values(), (ROOT / "docs/quickstart.ipynb").read_text()])
+    installs = re.findall(r"pip install ((?:-e )?[^\s`\"#]+)", text)
+    assert len(installs) > 5
+    for name in (words.removeprefix("-e ").strip("'") for words in installs):
+        path, _, chosen = name.rstrip("]").partition("[")
+        assert (
+            path in (".", "./kubedet") and set(filter(None, chosen.split(","))) <= {*extras}
+        ) or name in others, name
+
+
+@pytest.mark.slow
+@pytest.mark.extra
+@pytest.mark.timeout(3600)
+def test_the_first_commands_of_the_readme_work_in_a_fresh_clone(tmp_path):
+    clone, run, test = list(commands(PAGES["README.md"], "git", "make"))[:3]
+    assert clone[:3] == ["git", "clone", "REPOSITORY"]
+    subprocess.run(["git", "clone", "--quiet", ROOT, *clone[3:]], cwd=tmp_path, check=True)
+    folder = tmp_path / clone[3]
+    environment = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+    began = time.monotonic()
+    # The whole suite is what runs this test.
+    for words in (run, [*test, "ARGS=tests/trainer/base"]):
+        ended = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        print(f"{' '.join(words)}: {time.monotonic() - began:.0f} s since the clone")
+        assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    assert (folder / "runs/first/model/model.onnx").exists()
+    for line in ("make test", "make lint"):
+        assert f"\n{line}\n" in (ROOT / ".ci/run").read_text()
 
 
 def every(parser, words=()):

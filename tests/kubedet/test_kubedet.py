@@ -167,7 +167,7 @@ def test_the_import_is_quick_and_a_client_needs_no_package_for_training():
     )
     seconds, loaded, root, fix = done.stdout.splitlines()
     assert float(seconds) < 0.3 and loaded == "set()"  # CPU seconds.
-    assert root == "s3://bucket/root" and fix == "pip install 'kubedet[train]'"
+    assert root == "s3://bucket/root" and "[train]" in fix
 
 
 @pytest.mark.slow

@@ -19,6 +19,11 @@ A PyTorchJob with restartPolicy ExitCode restarts pods with exit codes of 128 an
 """
 
 
+def install_extra(extra: str) -> str:
+    """Return how to install the packages of an extra; no package index has kubedet."""
+    return f"in a checkout of kubedet: pip install '.[{extra}]'"
+
+
 class KubedetError(Exception):
     """Base of all errors with a message for the user.
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from trainer.base.errors import ConfigError
+from trainer.base.errors import ConfigError, install_extra
 
 DEFAULT = "retinanet"
 """The architecture of configurations that were written before the key `model.architecture` existed."""
@@ -77,8 +77,7 @@ def require(name: str) -> None:
     if missing:
         raise ConfigError(
             f"model.architecture {name} needs the package {', '.join(missing)}, which is not installed",
-            fix=f"pip install 'kubedet[{item.extra}]', in the training image too, "
-            "or set another model.architecture",
+            fix=f"{install_extra(item.extra)}, in the training image too; or set another model.architecture",
         )
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
-from trainer.base.errors import ConfigError, DataError, first_line
+from trainer.base.errors import ConfigError, DataError, first_line, install_extra
 from trainer.base.os_errors import check_resources
 from trainer.data.augmentation import Composition
 from trainer.data.decoding import Decoder
@@ -93,7 +93,7 @@ def check(device: torch.device) -> None:
         from torchcodec.decoders import decode_jpeg  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
         problem = f"loader.decoder=gpu needs the package torchcodec, 0.16 or newer: {first_line(error)}"
-        fix = "install it with `pip install 'kubedet[gpu]'`, or set loader.decoder=cpu"
+        fix = f"{install_extra('gpu')}, or set loader.decoder=cpu"
         raise ConfigError(problem, fix=fix) from None
 
 

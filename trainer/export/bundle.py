@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import storage
-from trainer.base.errors import ExportError, FormError, StorageError, translated
+from trainer.base.errors import ExportError, FormError, StorageError, install_extra, translated
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.types import FILL, RESIZES, InputSquare
@@ -320,7 +320,7 @@ def _module(name: str) -> Any:
     except ImportError:
         raise ExportError(
             "signatures need the package model-signing, which is not installed",
-            fix="pip install 'kubedet[signing]'",
+            fix=install_extra("signing"),
         ) from None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import torch
 
-from trainer.base.errors import ExportError, translated
+from trainer.base.errors import ExportError, install_extra, translated
 from trainer.config.schema import Config
 from trainer.config.types import InputSquare
 from trainer.export import build_engine
@@ -90,7 +90,7 @@ def import_openvino() -> Any:
     except ImportError:
         raise ExportError(
             "the format openvino needs the package openvino, which is not installed",
-            fix="pip install 'kubedet[openvino]', or remove openvino from export.formats",
+            fix=f"{install_extra('openvino')}, or remove openvino from export.formats",
         ) from None
     return openvino
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer import storage
-from trainer.base.errors import CheckpointError, EvaluationError, ExportError, translated
+from trainer.base.errors import CheckpointError, EvaluationError, ExportError, install_extra, translated
 from trainer.config import parsing
 from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
@@ -126,7 +126,7 @@ def _load_served(source: Bundle, name: str, run_code: bool) -> tuple[_Predict, s
         from trainer.export.formats import FORMATS, Served, check_trust
     except ImportError as error:
         raise EvaluationError(
-            f"{uri} cannot be run: {error}", fix="pip install 'kubedet[export]', or score the checkpoint"
+            f"{uri} cannot be run: {error}", fix=f"{install_extra('export')}, or score the checkpoint"
         ) from None
     kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
     try:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from trainer import storage
-from trainer.base.errors import ConfigError, StorageError, first_line
+from trainer.base.errors import ConfigError, StorageError, first_line, install_extra
 from trainer.base.worker_pool import available_cores
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -76,8 +76,8 @@ def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
         detail = f"{platform.system()}: training runs on Linux; other commands run here"
         yield Check("system", "missing", detail, "use Linux, a container or WSL")
     if missing := [name for name in _PACKAGES if not find_spec(name)]:
-        fix = "pip install 'kubedet[train]'"
-        yield Check("packages", "missing", f"not installed: {', '.join(missing)}", fix)
+        detail = f"not installed: {', '.join(missing)}"
+        yield Check("packages", "missing", detail, install_extra("train"))
     else:
         shown = ", ".join(f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp"))
         yield Check("packages", "ok", f"{shown}, Python {platform.python_version()}")

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, Literal, Protocol
 
 from trainer import storage
-from trainer.base.errors import KubedetError
+from trainer.base.errors import KubedetError, install_extra
 from trainer.config.parsing import flat
 from trainer.config.schema import Config
 
@@ -91,9 +91,7 @@ def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: boo
         try:
             trackers[name] = getattr(import_module(module), kind)()
         except ImportError as error:
-            _LOG.warning(
-                "nothing is sent to %s: %s; install it with pip install 'kubedet[%s]'", name, error, name
-            )
+            _LOG.warning("nothing is sent to %s: %s; %s", name, error, install_extra(name))
     folders = [part for part in output.split("/") if part]
     run = TrackedRun(
         # The run's folder contains `train`.

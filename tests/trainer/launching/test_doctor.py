@@ -131,7 +131,7 @@ def test_missing_packages_and_other_systems_have_a_remedy(monkeypatch, absent, s
     monkeypatch.setattr("platform.system", lambda: system)
     checks = list(doctor.check_machine(Needs()))
     assert [check.title for check in checks if check.state == "missing"] == missing
-    assert checks[len(missing) - 1].fix == "pip install 'kubedet[train]'"
+    assert checks[len(missing) - 1].fix.endswith("'.[train]'")
     assert ("shared memory" in {check.title for check in checks}) is (absent != "torch")
 
 

@@ -48,7 +48,7 @@ github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4), Apache-2.0."""
 
 @dataclass(config=STRICT, frozen=True)
 class Deimv2Options(SetOptions):
-    """DEIMv2 on PPHGNetV2 or DINOv3, by transformers (`pip install 'kubedet[detr]'`)."""
+    """DEIMv2 on PPHGNetV2 or DINOv3, by transformers (extra `detr`)."""
 
     architecture: Literal["deimv2"] = "deimv2"
     size: Literal["atto", "femto", "pico", "n", "s", "m", "l", "x"] = "n"

@@ -162,7 +162,7 @@ class DetrOptions(SetOptions):
 
 @dataclass(config=STRICT, frozen=True)
 class DFineOptions(DetrOptions):
-    """D-FINE: decoder of distributions on PPHGNetV2, by transformers (`pip install 'kubedet[detr]'`)."""
+    """D-FINE: decoder of distributions on PPHGNetV2, by transformers (extra `detr`)."""
 
     architecture: Literal["dfine"] = "dfine"
     size: Literal["n", "s", "m", "l", "x"] = "s"
@@ -171,7 +171,7 @@ class DFineOptions(DetrOptions):
 
 @dataclass(config=STRICT, frozen=True)
 class RTDetrOptions(DetrOptions):
-    """RT-DETRv2 on ResNet-vd, by transformers (`pip install 'kubedet[detr]'`)."""
+    """RT-DETRv2 on ResNet-vd, by transformers (extra `detr`)."""
 
     architecture: Literal["rtdetr"] = "rtdetr"
     size: Literal["r18", "r34", "r50", "r101"] = "r50"

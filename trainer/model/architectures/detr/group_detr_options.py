@@ -90,7 +90,7 @@ class GroupOptions(SetOptions):
 
 @dataclass(config=STRICT, frozen=True)
 class RFDetrOptions(GroupOptions):
-    """RF-DETR on DINOv2 with windows, by transformers (`pip install 'kubedet[detr]'`)."""
+    """RF-DETR on DINOv2 with windows, by transformers (extra `detr`)."""
 
     architecture: Literal["rfdetr"] = "rfdetr"
     size: Literal["nano", "small", "medium", "large"] = "nano"
@@ -99,7 +99,7 @@ class RFDetrOptions(GroupOptions):
 
 @dataclass(config=STRICT, frozen=True)
 class LWDetrOptions(GroupOptions):
-    """LW-DETR on a plain vision transformer, by transformers (`pip install 'kubedet[detr]'`)."""
+    """LW-DETR on a plain vision transformer, by transformers (extra `detr`)."""
 
     stride: ClassVar[int] = 64
 
