@@ -90,10 +90,13 @@ def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
     return dataset, truth
 
 
-def read_detections(uri: str, truth: Truth, *, clip: bool = False) -> Predictions:
-    """Read detections and check them against the ground truth; `clip` clips boxes to their images."""
+def read_detections(uri: str, truth: Truth, *, digest: str = "", clip: bool = False) -> Predictions:
+    """Read detections and check them against the ground truth; `clip` clips boxes to their images.
+
+    For `digest` see `Predictions.read`.
+    """
     with _naming(uri):
-        predictions, _ = Predictions.read(uri)
+        predictions, _ = Predictions.read(uri, digest)
         if clip:
             predictions, count = clip_boxes(truth, predictions)
             _LOG.info("%s: clipped %d of %d boxes to their images", uri, count, len(predictions))

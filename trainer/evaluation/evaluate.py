@@ -38,6 +38,7 @@ _SUMMARY_FORM = storage.Form(
         "fingerprint": str,
         "split": str,
         "predictions": str,
+        "predictions_sha256": str,
         "checkpoint": str,
         "shards?": str,
         "truth?": str,
@@ -53,8 +54,9 @@ class EvaluationSummary:
 
     fingerprint: str
     split: str
-    predictions: str  # URI, as the following fields
-    checkpoint: str
+    predictions: str  # URI
+    predictions_sha256: str  # `Predictions.digest`
+    checkpoint: str  # URI, as the following fields
     shards: str = ""
     truth: str = ""  # ground truth, if there are no shards
 
@@ -230,7 +232,10 @@ def _baseline_predictions(
         return None, ""
     earlier, images = baseline.summary, (dataset.fingerprint, dataset.split)
     if earlier and (earlier.fingerprint, earlier.split) == images and storage.exists(earlier.predictions):
-        return Predictions.read(earlier.predictions)[0], ""
+        try:
+            return Predictions.read(earlier.predictions, earlier.predictions_sha256)[0], ""
+        except EvaluationError as error:
+            _LOG.warning(error.message)
     _LOG.info("scoring the baseline %s first: it has no predictions of these images", baseline.name)
     try:
         model = _load(baseline.model, dataset, config, world)
@@ -307,6 +312,9 @@ def write_results(
     rules: Sequence[str],
 ) -> None:  # fmt: skip
     """Apply the gate; write predictions, table.txt, the reports, gate.json and, last, metrics.json."""
+    # First: that of another model would describe the new predictions if this process were killed.
+    storage.delete(storage.join(output_uri, SUMMARY))
+    summary["predictions_sha256"] = predictions.digest()
     summary["comparison"] = report.compared.to_json() if report.compared else None
     verdict = gate.decide(Evidence.from_summary(summary), rules)
     summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": list(rules)}

@@ -57,13 +57,13 @@ def evaluate(
     predictions = read_detections(detections_uri, truth, clip=clip)
     base = None
     if config.baseline not in ("", NO_BASELINE):
-        base_uri, earlier = _side(config.baseline)
+        base_uri, base_digest, earlier = _side(config.baseline)
         if earlier and earlier.fingerprint != truth_digest:
             raise EvaluationError(
                 f"the baseline {config.baseline} was not scored on this ground truth",
                 fix="evaluate its detections against the same file, or use the file of its detections",
             )
-        base = read_detections(base_uri, truth, clip=clip)
+        base = read_detections(base_uri, truth, digest=base_digest, clip=clip)
     load_image = _image_loader(images_uri, truth) if images_uri else None
     check_writable(output_uri)
     scores = scoring.score(dataset, truth, predictions, config.engine)
@@ -103,7 +103,7 @@ def compare(
     """
     engines.require(engine)
     sides = [_side(uri) for uri in (one_uri, other_uri)]
-    summaries = [summary for _, summary in sides if summary]
+    summaries = [summary for _, _, summary in sides if summary]
     images = {f"{summary.split} of {summary.fingerprint}" for summary in summaries}
     if len(images) > 1:
         raise EvaluationError(
@@ -122,7 +122,7 @@ def compare(
         truth = Truth.from_coco(dataset)
     else:
         dataset, truth = read_truth(truth_name)
-    first, second = (read_detections(uri, truth, clip=clip) for uri, _ in sides)
+    first, second = (read_detections(uri, truth, digest=digest, clip=clip) for uri, digest, _ in sides)
     if output_uri:
         check_writable(output_uri)
     before, scores = (scoring.score(dataset, truth, found, engine) for found in (first, second))
@@ -144,14 +144,15 @@ def compare(
     return comparison
 
 
-def _side(uri: str) -> tuple[str, EvaluationSummary | None]:
+def _side(uri: str) -> tuple[str, str, EvaluationSummary | None]:
+    """Return the URI of the detections, their digest if it is known, and their evaluation."""
     summary = find_summary(uri)
     if summary is None and not storage.exists(uri):
         raise EvaluationError(
             f"{uri} is neither an evaluation nor a file of detections",
             fix="use a folder that `kubedet evaluate` or a run wrote, or a file in COCO's results format",
         )
-    return (summary.predictions if summary else uri), summary
+    return (summary.predictions, summary.predictions_sha256, summary) if summary else (uri, "", None)
 
 
 def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:

@@ -72,13 +72,26 @@ class Predictions:
         columns = [self.image_ids, self.labels, *self.boxes.T, self.scores]
         table = pa.table(dict(zip(_COLUMNS, columns, strict=True)))
         buffer = io.BytesIO()
-        metadata = {**metadata, _CHECKSUM_FIELD: self._digest()}
+        metadata = {**metadata, _CHECKSUM_FIELD: self.digest()}
         pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
         storage.write_bytes(uri, buffer.getvalue())
 
     @classmethod
-    def read(cls, uri: str) -> tuple["Predictions", dict[str, str]]:
-        """Read the predictions and metadata that `write` wrote, or COCO's results format (no metadata)."""
+    def read(cls, uri: str, digest: str = "") -> tuple["Predictions", dict[str, str]]:
+        """Read the predictions and metadata that `write` wrote, or COCO's results format (no metadata).
+
+        Predictions with another `digest`, if it is not empty, are an EvaluationError.
+        """
+        predictions, metadata = cls._read(uri)
+        if digest not in ("", predictions.digest()):
+            raise EvaluationError(
+                f"{uri} has other predictions than those that its evaluation scored: the file was replaced",
+                fix=_EVALUATE_FIX,
+            )
+        return predictions, metadata
+
+    @classmethod
+    def _read(cls, uri: str) -> tuple["Predictions", dict[str, str]]:
         data = storage.read_bytes(uri)
         if data[:4] != b"PAR1":
             return cls.from_coco(parse_json(data, uri)), {}
@@ -94,11 +107,12 @@ class Predictions:
         predictions = cls(image_ids, labels, np.stack(sides, axis=1), scores)
         stored = (table.schema.metadata or {}).items()
         metadata = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in stored}
-        if metadata.pop(_CHECKSUM_FIELD, digest := predictions._digest()) != digest:
+        if metadata.pop(_CHECKSUM_FIELD, digest := predictions.digest()) != digest:
             raise EvaluationError(f"{uri} is damaged: checksum mismatch", fix=_EVALUATE_FIX)
         return predictions, metadata
 
-    def _digest(self) -> str:
+    def digest(self) -> str:
+        """Return the sha256 of all columns, the same for every format of the file."""
         kinds = (np.int64, np.int64, np.float64, np.float64)
         columns = [np.asarray(column, kind) for column, kind in zip(self._all(), kinds, strict=True)]
         return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()

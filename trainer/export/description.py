@@ -16,6 +16,7 @@ import jinja2
 import torch
 
 from trainer import storage
+from trainer.base.errors import ExportError
 from trainer.data.shard_folder import ShardIndex
 from trainer.evaluation.coco import METRICS, number
 from trainer.evaluation.metrics import SUMMARY
@@ -31,10 +32,15 @@ _EXTRAS = re.compile(r'extra == "(pod|export|openvino|detr)"')
 """The extras of kubedet whose packages make a bundle."""
 
 
-def read_scores(evaluation_uri: str) -> dict[str, object]:
-    """Return the section `metrics` of the metadata: results of the evaluation, if there was one."""
+def read_scores(evaluation_uri: str, sha256: str) -> dict[str, object]:
+    """Return the section `metrics` of the metadata: results of the evaluation, if there was one.
+
+    An evaluation of another model than that with this sha256 is an ExportError.
+    """
     uri = storage.join(evaluation_uri, SUMMARY) if evaluation_uri else ""
     scored = storage.read_json(uri) if uri and storage.exists(uri) else {}
+    if scored and scored.get("sha256") != sha256:
+        raise ExportError(f"{uri} is the evaluation of another model", fix="evaluate this model again")
     thresholds = scored.get("thresholds", {})
     return {
         "split": scored.get("split", ""),

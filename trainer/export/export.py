@@ -69,13 +69,9 @@ def export(
     if key:
         bundle.signer(key)  # A key that cannot sign is refused before minutes of work.
     check_writable(output_uri)
-    scores = read_scores(evaluation_uri)
-    inputs = [
-        bundle.file_sha256(storage.local_copy(checkpoint_uri)),
-        asdict(config.export),
-        scores,
-        versions(),
-    ]
+    sha256 = bundle.file_sha256(storage.local_copy(checkpoint_uri))
+    scores = read_scores(evaluation_uri, sha256)
+    inputs = [sha256, asdict(config.export), scores, versions()]
     made_from = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     # With a key it is exported and signed again: the previous signature may be by another key.
     if not key and _is_exported(output_uri, made_from):

@@ -55,12 +55,17 @@ def folder(data_root: str, name: str) -> str:
     return storage.join(data_root, "models", name)
 
 
-def current(data_root: str, name: str) -> CurrentModel | None:
-    """Return the content of a model's `current`, or None if no version was promoted."""
+def current(data_root: str, name: str, *, besides: str = "") -> CurrentModel | None:
+    """Return the content of a model's `current`, or None if it has no versions (`besides` one that is new).
+
+    Versions without `current` are a DamagedError: a gate would pass every model without a baseline.
+    """
     uri = storage.join(folder(data_root, name), CURRENT)
-    if not storage.exists(uri):
-        return None
     remedy = f"write it again: kubedet model promote {name} VERSION --data-root {data_root}"
+    if not storage.exists(uri):
+        if others := [version for version in version_names(data_root, name) if version != besides]:
+            raise DamagedError(f"{uri} is missing, but {name} has versions: {', '.join(others)}", fix=remedy)
+        return None
     record = storage.read_json(uri, storage.Form("current model", 1, _SHAPE, remedy, version_key="form"))
     _check_name(record["version"])
     return CurrentModel(
@@ -68,11 +73,16 @@ def current(data_root: str, name: str) -> CurrentModel | None:
     )
 
 
-def check_classes(data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str) -> None:
-    """Refuse other classes than those of a model's current version: clients would misread the labels."""
+def check_classes(
+    data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str, besides: str = ""
+) -> None:
+    """Refuse other classes than those of a model's current version: clients would misread the labels.
+
+    For `besides` see `current`.
+    """
     from trainer.evaluation.truth_and_predictions import name_difference
 
-    record = None if other_classes else current(data_root, name)
+    record = None if other_classes else current(data_root, name, besides=besides)
     if record and (difference := name_difference(record.classes, classes, "that version", "this one")):
         raise ConfigError(
             f"the classes are not those of {name} {record.version}, the current version of this model in "
@@ -96,7 +106,9 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
     version = source.metadata.model_version
     _check_name(version)
     target = storage.join(folder(data_root, name), version)
-    check_classes(data_root, name, source.class_names, other_classes=other_classes, fix=RENAME_FIX)
+    check_classes(
+        data_root, name, source.class_names, other_classes=other_classes, fix=RENAME_FIX, besides=version
+    )
     if not bundle.exists(target):
         bundle.copy(source, target)
     return promote(data_root, name, version, other_classes=True)
@@ -105,7 +117,7 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
 def promote(data_root: str, name: str, version: str, *, other_classes: bool = False) -> CurrentModel:
     """Make a version current, after comparing all its files with their checksums."""
     try:
-        before = current(data_root, name)
+        before = current(data_root, name, besides=version)
     except (DamagedError, FormError) as error:
         before = None
         _LOG.warning("%s; it is replaced, and its history is lost", error.message)

@@ -88,7 +88,9 @@ def test_the_report_shows_the_model_and_its_data(saved, shards, config, tmp_path
     assert data.versions["model"] == f"{uri} (step 7)" and data.versions["sha256"] == summary["sha256"]
 
 
-def test_the_summary_is_written_last(saved, shards, config, tmp_path, monkeypatch):
+def test_the_summary_is_removed_first_and_written_last(saved, shards, config, tmp_path, monkeypatch):
+    evaluate(saved(), shards, str(tmp_path / "e"), config)
+
     def full(*_):
         raise StorageError("the disk is full")
 
@@ -108,6 +110,12 @@ def test_a_baseline_scored_on_other_data_is_scored_again(saved, shards, config, 
     assert not second["verdict"]["passed"] and "too few to tell" in second["verdict"]["reason"]
     change = second["comparison"]["changes"]["coco/AP"]
     assert change[0] == change[1] == pytest.approx(second["metrics"]["coco/AP"], abs=1e-12)
+    # So is one whose predictions are another model's.
+    empty = Predictions.from_coco([])
+    empty.write(str(tmp_path / "s" / "predictions.parquet"), {})
+    compare = changed(config, baseline=str(tmp_path / "s"), bootstrap=20)
+    third = evaluate(saved(), shards, str(tmp_path / "t"), compare)
+    assert third["comparison"]["changes"]["coco/AP"][0] == change[0]
 
 
 def test_a_baseline_of_other_classes_is_an_obstacle_and_fails_rules_about_it(saved, shards, config, tmp_path):
@@ -265,6 +273,7 @@ def root(tmp_path):
     uri = str(folder / "predictions.parquet")
     (folder / "predictions.parquet").touch()
     summary = {"fingerprint": "f", "split": "test", "predictions": uri, "checkpoint": "first/best.pt"}
+    summary["predictions_sha256"] = ""
     (folder / "metrics.json").write_text(json.dumps(summary))
     write_pointer(tmp_path, evaluation=str(folder))
     return tmp_path

@@ -1,6 +1,7 @@
 """Files of detections as whole evaluations, and two evaluations side by side."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -182,6 +183,23 @@ def test_evaluations_of_other_images_are_not_compared(evaluated, tmp_path):
         scored_files.evaluate(
             str(evaluated / "truth.json"), str(evaluated / "bad.json"), str(tmp_path / "f"), config
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["parquet", "json"])
+def test_predictions_of_another_model_are_not_compared(evaluated, tmp_path, form):
+    """As a kill after the predictions, or a copied file, leaves them beside the metrics of another model."""
+    config = EvaluationConfig(bootstrap=40, predictions=form)
+    for name in ("good", "bad"):
+        paths = str(evaluated / "truth.json"), str(evaluated / f"{name}.json")
+        scored_files.evaluate(*paths, str(tmp_path / name), config)
+    scored_files.compare(str(tmp_path / "bad"), str(tmp_path / "good"), samples=40)
+    (tmp_path / f"good/predictions.{form}").write_bytes((tmp_path / f"bad/predictions.{form}").read_bytes())
+    with pytest.raises(EvaluationError, match=f"{tmp_path}/good/predictions.{form}"):
+        scored_files.compare(str(tmp_path / "bad"), str(tmp_path / "good"), samples=40)
+    baseline = dataclasses.replace(config, baseline=str(tmp_path / "good"))
+    with pytest.raises(EvaluationError, match=f"{tmp_path}/good/predictions.{form}"):
+        scored_files.evaluate(*paths, str(tmp_path / "e"), baseline)
 
 
 def test_missing_images_are_refused_before_anything_is_scored(drawn, tmp_path):

@@ -161,9 +161,13 @@ def test_metadata_and_card_of_a_bundle(saved, shards, tiny, tmp_path, monkeypatc
         "per_class": {"star": {"AP": 0.3, "AP50": 0.5, "AP75": 0.2, "boxes": 7}},
         "verdict": {"passed": True, "reason": "coco/AP 0.250 >= 0.1: passed"},
     }  # fmt: skip
-    (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(scored))
+    written = tmp_path / "evaluation" / "metrics.json"
+    written.write_text(json.dumps(scored | {"sha256": "another model's"}))
     config = tiny(export__min_match=0.0, export__max_ap_change=1.0, export__name="pets")
     inputs, target, scores = saved(), str(tmp_path / "model"), str(tmp_path / "evaluation")
+    with pytest.raises(ExportError, match=str(written)):
+        exporting.export(inputs, shards, target, config, evaluation_uri=scores)
+    written.write_text(json.dumps(scored | {"sha256": bundle.file_sha256(inputs)}))
     result = exporting.export(inputs, shards, target, config, evaluation_uri=scores)
     metadata = bundle.load(str(tmp_path / "model")).metadata.record
     assert metadata["metrics"] == {

@@ -101,13 +101,15 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
     assert published_models.rollback(root, "pets", other_classes=True).version == "v1"
 
 
-@pytest.mark.parametrize("content", [None, "[]", "{"])
+@pytest.mark.parametrize("content", [None, "[]", "{", ""])
 def test_promoting_repairs_a_damaged_current(tmp_path, root, content, caplog):
     for hour, version in enumerate(("v1", "v2"), 8):
         published_models.publish(_bundle(tmp_path, version, hour), root, "pets")
     path = tmp_path / "data_root/models/pets/current"
     before = published_models.current(root, "pets")
     path.write_text(path.read_text().replace("pets", "cats") if content is None else content)
+    if content == "":
+        path.unlink()  # Otherwise every model would pass the gate, without a baseline.
     with pytest.raises(KubedetError, match=f"{path}.*") as caught:
         published_models.load("pets", root)
     assert f"kubedet model promote pets VERSION --data-root {root}" in caught.value.fix
