@@ -102,9 +102,8 @@ def _from_file(name: str) -> dict[str, Any]:
     try:
         value = yaml_value(text, _MAX_BYTES)
     except ValueError as error:
-        place = str(error).replace("<unicode string>", where).replace("\n", "\n  ")
         raise ConfigError(
-            f"cannot read {where} as YAML: {place}", fix="correct it: a job's fields, each `field: value`"
+            f"cannot read {where} as YAML: {error}", fix="correct it: a job's fields, each `field: value`"
         ) from None
     if not isinstance(value, dict):
         raise ConfigError(

@@ -102,21 +102,61 @@ def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> 
     """Parse YAML strictly: JSON's values only, and no duplicate keys. Dates remain text.
 
     At most `longest` characters or bytes: parsing 100,000 may take a second. With `plain_text` numbers,
-    `true` and `null` remain text too. Other texts are ValueErrors, and too large ones UnboundedError.
+    `true` and `null` remain text too. Other texts are ValueErrors of one line, and too large ones
+    UnboundedError: aliases and merges count as often as they occur, before anything is built.
     """
     import yaml
 
     if len(text) > longest:
         raise UnboundedError(f"longer than {longest} characters")
+    if isinstance(text, bytes) and not text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        try:
+            text = text.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = text.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"line {line} is not UTF-8: save the file as UTF-8") from None
     try:
-        value = yaml.load(text, _loader(plain_text))  # noqa: S506 (it constructs plain values only)
+        loader = _loader(plain_text)(text)
+        node = loader.get_single_node()
+        _count_nodes(node, {})
+        value = None if node is None else loader.construct_document(node)
     except RecursionError:
         raise UnboundedError(_TOO_DEEP) from None
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(_yaml_problem(error)) from None
     except (TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, for unsuitable tags
         raise ValueError(f"a value cannot be read ({error})") from None
     return _checked(value)
+
+
+def _yaml_problem(error: Any) -> str:
+    """Return the message of PyYAML's error as one line, with the number of the text's line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    problem = f"line {mark.line + 1}: {error.problem}"
+    if error.context_mark:
+        problem += f" ({error.context}, line {error.context_mark.line + 1})"
+    if r"'\t'" in problem:
+        problem += ": indent with spaces, not tabs"
+    return problem
+
+
+def _count_nodes(node: Any, counts: dict[Any, int], depth: int = 0) -> int:
+    """Return the values below a YAML node, with aliases repeated; raise UnboundedError above MAX_VALUES."""
+    if node is None or isinstance(node.value, str):
+        return 1
+    if node not in counts:
+        if depth > MAX_DEPTH:  # An alias of a node that contains it, too.
+            raise UnboundedError(_TOO_DEEP)
+        parts = node.value
+        if parts and isinstance(parts[0], tuple):
+            keys = [key for key, _ in parts if not isinstance(key.value, str)]
+            parts = [*keys, *(value for _, value in parts)]
+        counts[node] = 1 + sum(_count_nodes(part, counts, depth + 1) for part in parts)
+        if counts[node] > MAX_VALUES:
+            raise UnboundedError(f"more than {MAX_VALUES} values")
+    return counts[node]
 
 
 @cache
@@ -127,14 +167,14 @@ def _loader(plain_text: bool) -> Any:
 
     class Loader(base):  # type: ignore[misc, valid-type]
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-            keys = [
-                None if key.tag == "tag:yaml.org,2002:merge" else self.construct_object(key)
-                for key, _ in getattr(node, "value", [])
-            ]
-            for index, key in enumerate(keys):
-                if key is not None and key in keys[:index]:
-                    mark = node.value[index][0].start_mark
-                    raise yaml.constructor.ConstructorError(None, None, f"{key!r} occurs twice", mark)
+            keys = set()
+            for key, _ in getattr(node, "value", []):
+                if key.tag != "tag:yaml.org,2002:merge":
+                    name = self.construct_object(key)
+                    if name in keys:
+                        problem = f"{name!r} occurs twice"
+                        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                    keys.add(name)
             return dict(super().construct_mapping(node, deep))
 
     Loader.yaml_implicit_resolvers = {

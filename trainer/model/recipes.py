@@ -61,7 +61,7 @@ def named(name: str) -> tuple[str, Overrides]:
     try:
         tree = yaml_value(storage.read_bytes(name), _LONGEST)
     except ValueError as error:
-        raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FILE_FIX) from None
+        raise ConfigError(f"{name} is not YAML: {error}", fix=_FILE_FIX) from None
     match tree:
         case {"recipe": str(recipe), **rest} if not rest.keys() - {"set"}:
             overrides = rest.get("set") or {}

@@ -3,6 +3,7 @@
 import logging
 import string
 import sys
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,15 @@ from pipelines import cli
 from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, KubedetError, refuse_userinfo
-from trainer.base.safe_text import aligned, cells, has_userinfo, one_line, redacted, yaml_value
+from trainer.base.safe_text import (
+    UnboundedError,
+    aligned,
+    cells,
+    has_userinfo,
+    one_line,
+    redacted,
+    yaml_value,
+)
 from trainer.data import source_names, sources
 
 VISIBLE = "".join(sorted(set(string.printable) - set(string.whitespace))) + "äß日"
@@ -156,3 +165,33 @@ def test_yaml_has_the_values_of_json_and_dates_are_text():
     ):  # fmt: skip
         with pytest.raises(ValueError):
             yaml_value(text, 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a:\n\tb: 1", ("line 2", "spaces")),
+        ("names: [ok]\nx: [caf\u00e9]".encode("latin-1"), ("line 2", "UTF-8")),
+        ("a: 1\nb: [1\n", ("line 3", "line 2")),
+        ("{a: 1, a: 2}", ("line 1", "'a'")),
+    ],
+)
+def test_yaml_errors_name_the_line_and_the_remedy(text, parts):
+    with pytest.raises(ValueError) as caught:
+        yaml_value(text, 100)
+    assert all(part in str(caught.value) for part in parts) and "\n" not in str(caught.value)
+
+
+def test_nested_merges_are_refused_before_they_are_built():
+    lines = [f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}" for level in range(1, 12)]
+    with pytest.raises(UnboundedError):
+        yaml_value("\n".join(["a0: &a0 {k: 1}", *lines]), 1000)
+    assert yaml_value("a: &a {x: 1}\nb: {<<: *a, y: 2}", 100)["b"] == {"x": 1, "y": 2}
+
+
+@pytest.mark.slow
+def test_the_time_for_many_keys_is_linear():
+    text = "\n".join(f"{number}: name" for number in range(36_000))
+    start = time.process_time()
+    assert len(yaml_value(text, 10**6, plain_text=True)) == 36_000
+    assert time.process_time() - start < 20  # A comparison of all pairs took 101.

@@ -24,7 +24,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from trainer import storage
-from trainer.base.errors import DataError, MissingError, first_line
+from trainer.base.errors import DataError, MissingError
 from trainer.base.safe_text import whole_number, yaml_value
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
@@ -184,7 +184,7 @@ class YoloSource(Source):
             # Every scalar stays the text that it is: a class may be named no, 1 or null.
             form = yaml_value(content, _MAX_BYTES, plain_text=True)
         except ValueError as error:
-            raise DataError(f"{uri} is not YAML: {first_line(error)}", fix=FIX) from None
+            raise DataError(f"{uri} is not YAML: {error}", fix=FIX) from None
         if not isinstance(form, dict):
             raise DataError(f"{uri} is not a YOLO data set description", fix=FIX)
         names = _names(uri, form)
