@@ -97,6 +97,7 @@ _MAX_RATIO, _MIN_BOMB_BYTES = 200, 16 * 1024 * 1024  # Above both, compressed co
 _MIN_FREE_BYTES = 256 * 1024 * 1024  # Bytes of the disk that are left free.
 _BLOCK = 1024 * 1024
 _UTF8_FLAG, _ENCRYPTED = 0x800, 0x1
+_UNPACK = "unpack it yourself, and use the folder"
 
 
 @dataclass
@@ -166,7 +167,7 @@ def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]
                 if not member.isreg():
                     raise _refused(uri, member.name, "it is a link or device, not a file")
                 total += member.size
-                _refuse_bomb(uri, member.name, total, packed)
+                _refuse_bomb(uri, total, packed)
                 _check_room(uri, member.size, folder)
                 file = tar.extractfile(member)
                 assert file is not None
@@ -195,18 +196,19 @@ def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo
         )  # fmt: skip
         if reason:
             raise _refused(uri, item.filename, reason)
-        _refuse_bomb(uri, item.filename, item.file_size, item.compress_size)
         end = item.header_offset + _HEADER + item.compress_size
+    _refuse_bomb(uri, sum(item.file_size for item in items), min(end, archive.start_dir))
     return items
 
 
-def _refuse_bomb(uri: str, name: str, size: int, packed: int) -> None:
+def _refuse_bomb(uri: str, size: int, packed: int) -> None:
+    """Refuse an archive by the bytes of all its members."""
     if size > max(_MIN_BOMB_BYTES, _MAX_RATIO * packed):
-        raise _refused(uri, name, f"{size:,} bytes are packed into {packed:,}")
+        raise DataError(f"refused {uri}: {size:,} bytes are packed into {packed:,}", fix=_UNPACK)
 
 
 def _refused(uri: str, name: str, reason: str) -> DataError:
-    return DataError(f"refused {name!r} in {uri}: {reason}", fix="unpack it yourself, and use the folder")
+    return DataError(f"refused {name!r} in {uri}: {reason}", fix=_UNPACK)
 
 
 def _relative(uri: str, name: str) -> str:
