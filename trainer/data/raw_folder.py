@@ -62,9 +62,11 @@ def new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, lis
 
 
 def noted_copy(uri: str) -> Path:
-    """Return a local copy of a file; raise DamagedError if its hash differs from `<uri>.sha256`."""
+    """Return a local copy of a file; raise DamagedError unless its hash is that in `<uri>.sha256`."""
     noted = f"{uri}.sha256"
     digest = storage.read_bytes(noted).decode("ascii", "replace") if storage.exists(noted) else ""
+    if not digest:
+        raise DamagedError(f"{uri} is damaged: {noted} is missing", fix="run the command that writes it again")
     return storage.local_copy(uri, sha256=digest.partition(" ")[0])
 
 
@@ -266,6 +268,10 @@ def npy_bytes(array: np.ndarray) -> bytes:
 def npy_array(uri: str, data: bytes, remedy: str) -> np.ndarray:
     """Return the array of a .npy file; raise DamagedError, with a remedy, if it has none."""
     try:
-        return np.load(io.BytesIO(data), allow_pickle=False)
+        buffer = io.BytesIO(data)
+        array = np.load(buffer, allow_pickle=False)
+        if extra := len(buffer.read()):
+            raise ValueError(f"{extra:,} bytes follow its array")
+        return array
     except (ValueError, EOFError) as error:
         raise DamagedError(f"{uri} is damaged: {error}", fix=remedy) from error

@@ -94,6 +94,7 @@ def verify(text: str, threads: int = 0) -> Verified:
         total = sum(view.index.samples.values())
     elif isinstance(view, RawImages):
         raw = view.manifest
+        damaged += _damaged_reports(raw)
         verify_image = partial(_verify_image, raw, raw_folder.read_sizes(raw), raw_folder.read_sums(raw))
         parts = worker_pool.run(verify_image, view.rows(), threads or 4 * cores, processes=False)
         total = raw.listed_images
@@ -173,6 +174,18 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
     return _Part(shard.name, problems, images, size)
 
 
+def _damaged_reports(raw: RawManifest) -> list[_Part]:
+    """Return the damaged ones among the reports of what was fetched, see `raw_folder`."""
+    damaged = []
+    folder = storage.join(raw.uri, "fetched")
+    for name in (name for name in storage.list_files(folder) if name.endswith(".parquet")):
+        try:
+            raw_folder.noted_copy(storage.join(folder, name))
+        except DamagedError as error:
+            damaged.append(_Part(f"fetched/{name}", [error.message]))
+    return damaged
+
+
 def _verify_image(raw: RawManifest, sizes: np.ndarray, sums: np.ndarray | None, row: RawRow) -> _Part:
     place, size = raw.image_uri(row), int(sizes[row["image_id"] - 1])
     sha256 = raw_folder.known_hash(sums, row["image_id"])
@@ -240,7 +253,7 @@ def _repair_raw(folder: str, threads: int) -> None:
         raise DataError(f"{planned.source} has changed since {folder} was created", fix=_RUN_AGAIN_FIX)
     damaged = {problem.partition(": ")[0]: problem for problem in verify(folder, threads).problems}
     view, sums = RawImages(raw), raw_folder.read_sums(raw)
-    changed = False
+    changed = bool(_damaged_reports(raw))
     for row in view.rows() if damaged else ():
         place = raw.image_uri(row)
         if place in damaged:
@@ -248,7 +261,7 @@ def _repair_raw(folder: str, threads: int) -> None:
             data = read_again(raw.source, row["origin"], tuple(config.allow_hosts))
             changed |= hashlib.sha256(data).hexdigest() != raw_folder.known_hash(sums, row["image_id"])
             storage.write_bytes(place, data, confirm=True)
-    if changed:  # The source has other bytes now: count and hash the stored images again.
+    if changed:  # Count and hash the stored images again.
         for name in storage.list_files(storage.join(folder, "fetched")):
             storage.delete(storage.join(folder, "fetched", name))
         storage.delete(storage.join(folder, raw_folder.MANIFEST))

@@ -8,7 +8,7 @@ import pytest
 from fault_table import contents
 
 from trainer import storage
-from trainer.base.errors import DataError
+from trainer.base.errors import DataError, KubedetError
 from trainer.data.download import download
 from trainer.data.shards import shard
 from trainer.data.verification import check, repair, verify
@@ -42,6 +42,10 @@ def lose(path: Path) -> None:
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def extend(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,20 @@ def test_the_shard_step_takes_a_lost_or_damaged_image_from_the_source(fifteen_im
     index = shard(raw, str(tmp_path / "data"), CONFIG)
     assert image.read_bytes() == whole and index.splits["train"].samples == 12
     assert f"{image.name}" in caplog.text and "; fetched again from the source" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"), [("fetched/0-of-1.parquet", cut), ("fetched/*.sha256", lose), ("sizes-*.npy", extend)]
+)
+def test_verify_reads_the_records_of_raw_images(prepared, name, harm):
+    _, raw, shards = prepared
+    before = contents(raw, shards)
+    (path,) = raw.glob(name)
+    harm(path)
+    with pytest.raises(KubedetError, match=path.name.removesuffix(".sha256")):
+        check(verify(str(raw)))
+    check(repair(str(raw)))
+    assert contents(raw, shards) == before
 
 
 @pytest.mark.slow
