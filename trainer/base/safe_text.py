@@ -113,7 +113,7 @@ def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> 
         try:
             text = text.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            line = text.count(b"\n", 0, error.start) + 1
+            line = error.object.count(b"\n", 0, error.start) + 1
             raise ValueError(f"line {line} is not UTF-8: save the file as UTF-8") from None
     try:
         loader = _loader(plain_text)(text)

@@ -66,7 +66,8 @@ def noted_copy(uri: str) -> Path:
     noted = f"{uri}.sha256"
     digest = storage.read_bytes(noted).decode("ascii", "replace") if storage.exists(noted) else ""
     if not digest:
-        raise DamagedError(f"{uri} is damaged: {noted} is missing", fix="run the command that writes it again")
+        problem = f"{uri} is damaged: {noted} is missing"
+        raise DamagedError(problem, fix="run the command that writes it again")
     return storage.local_copy(uri, sha256=digest.partition(" ")[0])
 
 
