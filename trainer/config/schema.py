@@ -13,6 +13,7 @@ from trainer.config.types import (
     STRICT,
     CocoMetric,
     Count,
+    Detected,
     ExportFormat,
     Fraction,
     InputSquare,
@@ -180,7 +181,7 @@ class ModelConfig:
     """Compute BatchNorm statistics over all processes: each layer waits for all, twice a step."""
     score_threshold: Fraction = 0.05
     """Detections below this score are dropped."""
-    detections_per_image: Positive = 100
+    detections_per_image: Detected = 100
     """Maximum number of detections per image."""
 
     def misfit(self) -> str:

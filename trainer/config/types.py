@@ -49,8 +49,12 @@ Count = Annotated[int, BeforeValidator(as_integer), Field(ge=0)]
 Positive = Annotated[int, BeforeValidator(as_integer), Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
-Side = Annotated[int, BeforeValidator(as_integer), Field(ge=96)]
-Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+# Upper limits: the configuration of a foreign checkpoint must not exhaust the memory.
+Side = Annotated[int, BeforeValidator(as_integer), Field(ge=96, le=8192)]
+Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=100)]
+Width = Annotated[Positive, Field(le=2048)]
+Depth = Annotated[Positive, Field(le=100)]
+Detected = Annotated[Positive, Field(le=100_000)]
 
 
 _MIN_TILE = 64

@@ -22,6 +22,7 @@ IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".heic", ".heif", ".avif",
 )  # fmt: skip
 
+MAX_SIDE = 65_535  # pixels; JPEG has no larger one, and resizing such a strip takes gigabytes
 MAX_PIXELS = 178_956_970  # Larger images are refused undecoded: a small file can claim any size.
 
 _SAMPLINGS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4))
@@ -237,6 +238,8 @@ def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
         check_resources(error)
         raise UnreadableImage("not an image that can be read") from error
     pixels = image.width * image.height
+    if max(image.size) > MAX_SIDE:
+        raise TooManyPixels(f"{image.width}x{image.height}: a side has more than {MAX_SIDE:,} pixels")
     if pixels > most_pixels:
         raise TooManyPixels(
             f"{image.width}x{image.height} are {pixels:,} pixels, more than the limit of {most_pixels:,}"

@@ -75,7 +75,7 @@ def read_request(body: bytes, json_length: int | None, size: int) -> InferenceRe
             raise DataError(f"input {INPUT!r} must contain values from 0 to 255")
         return InferenceRequest(values.astype(np.uint8).reshape(shape), request.get("id"), outputs)
     data = body[json_length:] if json_length is not None else b""
-    if length != math.prod(shape) or len(data) < length:
+    if type(length) is not int or length != math.prod(shape) or len(data) < length:
         received = min(length, len(data)) if isinstance(length, int) else repr(length)
         raise DataError(f"input {INPUT!r} needs {math.prod(shape)} bytes, not {received}")
     return InferenceRequest(np.frombuffer(data[:length], np.uint8).reshape(shape), request.get("id"), outputs)

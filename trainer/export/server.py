@@ -52,7 +52,7 @@ class ModelServer:
     def __init__(self, predictor: Predictor, most_pixels: int) -> None:
         self._predictor, self._most_pixels = predictor, most_pixels
         self._name, self._version = predictor.metadata.name, predictor.metadata.model_version
-        self.bodies, self.thread = Bodies(), ModelThread()
+        self.bodies, self.thread, self.decoder = Bodies(), ModelThread(), ModelThread()
 
     def routes(self) -> list[Route]:
         model = "/v2/models/{name}"
@@ -114,11 +114,9 @@ class ModelServer:
 
     async def detect(self, request: Request) -> Response:
         async with self.bodies.read(request.stream()) as body:
-            return await self.thread.run(lambda: self._detect(body))
-
-    def _detect(self, body: bytes) -> Response:
-        image = decode_image(body, "the image", self._most_pixels)
-        detections = self._predictor(image)
+            # In another thread: a large image takes seconds, in which tensors can use the model.
+            image = await self.decoder.run(lambda: decode_image(body, "the image", self._most_pixels))
+        detections = await self.thread.run(lambda: self._predictor(image))
         return JSONResponse({"model": f"{self._name} {self._version}", **as_json(detections, image)})
 
     def _check_model(self, request: Request) -> None:
@@ -211,6 +209,7 @@ class WebServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse waiting and later requests; the running one has 2.5 seconds."""
         self.model.bodies.end()
+        self.model.decoder.end()
         self.model.thread.end()
         await super().shutdown(sockets)
 
@@ -241,7 +240,7 @@ def serve(
         print(f"{name}: {address}/", flush=True)
         print("for trying a model, not for production; Ctrl-C ends it", flush=True)
         server.run(sockets=[listener])
-    if not server.model.thread.idle:
+    if not (server.model.thread.idle and server.model.decoder.idle):
         # A running decoder or model cannot be interrupted.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -255,7 +254,6 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 async def _page(request: Request) -> Response:
     name = request.path_params.get("file", "page.html")
     path = _FOLDER / name
-    # The route takes no slash, and a name that begins with a dot has no type.
-    if path.parent != _FOLDER or path.suffix not in _TYPES or not path.is_file():
+    if name not in os.listdir(_FOLDER) or path.suffix not in _TYPES:
         raise LookupError(f"there is not a file {name!r} of the page")
     return Response(path.read_bytes(), media_type=_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})

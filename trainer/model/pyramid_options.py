@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import ModelConfig
-from trainer.config.types import STRICT, Fraction, Overrides, Positive, as_integer
+from trainer.config.types import STRICT, Detected, Fraction, Overrides, Width, as_integer
 
 Backbone = Literal[
     "resnet18", "resnet34", "resnet50", "resnet101",
@@ -26,17 +26,17 @@ class PyramidOptions(ModelConfig):
 
     backbone: Backbone = "resnet50"
     """Residual network that extracts the features."""
-    backbone_width: Positive = 64
+    backbone_width: Annotated[Width, Field(le=512)] = 64
     """Channels of the backbone's first stage; 64 is the published network."""
     norm: Literal["batch", "frozen", "group"] = "batch"
     """Normalization of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
     trainable_layers: Annotated[int, BeforeValidator(as_integer), Field(ge=0, le=_STAGES)] = _STAGES
     """Backbone stages that are trained, counted from the last; 5 is all of it."""
-    fpn_channels: Positive = 256
+    fpn_channels: Width = 256
     """Width of the feature pyramid and of the heads."""
     nms_threshold: Fraction = 0.5
     """Overlap above which the weaker detection of a class is dropped."""
-    topk_candidates: Positive = 1000
+    topk_candidates: Detected = 1000
     """Maximum number of candidates per pyramid level before suppression."""
 
     def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Overrides:

@@ -56,6 +56,20 @@ def test_a_model_that_was_trained_with_frozen_random_weights_can_still_be_read()
     assert from_json(json.dumps(tree)).model.norm == "frozen"
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("loader.image_size", 1_000_000), ("loader.sizes", [320_000]), ("model.fpn_channels", 10**9),
+        ("model.backbone_width", 10**6), ("model.head_depth", 10**6), ("model.anchor_scales", [1.0] * 10**4),
+        ("model.detections_per_image", 10**9),
+    ],
+)  # fmt: skip
+def test_sizes_that_exhaust_the_memory_are_refused(key, value):
+    section, name = key.split(".")
+    with pytest.raises(ConfigError, match=key):
+        from_json(json.dumps({section: {name: value}}), where="a checkpoint")
+
+
 def test_whole_floats_are_taken_for_integers():
     assert recipes.load("debug", {"train.epochs": 100.0}).train.epochs == 100
 

@@ -174,7 +174,15 @@ def test_the_page_is_complete_and_uses_no_other_server(ask):
             "text/javascript", "text/css", "image/svg+xml",
         )  # fmt: skip
         assert b"://" not in text.replace(b"http://www.w3.org/2000/svg", b"")  # The name of SVG, no address.
-    for name in ("none.js", "..%2fserver.py", "%2e%2e%2fserver.py", "server.py", ".", "page.html%00"):
+    for name in (
+        "none.js",
+        "..%2fserver.py",
+        "%2e%2e%2fserver.py",
+        "server.py",
+        ".",
+        "page.html%00",
+        "a" * 5000,
+    ):
         assert ask("GET", f"/page/{name}")[0] == 404, name
 
 
@@ -204,6 +212,7 @@ def test_a_port_that_is_taken(address, bundle_uri):
         ({"data": [256, *REST]}, b"", "values from 0 to 255"), ({"data": [0.5, *REST]}, b"", "integers"),
         ({"data": [1]}, b"", "must contain 27648 integers"), ({"datatype": "FP32"}, b"", "must be UINT8"),
         ({"parameters": {"binary_data_size": 3 * SIZE * SIZE}}, b"1234", "needs 27648 bytes, not 4"),
+        ({"parameters": {"binary_data_size": 27648.0}}, b"x" * 27648, "needs 27648 bytes"),
         ({"parameters": [1]}, b"", "parameters must be"), ({"shape": 5}, b"", "JSON with one input"),
         ({"shape": [float("inf"), 3, SIZE, SIZE]}, b"", "JSON with one input"),
         ({"shape": [1, 3, 8, 8]}, b"", "must have the shape"), ({"name": "x"}, b"", "one input named"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import io
 import json
 import os
 import signal
@@ -9,16 +10,20 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from PIL import Image
+from served_page import jpeg
 
 pytest.importorskip("uvicorn")
 from trainer.data.images import MAX_PIXELS
 from trainer.export import serving_limits
+from trainer.export.predict import decode_image
 from trainer.export.serving_limits import LimitedConnection, ModelThread, RequestRefused
 
 PATIENCE = 60
@@ -96,6 +101,28 @@ def test_a_small_file_of_many_pixels_is_refused_by_its_header(address):
     status, answer = post(address, bomb)
     assert status == 413 and f"more than the limit of {MAX_PIXELS:,} pixels" in answer["error"]
     assert "--max-pixels" in answer["fix"]
+    strip = io.BytesIO()
+    Image.new("1", (1, 1_000_000)).save(strip, "PNG")
+    assert post(address, strip.getvalue())[0] == 413
+
+
+def test_tensors_pass_an_image_that_takes_long_to_decode(address, monkeypatch):
+    decoding, decoded = threading.Event(), threading.Event()
+
+    def decode(*arguments):
+        decoding.set()
+        assert decoded.wait(PATIENCE)
+        return decode_image(*arguments)
+
+    monkeypatch.setattr("trainer.export.server.decode_image", decode)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(post, address, jpeg())
+        assert decoding.wait(PATIENCE)
+        tensor = {"name": "images", "datatype": "UINT8", "shape": [1, 3, 96, 96], "data": [0] * 3 * 96 * 96}
+        body = json.dumps({"inputs": [tensor]})
+        assert post(address, body, "/v2/models/pets/infer")[0] == 200 and not slow.done()
+        decoded.set()
+        assert slow.result(PATIENCE)[0] == 200
 
 
 def opened(address, data=b""):

@@ -1,8 +1,9 @@
 """Options of DEIMv2, its published sizes, and a recipe."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import Config
@@ -55,7 +56,7 @@ class Deimv2Options(SetOptions):
     """Published size: 0.5, 1, 1.5, 3.6, 10, 18, 32 and 50 million parameters. The authors train the first
     three with 100, 150 and 200 queries at 320, 416 and 640 pixels. s to x are on DINOv3: their weights are
     under Meta's DINOv3 License, which binds what you train from them (docs/weights.md)."""
-    denoising: Count = 100
+    denoising: Annotated[Count, Field(le=10_000)] = 100
     """Approximate number of pairs of denoising queries per image in training; 0 disables them."""
     backbone_lr: Fraction = 0.5
     """Learning rate of the backbone, relative to train.lr."""

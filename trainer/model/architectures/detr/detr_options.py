@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import Config, EvaluationConfig, LoaderConfig, ModelConfig, TrainConfig
-from trainer.config.types import STRICT, Count, Fraction, Positive
+from trainer.config.types import STRICT, Count, Detected, Fraction
 from trainer.model.architectures.retinanet.retinanet_options import small
 
 _UNIT = 8  # channels of a narrower network are multiples of it; the queries' of four times that, for 8 heads
@@ -76,7 +76,7 @@ class SetOptions(ModelConfig):
     """Published size."""
     width: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Channels relative to the published size; below 1 no published weights fit."""
-    queries: Positive = 300
+    queries: Detected = 300
     """Number of queries per image, and so the maximum number of detections of a class."""
 
     def arguments(self) -> Arguments:
@@ -105,7 +105,7 @@ class SetOptions(ModelConfig):
 class DetrOptions(SetOptions):
     """Options of D-FINE and RT-DETRv2."""
 
-    denoising: Count = 100
+    denoising: Annotated[Count, Field(le=10_000)] = 100
     """Approximate number of pairs of denoising queries per image in training; 0 disables them."""
     frozen_norm: bool = False
     """Keep the backbone's BatchNorm of the pretrained weights, as the authors trained D-FINE-L and X and

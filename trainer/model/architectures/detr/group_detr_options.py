@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import Config, EvaluationConfig, LoaderConfig, TrainConfig
-from trainer.config.types import STRICT, Fraction, Positive
+from trainer.config.types import STRICT, Depth, Fraction
 from trainer.model.architectures.detr.detr_options import Arguments, SetOptions, scaled
 
 _RF: Arguments = {
@@ -51,7 +51,7 @@ _HEAD = 32  # channels of an attention head of the decoder; half of it when a qu
 class GroupOptions(SetOptions):
     """Options of RF-DETR and LW-DETR."""
 
-    groups: Positive = 13
+    groups: Depth = 13
     """Groups of queries in training, each matched separately (Group DETR, arXiv:2207.13085); predictions use
     the first."""
     backbone_lr: Annotated[float, Field(ge=0)] = 1.5

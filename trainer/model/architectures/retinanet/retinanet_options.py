@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
-from trainer.config.types import STRICT, Positive, Sizes
+from trainer.config.types import STRICT, Depth, Sizes
 from trainer.model.pyramid_options import PyramidOptions
 
 _RESNET50 = "torchvision:ResNet50_Weights.IMAGENET1K_V2"
@@ -24,7 +24,7 @@ class RetinaNetOptions(PyramidOptions):
     version: Literal["v1", "v2"] = "v2"
     """torchvision's retinanet_*_fpn (v1) or retinanet_*_fpn_v2: in v2 the heads have
     GroupNorm, P6 comes from C5 instead of P5, and boxes are trained on GIoU, not L1."""
-    head_depth: Positive = 4
+    head_depth: Depth = 4
     """Number of convolutions in each head before the last one."""
     anchor_sizes: Annotated[Sizes, Field(min_length=5, max_length=5)] = field(
         default_factory=lambda: [32.0, 64.0, 128.0, 256.0, 512.0]
