@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, NoReturn, TypeAlias
 
-from trainer.base.safe_text import aligned, cells
+from trainer.base.safe_text import aligned, as_message, cells, printable
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Where a command adds its parser."""
@@ -40,7 +40,12 @@ class Parser(argparse.ArgumentParser):
             self.exit(2)
         if choice := _CHOICE.search(message):
             message += _as_fix(guess([choice[1]], [name.strip("'") for name in choice[2].split(", ")]))
-        super().error(message)
+        super().error(as_message(message))
+
+
+def show(text: str) -> None:
+    """Print a text with names from files, without their control characters."""
+    print(printable(text))
 
 
 def guess(words: Iterable[str], known: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from pipelines.commands import Commands, columns, option, options, verb
+from pipelines.commands import Commands, columns, option, options, show, verb
 from trainer.base.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _list(options: argparse.Namespace) -> int:
 
     names = published_models.names(options.data_root)
     if not names:
-        print(f"no models are published under {options.data_root}")
+        show(f"no models are published under {options.data_root}")
     for name in names:
         try:
             record = published_models.current(options.data_root, name)
@@ -71,7 +71,7 @@ def _list(options: argparse.Namespace) -> int:
         except (StorageError, DataError) as error:  # Show the others.
             print(f"error: {error}", file=sys.stderr)
             current = ""
-        print(name)
+        show(name)
         whole, damaged = published_models.versions(options.data_root, name)
         for version, bundle in whole.items():
             ap = bundle.metadata.metrics.get("coco/AP")
@@ -80,10 +80,10 @@ def _list(options: argparse.Namespace) -> int:
             gone = training_record.excluded_in(options.data_root, bundle.metadata.shards)
             note = f"  was trained on {gone} that are to be forgotten" if gone else ""
             mark, created = "*" if version == current else " ", bundle.metadata.created
-            print(f"{mark} {version}  {created}  AP {scored}  {formats}{note}")
+            show(f"{mark} {version}  {created}  AP {scored}  {formats}{note}")
         for version, problem in damaged.items():
             mark = "*" if version == current else " "
-            print(f"{mark} {version}  damaged: {problem.splitlines()[-1].strip()}")
+            show(f"{mark} {version}  damaged: {problem.splitlines()[-1].strip()}")
     return 0
 
 
@@ -92,8 +92,8 @@ def _show(options: argparse.Namespace) -> int:
 
     model = _load(options)
     with model.files([bundle.CARD]) as folder:
-        print((folder / bundle.CARD).read_text(), end="")
-    print(f"\nIn `{model.uri}`")
+        show((folder / bundle.CARD).read_text().rstrip("\n"))
+    show(f"\nIn `{model.uri}`")
     return 0
 
 
@@ -107,14 +107,14 @@ def _verify(options: argparse.Namespace) -> int:
         compared.append(published_models.check_at_least(model, options.at_least, options.data_root))
     for each in compared:
         each.check_whole()
-    print(f"{model.uri}: {len(model.checksums)} files are as they were written, and no others are there")
-    print(f"{model.metadata.name} {model.metadata.model_version}, sha256 of SHA256SUMS {model.digest}")
+    show(f"{model.uri}: {len(model.checksums)} files are as they were written, and no others are there")
+    show(f"{model.metadata.name} {model.metadata.model_version}, sha256 of SHA256SUMS {model.digest}")
     if options.public_key:
         for each in compared:
             check_signature(each, options.public_key)
-        print(f"signed by the key of {options.public_key}")
+        show(f"signed by the key of {options.public_key}")
     if options.at_least:
-        print(f"not older than version {options.at_least}")
+        show(f"not older than version {options.at_least}")
     return 0
 
 
@@ -126,7 +126,7 @@ def _switch(options: argparse.Namespace) -> int:
         current = published_models.promote(root, name, options.version, other_classes=other)
     else:
         current = published_models.rollback(root, name, other_classes=other)
-    print(f"current version of {name}: {current.version}")
+    show(f"current version of {name}: {current.version}")
     return 0
 
 
@@ -140,23 +140,23 @@ def _trace(arguments: argparse.Namespace) -> int:
         print(json.dumps(found | ({"used": used.fields()} if used else {}), indent=2))
     elif found["kind"] == "image":
         for item in found["seen"]:
-            print(f"{item['shards']}  of {item['source']}")
+            show(f"{item['shards']}  of {item['source']}")
             for row in item["images"]:
                 where = f"in {row['split']}" if row["seen"] else f"listed in {row['split']}, but not usable"
                 mark = ", to be forgotten" if row["forgotten"] else ""
-                print(f"  {row['key']} ({row['file_name']}) {where}{mark}")
-                print(f"    image {row['image']}, annotations {row['annotations']}")
-            print(f"  runs    {', '.join(item['runs']) or 'none known'}")
+                show(f"  {row['key']} ({row['file_name']}) {where}{mark}")
+                show(f"    image {row['image']}, annotations {row['annotations']}")
+            show(f"  runs    {', '.join(item['runs']) or 'none known'}")
             models = [f"{name} (freed)" if name in item["freed"] else name for name in item["models"]]
-            print(f"  models  {', '.join(models) or 'none'}")
+            show(f"  models  {', '.join(models) or 'none'}")
     else:
         for key, value in found.items():
             if key != "kind" and value not in ("", None, [], {}):
                 shown = ", ".join(map(str, value)) if isinstance(value, list) else value
                 text = json.dumps(shown) if isinstance(shown, dict | bool) else str(shown)
-                print(f"{key.replace('_', ' '):<13} {text}")
+                show(f"{key.replace('_', ' '):<13} {text}")
         if used:
-            print(f"\nwhat the run used\n{columns(used.table(), right={1, 2, 3, 4, 5})}")
+            show(f"\nwhat the run used\n{columns(used.table(), right={1, 2, 3, 4, 5})}")
     return 0
 
 
@@ -172,13 +172,13 @@ def _layout(options: argparse.Namespace) -> int:
     # First, because it may refuse the URI.
     service = kserve_service(model.metadata, place, options.service_account) if place else {}
     written = write_triton(model, repository, kind=options.kind, max_batch=options.max_batch)
-    print(f"Triton: {written}")
+    show(f"Triton: {written}")
     if not place:
-        print("KServe: not written; give --storage-uri, the bucket or volume that will hold triton/")
+        show("KServe: not written; give --storage-uri, the bucket or volume that will hold triton/")
         return 0
     uri = storage.join(options.output, "kserve.yaml")
     storage.write_bytes(uri, yaml.safe_dump(service, sort_keys=False).encode())
-    print(f"KServe: {uri}")
+    show(f"KServe: {uri}")
     return 0
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from pipelines.commands import Commands, option
+from pipelines.commands import Commands, option, show
 from pipelines.commands.options import TILE, add_inference, add_model, checked_pixel_limit
 from trainer.base.errors import ConfigError, KubedetError
 
@@ -45,7 +45,7 @@ def _predict(options: argparse.Namespace) -> int:
         options.model, options.data_root, options.kind, run_code=options.run_code, tile=options.tile
     )
     title = model.model.title
-    print(f"{title}, {model.kind} in {model.model.runtime}")
+    show(f"{title}, {model.kind} in {model.model.runtime}")
     for path in paths:
         try:
             image = open_image(path, most_pixels)
@@ -62,7 +62,7 @@ def _predict(options: argparse.Namespace) -> int:
         everything[str(path)] = result
         found = [detection.name for detection in detections]
         counts = [f"{found.count(name)} {name}" for name in dict.fromkeys(found)]
-        print(f"{path}: {', '.join(counts) or 'nothing found'}")
+        show(f"{path}: {', '.join(counts) or 'nothing found'}")
     if everything:
         whole = json.dumps({"model": title, "images": list(everything.values())})
         storage.write_bytes(os.path.join(options.output, "detections.json"), (whole + "\n").encode())

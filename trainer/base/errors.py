@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.base.safe_text import has_userinfo, redacted
+from trainer.base.safe_text import as_message, has_userinfo, redacted
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 EXIT_FAILURE = 1  # a failure that the user did not cause: a traceback was printed
@@ -41,7 +41,7 @@ class KubedetError(Exception):
             self.transient = transient
 
     def __str__(self) -> str:
-        return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
+        return as_message(f"{self.message}\n  fix: {self.fix}" if self.fix else self.message)
 
 
 class ConfigError(KubedetError):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from trainer.base.safe_text import redacted
+from trainer.base.safe_text import as_message, redacted
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -38,7 +38,7 @@ _EVENT_PATTERN = re.compile(
 
 
 class _Formatter(logging.Formatter):
-    """Writes `12:34:56 download: message` and redacts secrets in addresses."""
+    """Writes `12:34:56 download: message`, printable and without secrets in addresses."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(part)s: %(message)s", "%H:%M:%S")
@@ -48,6 +48,11 @@ class _Formatter(logging.Formatter):
         ours = record.name.startswith(_OWN_LOGGERS)
         record.part = record.name.rpartition(".")[2] if ours else record.name
         return redacted(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Format the line without a traceback."""
+        record.message = as_message(record.message)
+        return super().formatMessage(record)
 
 
 def setup(level: int = logging.INFO) -> None:

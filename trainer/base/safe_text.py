@@ -66,6 +66,19 @@ def one_line(text: str) -> str:
     return "".join(characters)
 
 
+def printable(text: str) -> str:
+    """Return a text for terminals: like `one_line`, but line breaks remain."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def as_message(text: str) -> str:
+    """Return a message for terminals and logs: `printable`, with lines after the first indented.
+
+    No line break in a name makes its rest look like another message.
+    """
+    return printable(re.sub(r"\n(?!\s)", "\n  ", text))
+
+
 def cells(text: str) -> int:
     """Return the columns of a terminal that a text takes: a Chinese character takes two."""
     from rich.cells import cell_len

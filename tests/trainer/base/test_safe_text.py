@@ -147,6 +147,18 @@ def test_control_characters_become_spaces(text, line):
     assert one_line(text) == line
 
 
+def test_no_name_in_a_message_controls_the_terminal_or_looks_like_another_message(capfd):
+    name = "\x1b[31ma\nerror: b\u202e.jpg"
+    error = ConfigError(f"{name} is damaged\n  - a list", fix=name)
+    log.setup()
+    logging.getLogger("trainer.x").warning("read %s", name)
+    with pytest.raises(SystemExit):
+        cli.main(["recipes", name])
+    lines = f"{error}\n{capfd.readouterr().err}".splitlines()
+    assert not any(character in "".join(lines) for character in "\x1b\u202e")
+    assert sum(line.startswith("error:") for line in lines) == 0 and "  - a list" in lines
+
+
 @pytest.mark.parametrize("text", ["cat", "猫", "a\tb", "very long name of a class", "猫猫猫猫猫猫猫", ""])
 @pytest.mark.parametrize("right", [False, True])
 def test_aligned_text_has_the_width(text, right):
