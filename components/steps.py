@@ -6,7 +6,6 @@ temporary (a store or an API server is down). The waiting process stays small, s
 killed for memory.
 """
 
-import errno
 import json
 import logging
 import multiprocessing
@@ -28,6 +27,7 @@ from typing import Any, TypeVar
 from components import environment
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
+from trainer.base.os_errors import translate_named_oserrors
 from trainer.base.safe_text import whole_number
 from trainer.launching.stop_signals import STOP_SIGNALS, handling
 
@@ -103,17 +103,11 @@ def run(
         from components import usage  # Here: the waiting process stays small.
 
         try:
-            with usage.metered(step):
+            with usage.metered(step), translate_named_oserrors():
                 return pkgutil.resolve_name(work)(*arguments)
         except KubedetError as error:
             environment.explain(error, secret)
             raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            where = f" at {error.filename}" if error.filename else ""
-            fix = "free space, then run the same command again"
-            raise KubedetError(f"the disk is full{where}", fix=fix) from None
 
     def report_end(message: str, exit_code: int, *, known: bool) -> None:
         if path := os.environ.get(log.PROGRESS_FILE):

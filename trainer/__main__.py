@@ -19,6 +19,7 @@ from typing import Any
 
 from trainer.base import die_with_parent, log
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError, StorageError
+from trainer.base.os_errors import translate_named_oserrors
 from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.model import recipes
@@ -42,7 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     die_with_parent.die_with_launcher()
     log.setup()
     try:
-        return int(options.run(options) or 0)
+        with translate_named_oserrors():
+            return int(options.run(options) or 0)
     except KubedetError as error:
         from trainer.launching.worker_failures import report_error
 

@@ -66,11 +66,20 @@ def test_a_known_error_is_a_message_an_exit_code_and_an_event(monkeypatch, tmp_p
     assert event["step"] == "shard" and event["exit_code"] == 2 and "the source is empty" in event["message"]
 
 
-def test_a_full_disk_is_said_with_its_place(capfd):
+@pytest.mark.parametrize(
+    ("error", "place", "fix"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x.tar"), "/data/x.tar", "disk is full"),
+        (OSError(errno.ENOSPC, "No space left on device"), "", "disk is full"),
+        (OSError(errno.EMFILE, "Too many open files"), "", "ulimit -n"),
+    ],
+)
+def test_what_ran_out_is_said_with_its_place(error, place, fix, capfd):
     with pytest.raises(SystemExit) as caught:
-        steps.run("shard", FAILS, OSError(errno.ENOSPC, "No space left on device", "/data/x.tar"))
+        steps.run("shard", FAILS, error)
     assert caught.value.code == 2
-    assert "the disk is full at /data/x.tar" in capfd.readouterr().err
+    shown = capfd.readouterr().err
+    assert place in shown and fix in shown and "Traceback" not in shown
 
 
 def test_a_bug_keeps_its_traceback():

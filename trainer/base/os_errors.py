@@ -30,9 +30,9 @@ _REMEDIES = {
 _EXHAUSTED_ERRNOS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _MEMORY_MESSAGES = (
     "memory allocation", "out of memory", "insufficient memory", "malloc of size", "not enough memory",
-    "allocate memory",
+    "allocate memory", "could not create a primitive",
 )  # fmt: skip
-"""Parts of the messages of libjpeg(-turbo), Pillow, Arrow and torch when memory runs out."""
+"""Parts of the messages of libjpeg(-turbo), Pillow, Arrow, torch and oneDNN when memory runs out."""
 
 
 def missing(uri: str) -> MissingError:
@@ -40,19 +40,19 @@ def missing(uri: str) -> MissingError:
     return MissingError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
 
 
-def check_resources(error: BaseException, title: str = "an image") -> None:
+def check_resources(error: BaseException, title: str = "an image", verb: str = "read") -> None:
     """Raise ResourceError if a decoder failed because the machine lacks memory or the like.
 
     Decoders raise the same types for corrupt bytes, so a sound file would be reported as corrupt.
     """
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_MESSAGES):
         raise ResourceError(
-            f"{title} cannot be read: not enough memory", fix=_REMEDIES[errno.ENOMEM]
+            f"{title} cannot be {verb}: not enough memory", fix=_REMEDIES[errno.ENOMEM]
         ) from error
     # torch seeks to a place before the beginning of a file that was cut short: EINVAL.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
         fix = _REMEDIES.get(error.errno, "solve that, and run again")
-        raise ResourceError(f"{title} cannot be read: {os.strerror(error.errno)}", fix=fix) from error
+        raise ResourceError(f"{title} cannot be {verb}: {os.strerror(error.errno)}", fix=fix) from error
 
 
 @contextmanager
@@ -86,10 +86,16 @@ def translate_oserror(uri: str, verb: str) -> Iterator[None]:
 
 @contextmanager
 def translate_named_oserrors() -> Iterator[None]:
-    """Turn OSErrors that name a file into StorageErrors; for the outermost level of a program."""
+    """Turn OSErrors that name a file, or a lack of memory or the like, into StorageErrors.
+
+    For the outermost level of a program.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno in (*_EXHAUSTED_ERRNOS, errno.ENOSPC, errno.EDQUOT) and not error.filename:
+            message = f"this process cannot go on: {error.strerror}"
+            raise ResourceError(message, fix=_REMEDIES[error.errno]) from error
         if error.errno is None or not isinstance(error.filename, str | bytes) or not error.filename:
             raise
         with translate_oserror(os.fsdecode(error.filename), "use"):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from trainer.base import log
+from trainer.base.os_errors import check_resources
 from trainer.base.precision import autocast
 from trainer.config.schema import Config
 from trainer.config.types import InputSquare
@@ -76,8 +77,12 @@ def predict_split(
 
     def detect(batch: Batch) -> tuple[int, Found]:
         # Both contexts hold for the thread that enters them.
-        with torch.inference_mode(), autocast(world.device, config.evaluation.precision):
-            detections = predict(batch.images)
+        try:
+            with torch.inference_mode(), autocast(world.device, config.evaluation.precision):
+                detections = predict(batch.images)
+        except RuntimeError as error:
+            check_resources(error, "the model", "run")
+            raise
         num = detections.num.cpu().numpy()
         found = in_images(detections, batch.image_ids, batch.scales, sizes, batch.windows)
         return len(batch.image_ids), (found, np.repeat(np.array(batch.windows).reshape(-1, 4), num, axis=0))

@@ -100,19 +100,24 @@ def read(uri: str) -> State:
         except Exception as error:  # torch.load has no common error.
             sealed = hashing.result()
             check_resources(error, f"checkpoint {uri}")
+            # Without torch's text, which may recommend loading it unsafely.
             if sealed:
                 raise CheckpointError(
-                    f"checkpoint {uri} cannot be loaded, although its checksum is correct: "
-                    f"{first_line(error)}",
+                    f"checkpoint {uri} contains more than data, which is not loaded; its checksum is correct",
                     fix="use the kubedet version that wrote it, or another file",
                 ) from None
-            # Without torch's text, which may recommend loading it unsafely.
             raise DamagedCheckpoint(
                 f"checkpoint {uri} cannot be read: it is damaged, or contains more than data, which is not "
                 "loaded", fix=_CHECKPOINT_FIX,
             ) from None  # fmt: skip
         sealed = hashing.result()
-    ours = isinstance(state, dict) and state.get("version") == VERSION and "model" in state
+    version = state.get("version") if isinstance(state, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise CheckpointError(
+            f"checkpoint {uri} was written by a newer kubedet, in format {version}; this one reads {VERSION}",
+            fix="update kubedet, or use the version that wrote it",
+        )
+    ours = version == VERSION and "model" in state
     if not ours or not isinstance(state.get("config"), str):
         raise CheckpointError(
             f"{uri} is not a kubedet checkpoint",

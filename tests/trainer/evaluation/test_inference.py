@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from trainer.base.errors import ResourceError
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.inference import in_images, merge_tiles, predict_split
 from trainer.evaluation.truth_and_predictions import Predictions
@@ -41,14 +42,18 @@ def test_parallel_passes_give_the_same_and_restore_the_thread_count(shards, tiny
     assert shared.scores == pytest.approx(alone.scores, abs=1e-5)
 
 
-def test_an_error_in_a_thread_is_raised(shards, tiny):
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(ValueError("no weights"), ValueError), (RuntimeError("could not create a primitive"), ResourceError)],
+)
+def test_an_error_in_a_thread_is_raised(shards, tiny, error, shown):
     def fail(images):
-        raise ValueError("no memory")
+        raise error
 
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        with pytest.raises(ValueError, match="no memory"):
+        with pytest.raises(shown):
             predict_split(fail, ShardDataset(shards, "train"), tiny(), SINGLE)
         assert torch.get_num_threads() == 2
     finally:

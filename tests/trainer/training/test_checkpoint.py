@@ -72,13 +72,19 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
     (tmp_path / "trap.pt").write_bytes(pickle.dumps({"version": 1, "model": Trap()}))
     with pytest.raises(CheckpointError, match="cannot be read: it is damaged, or contains more than data"):
         checkpoint.read(str(tmp_path / "trap.pt"))
-    assert not (tmp_path / "ran").exists()
+    checkpoint.write({"model": Trap()}, str(tmp_path / "sealed.pt"))
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.read(str(tmp_path / "sealed.pt"))
+    assert "weights_only" not in str(caught.value) and not (tmp_path / "ran").exists()
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
     torch.save({"weights": torch.zeros(1)}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match="not a kubedet checkpoint"):
         checkpoint.read(str(tmp_path / "x.pt"))
+    checkpoint.write({"version": checkpoint.VERSION + 1}, str(tmp_path / "newer.pt"))
+    with pytest.raises(CheckpointError, match="newer"):
+        checkpoint.read(str(tmp_path / "newer.pt"))
     with pytest.raises(StorageError, match=r"gone\.pt"):
         checkpoint.read(str(tmp_path / "gone.pt"))
 
