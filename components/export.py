@@ -21,4 +21,4 @@ def export(
     work = "components.publishing:export_and_publish"
     bundle = steps.run("export", work, *arguments, secret=credentials)
     shown = {"uri": bundle["model"], "name": bundle["name"], "model_version": bundle["model_version"]}
-    steps.publish(exported, bundle, shown | bundle["used"] | {"registered": registry})
+    steps.publish(exported, bundle, shown | {"registered": registry})

@@ -10,11 +10,8 @@ from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trainer.data.raw_folder import RawManifest
     from trainer.evaluation.evaluate import MeasureDrift
-    from trainer.report.evaluation_page import Table
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +59,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class GateInputs:
-    """What features add to an evaluation: rules about drift need `drift`; `used` is for the report."""
+    """What features add to an evaluation: rules about drift need `drift`."""
 
     drift: "MeasureDrift | None" = None
-    used: "Callable[[], Table]" = tuple
 
 
 @dataclass(frozen=True)
@@ -88,9 +84,8 @@ class Hooks:
     def before_gate(self, data_root: str) -> GateInputs | None:
         """Return what an evaluation needs besides its scores; None: nothing."""
 
-    def at_end(self, end: StepEnd) -> dict[str, float]:
-        """Process the end of a step; return numbers to show with its result. Errors are only logged."""
-        return {}
+    def at_end(self, end: StepEnd) -> None:
+        """Process the end of a step. Errors are only logged."""
 
 
 @cache
@@ -117,12 +112,10 @@ def before_gate(data_root: str) -> GateInputs:
     return next((answer for answer in answers if answer is not None), GateInputs())
 
 
-def at_end(end: StepEnd) -> dict[str, float]:
-    """Report the end of a step; return numbers to show with its result, by name."""
-    shown: dict[str, float] = {}
+def at_end(end: StepEnd) -> None:
+    """Report the end of a step."""
     for each in _registered():
         try:
-            shown |= each.at_end(end)
+            each.at_end(end)
         except Exception as error:  # The text of an error may contain a secret address.
             logger.warning("a hook failed at the end of the step %s: %s", end.step, type(error).__name__)
-    return shown

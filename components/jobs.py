@@ -15,7 +15,6 @@ from components import environment, launchers
 from components.launchers import spec
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.base.errors import ConfigError
-from trainer.launching.usage import FOLDER
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -65,7 +64,6 @@ class Request:
     claim: str = ""  # PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none.
     run_id: str = ""  # Decides on the job's name.
     default_image: str = ""  # Container image of a job that names none.
-    usage: str = ""  # URI of the folder of its nodes' usage records; empty is none.
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], **surroundings: Any) -> "Request":
@@ -120,8 +118,7 @@ class Request:
 
     def _job_defaults(self) -> dict[str, Any]:
         """Return environment and volumes as in the step's own pod; those of the job take precedence."""
-        usage = {FOLDER: self.usage} if self.usage else {}
-        env = environment.settings() | usage | self._value("env", {})
+        env = environment.settings() | self._value("env", {})
         secret_env: list[Any] = list(self._value("secret_env", []))
         defined = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
         secret_env += [

@@ -4,7 +4,7 @@ import html
 from dataclasses import asdict
 from typing import Any
 
-from components import data_versions, hooks, in_use, sharing, starting_weights, usage
+from components import data_versions, hooks, in_use, sharing, starting_weights
 from trainer import storage
 from trainer.config.schema import Config
 from trainer.config.types import Overrides
@@ -31,7 +31,6 @@ def prepare(
     share the work.
     """
     sharing.check(partitions)
-    usage.keep(data_root)
     config, version = recipes.load_here(recipe, overrides), data_versions.expanded(version)
     in_use.begin(data_root, config.model.weights)
     try:

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from components import hooks, usage
+from components import hooks
 from components.environment import SIGNING_NAME, signing_key
 from components.records import PublishedRecord, name_of, now
 from components.scoring import MISSING_METRIC
@@ -23,10 +23,9 @@ def export_and_publish(
 
     Versions are stored in `<data_root>/models/NAME`; the data root is that of the shards. `signing` is the
     name of a Secret, see `environment.signing_key`; `registry` a Kubeflow Model Registry's URL, or empty.
-    Returns the manifest of `trainer.export.export`, with the published `model`, and what the run has `used`.
+    Returns the manifest of `trainer.export.export`, with the published `model`.
     """
     output, data_root = trained["output"], data_root_of(trained["shards"])
-    usage.keep(data_root, processes=1)
     key = signing_key(signing)
     settings = parsing.read(trained["config"])
     name = published_models.name_for(settings.export.name, trained["shards"])
@@ -49,5 +48,5 @@ def export_and_publish(
     shown = {metric: value for metric, value in metrics.items() if value != MISSING_METRIC}
     version = exported["model_version"]
     outcome = hooks.Outcome(hooks.PASSED, name_of(output), reason, exported["name"], version, shown)
-    end = hooks.StepEnd("export", outcome=outcome, folder=output, data_root=data_root)
-    return exported | {"used": hooks.at_end(end)}
+    hooks.at_end(hooks.StepEnd("export", outcome, output))
+    return exported

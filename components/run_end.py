@@ -56,7 +56,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
             reason = ended or (f"{failed[-1].step}: {failed[-1].message}" if failed else _UNKNOWN_REASON)
             outcome = hooks.Outcome(hooks.STOPPED if is_stopped else hooks.FAILED, run_id, reason)
             # The folder is on this pod's disk: retries of the step send no second notice.
-            hooks.at_end(hooks.StepEnd("cleanup", outcome=outcome, folder=str(Path(path).parent)))
+            hooks.at_end(hooks.StepEnd("cleanup", outcome, str(Path(path).parent)))
     shown = ended or (failed[-1].message if failed else "")
     return {"state": state, **({"reason": shown} if shown else {})}
 

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from components import hooks, usage
+from components import hooks
 from components.records import VerdictRecord, name_of, now
 from trainer import storage
 from trainer.config import parsing
@@ -23,18 +23,16 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
 
     `trained` is the manifest of the trained model; `rules` are separated by commas, empty takes the
     configuration's. `report`, `summary` and `verdict` are local files that receive a page and two Markdown
-    texts. Returns `metrics` by name, `shown` (those that have a value, and what the run has used) and the
-    `verdict`.
+    texts. Returns `metrics` by name, `shown` (those that have a value) and the `verdict`.
     """
     output, data_root = trained["output"], data_root_of(trained["shards"])
-    usage.keep(data_root, processes=1)
     settings = parsing.read(trained["config"])
     folder = storage.join(output, "evaluation")
     extras = hooks.before_gate(data_root)
     gate_rules = split_rules(rules) or settings.evaluation.gate
     scored = evaluate(
         trained["checkpoint"], trained["shards"], folder, settings,
-        rules=gate_rules, used=extras.used, drift=extras.drift,
+        rules=gate_rules, drift=extras.drift,
     )  # fmt: skip
     for name, path in (("report.html", report), ("report.md", summary)):
         Path(path).write_bytes(storage.read_bytes(storage.join(folder, name)))
@@ -48,8 +46,7 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     shown = {name: value for name, value in scored["metrics"].items() if value != MISSING_METRIC}
     VerdictRecord(name_of(output), decision.passed, shown, now()).write(data_root)
     decided = {"verdict": word, "reason": reason, "rules": ", ".join(gate_rules)}
-    outcome = None
     if not decision.passed:  # Otherwise the export step reports the outcome.
         outcome = hooks.Outcome(hooks.HELD_BACK, name_of(output), reason, settings.export.name, metrics=shown)
-    end = hooks.StepEnd("evaluate", outcome=outcome, folder=output, data_root=data_root)
-    return {"metrics": scored["metrics"], "shown": shown | hooks.at_end(end), "verdict": decided}
+        hooks.at_end(hooks.StepEnd("evaluate", outcome, output))
+    return {"metrics": scored["metrics"], "shown": shown, "verdict": decided}

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from components import environment, in_use, usage
+from components import environment, in_use
 from trainer import storage
 from trainer.base import typed_json
 from trainer.base.errors import ConfigError, KubedetError, MissingError, StorageError
@@ -166,7 +166,6 @@ def assist(data_root: str, recipe: str, overrides: Overrides, patience: float = 
     if not environment.run_id():
         logger.info("there is no pod to assist: this process belongs to no run")
         return
-    usage.keep(data_root)
     team = Team(data_root, recipes.load_here(recipe, overrides).data)
     watch, seen = leases.Watch(), time.monotonic()
     before: Work | None = None

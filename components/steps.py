@@ -100,10 +100,8 @@ def run(
     start = time.monotonic()
 
     def do_work() -> Any:
-        from components import usage  # Here: the waiting process stays small.
-
         try:
-            with usage.metered(step), translate_named_oserrors():
+            with translate_named_oserrors():
                 return pkgutil.resolve_name(work)(*arguments)
         except KubedetError as error:
             environment.explain(error, secret)

@@ -6,8 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from components import auto_schedule, data_versions, jobs, launchers, records, starting_weights, usage
-from components.environment import run_id
+from components import auto_schedule, data_versions, jobs, launchers, records, starting_weights
 from components.jobs import Request
 from components.launchers.backend import JobStatus
 from components.launchers.spec import JobSpec, with_heartbeat
@@ -43,10 +42,8 @@ def train(
     further fields of JobSpec, `placed` tolerations and node selector of the task; for `rules` and
     `warm_start` see `prepare`.
     """
-    usage_folder = usage.place(data_root, run_id()) if run_id() else ""
-    request = Request.of(parameters, job=jobs.placed(job, *placed), usage=usage_folder)
+    request = Request.of(parameters, job=jobs.placed(job, *placed))
     in_pods = launchers.entry(request.launcher).pods
-    usage.keep(data_root, processes=0 if in_pods else request.processes, nodes=0 if in_pods else 1)
     folder = folder_of(output, data_root, data, request.run_id)
     # Before anything else: a job of an earlier attempt waits for the heartbeat.
     with heartbeat.renewed(storage.join(folder, _HEARTBEAT)) if in_pods else nullcontext():

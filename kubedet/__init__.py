@@ -103,7 +103,7 @@ def train(
 
     values = ({MINUTES: minutes} if minutes is not None else {}) | dict(overrides or {})
     chosen = run.read_options(_parse("run", source=source, recipe=recipe, set=values, **options))
-    record, _, _ = run.execute(chosen)
+    record, _ = run.execute(chosen)
     if record.status == "interrupted":
         again = f"call it again with name={chosen.name!r} and the same arguments to continue"
         raise Interrupted(f"the run {chosen.name} was stopped", fix=again)

@@ -1,6 +1,5 @@
 """What operations does in the steps of a run; the entry point `operations` of the group `kubedet.hooks`."""
 
-from components import environment
 from components.hooks import GateInputs, Hooks, Listing, NothingNew, StepEnd
 
 
@@ -13,11 +12,11 @@ class _Operations(Hooks):
         return retrain_condition.skip_reason(listing)
 
     def before_gate(self, data_root: str) -> GateInputs:
-        from operations import costs, drift
+        from operations import drift
 
-        return GateInputs(drift.for_gate, lambda: costs.of_run(data_root, environment.run_id()).table())
+        return GateInputs(drift.for_gate)
 
-    def at_end(self, end: StepEnd) -> dict[str, float]:
+    def at_end(self, end: StepEnd) -> None:
         if end.outcome is not None:
             from operations import notifications
 
@@ -26,11 +25,6 @@ class _Operations(Hooks):
             from operations import retention
 
             retention.prune_after(end.data_root, end.keep_runs)
-        if end.step not in ("evaluate", "export") or not end.data_root:
-            return {}
-        from operations import costs
-
-        return costs.of_run(end.data_root, environment.run_id()).numbers()
 
 
 hooks = _Operations()

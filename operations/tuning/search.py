@@ -25,7 +25,7 @@ from optuna import distributions, importance, pruners, samplers
 from optuna.storages import JournalStorage, journal
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from components import starting_weights, usage
+from components import starting_weights
 from components.launchers.guarded_process import GuardedProcess
 from operations.tuning.space import ENDED, Choices, Range, parse, to_json
 from trainer import storage
@@ -308,7 +308,6 @@ def finish(study: Study) -> FrozenTrial:
 
 def train_trial(number: str, gpus: int, data_root: str, *search: Any) -> str:
     """Train a trial of a search, see `Study`, in a pod with `gpus` GPUs; return a line about it."""
-    usage.keep(data_root, processes=gpus)
     study = Study(data_root, *search)
     train(study, [int(number)], processes=max(gpus, 1))
     return next(describe(trial) for trial in study.trials() if trial.number == int(number))
@@ -316,7 +315,6 @@ def train_trial(number: str, gpus: int, data_root: str, *search: Any) -> str:
 
 def choose(paths: tuple[str, str], data_root: str, *search: Any) -> dict[str, dict[str, Any]]:
     """Write the page and the best configuration of a search, also into two local files, `paths`."""
-    usage.keep(data_root)
     study = Study(data_root, *search)
     best = finish(study)
     uris = [storage.join(study.uri, file) for file in (PAGE, BEST)]

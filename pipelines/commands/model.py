@@ -5,7 +5,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from pipelines.commands import Commands, columns, option, options, show, verb
+from pipelines.commands import Commands, option, options, show, verb
 from trainer.base.errors import DataError, StorageError
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def add(commands: Commands) -> None:
         "digest (16 hex digits) of an image or its annotations",
     )  # fmt: skip
     options.add_published(trace)
-    options.add_prices(trace)
     option(trace, "--json", "print the result as JSON")
     layout = verb(verbs, "layout", _layout, "write a Triton repository and a KServe service")
     options.add_model(layout)
@@ -131,13 +130,11 @@ def _switch(options: argparse.Namespace) -> int:
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    from operations import costs, lineage
+    from operations import lineage
 
-    options.use_prices(arguments)
     found = lineage.trace(arguments.what, arguments.data_root)
-    used = costs.of_run(arguments.data_root, found.get("run_id", ""), found.get("run", ""))
     if arguments.json:
-        print(json.dumps(found | ({"used": used.fields()} if used else {}), indent=2))
+        print(json.dumps(found, indent=2))
     elif found["kind"] == "image":
         for item in found["seen"]:
             show(f"{item['shards']}  of {item['source']}")
@@ -155,8 +152,6 @@ def _trace(arguments: argparse.Namespace) -> int:
                 shown = ", ".join(map(str, value)) if isinstance(value, list) else value
                 text = json.dumps(shown) if isinstance(shown, dict | bool) else str(shown)
                 show(f"{key.replace('_', ' '):<13} {text}")
-        if used:
-            show(f"\nwhat the run used\n{columns(used.table(), right={1, 2, 3, 4, 5})}")
     return 0
 
 

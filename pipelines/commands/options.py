@@ -1,7 +1,6 @@
 """Options that several commands share, and the objects that they describe."""
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -70,27 +69,6 @@ def add_parameter(parser: Group, item: Parameter) -> None:
 def add_published(parser: Group, meaning: str = "where published models are") -> None:
     """Declare the data root, and its meaning for the command."""
     option(parser, "--data-root URI", meaning, LOCAL["data_root"].default)
-
-
-def add_prices(parser: Group) -> None:
-    """Declare --prices."""
-    option(
-        parser, "--prices FILE", "prices of hours and bytes, as YAML (default: the file in KUBEDET_PRICES, "
-        "or prices.yaml in the data root)",
-    )  # fmt: skip
-
-
-def use_prices(options: Options) -> str:
-    """Set the prices of --prices for this process and its children; return their absolute URI."""
-    if not options.prices:
-        return ""
-    from operations import costs
-    from trainer import storage
-
-    uri = storage.absolute(options.prices)
-    costs.read_prices(uri)
-    os.environ[costs.VARIABLE] = uri
-    return uri
 
 
 def add_model(parser: Group) -> None:

@@ -26,11 +26,10 @@ from typing import Any, TextIO
 from components import auto_schedule, environment, records, starting_weights
 from components.hooks import Outcome
 from components.launchers.guarded_process import GuardedProcess
-from operations import costs, notifications, retrain_condition
-from operations.costs import Costs
+from operations import notifications, retrain_condition
 from pipelines import display, parameters
 from pipelines.commands import Commands, columns, option
-from pipelines.commands.options import add_overrides, add_parameter, add_prices, read_recipe, use_prices
+from pipelines.commands.options import add_overrides, add_parameter, read_recipe
 from pipelines.display import RunProgress
 from pipelines.parameters import Values
 from trainer import storage
@@ -79,7 +78,6 @@ def add(commands: Commands) -> None:
         parser, "--quick", f"train for about {QUICK_MINUTES} minutes, same as --set "
         f"{MINUTES}={QUICK_MINUTES}; image size, epochs and batch size are chosen for you unless set",
     )  # fmt: skip
-    add_prices(parser)
     option(parser, "--verbose", "also show the log of the local runner")
     parser.set_defaults(command=lambda arguments: run(read_options(arguments)))
 
@@ -98,7 +96,7 @@ def read_options(arguments: argparse.Namespace) -> "Options":
     values = {name: value for name, value in values.items() if value is not None}
     recipe = values.get("recipe", parameters.LOCAL["recipe"].default)
     name = arguments.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    return Options(name, values, arguments.verbose, use_prices(arguments))
+    return Options(name, values, arguments.verbose)
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,6 @@ class Options:
     given: Mapping[str, Any] = field(default_factory=dict)
     """Values of parameters in `parameters.LOCAL`; the others have their default there."""
     verbose: bool = False  # Show the local runner's log too.
-    prices: str = ""  # Absolute URI of a file of prices; empty is that of the data root.
 
     def __getitem__(self, name: str) -> Any:
         """Return a parameter's value."""
@@ -126,7 +123,6 @@ class Options:
         for name, item in parameters.LOCAL.items():
             if name != "overrides" and self[name] != item.default:
                 words += [item.option, str(self[name])]
-        words += ["--prices", self.prices] if self.prices else []
         for key, value in self["overrides"].items():
             words += ["--set", as_override(key, value)]
         return shlex.join(words)
@@ -156,7 +152,6 @@ class RunRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     data_warnings: list[str] = field(default_factory=list)
     gate: Values = field(default_factory=dict)
-    used: Values = field(default_factory=dict)
     nothing_new_since: str = ""
     """The model version since which the source has not changed, if training was skipped for that."""
     paths: dict[str, str] = field(default_factory=dict)
@@ -246,12 +241,8 @@ def check(options: Options) -> None:
     )
 
 
-def report(
-    record: RunRecord, progress: RunProgress, folder: Path, *, again: str, used: Costs | None = None
-) -> None:
+def report(record: RunRecord, progress: RunProgress, folder: Path, *, again: str) -> None:
     """Print the results of a run on stdout, and its error on stderr; `again` is the command to continue."""
-    if used:
-        print(f"\nwhat it used\n{columns(used.table(), right={1, 2, 3, 4, 5})}")
     if record.nothing_new_since:
         print(f"\nnothing new since {record.nothing_new_since}: nothing was trained")
     if record.metrics:
@@ -303,12 +294,12 @@ def _short(path: str) -> str:
 
 def run(options: Options) -> int:
     """Run the pipeline and report; return the exit code: 0 also if the gate failed, 143 if it was stopped."""
-    record, progress, used = execute(options)
-    report(record, progress, options.folder, again=options.command(), used=used)
+    record, progress = execute(options)
+    report(record, progress, options.folder, again=options.command())
     return int(record.error.get("exit_code", 0))
 
 
-def execute(options: Options) -> tuple[RunRecord, RunProgress, Costs | None]:
+def execute(options: Options) -> tuple[RunRecord, RunProgress]:
     """Run the pipeline and show its progress; a failed step is an error in the record."""
     check(options)
     folder = options.folder
@@ -335,24 +326,22 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress, Costs | None]:
         if options["nproc"] > cores:
             print(f"warning: {options['nproc']} training processes share {cores} cores", file=sys.stderr)
         with temporary_folder() as temporary:
-            progress, used = RunProgress(temporary / "progress.jsonl"), None
+            progress = RunProgress(temporary / "progress.jsonl")
             stopped, broken = False, ""
             try:
                 stopped = _execute(options, progress, temporary, lock.fileno())
-                used = costs.of_run(record.arguments["data_root"], options.name)
             except BaseException as error:  # E.g. stdout was closed.
                 broken = repr(error)
                 raise
             finally:  # The record must not stay at "running".
                 progress.finish()
-                record.used = used.fields() if used else {}
                 record.read_results(progress, folder)
                 record.end(progress, stopped=stopped, broken=broken)
                 record.write(folder)
                 if record.status == "failed":
                     message = record.error["message"]
                     notifications.tell(Outcome(notifications.FAILED, record.name, message))
-        return record, progress, used
+        return record, progress
 
 
 def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:

@@ -64,12 +64,8 @@ def add(commands: Commands) -> None:
     options.add_run(create, without=("data_version",))
     options.add_compile_options(create)
     listing = verb(verbs, "list", _list, "list the schedules")
-    history = verb(
-        verbs, "history", _history, "show the runs of a schedule: times, state, verdict, AP, use and cost"
-    )
-    option(history, "--html FILE", "also write a page with plots")
+    history = verb(verbs, "history", _history, "show the runs of a schedule: times, state, verdict, AP")
     option(history, "--data-root URI", "location of the runs' data for this machine, if it differs")
-    options.add_prices(history)
     named = [create, history, verb(verbs, "run", _run, "start a run of a schedule now")]
     for name, call, done, text in _CHANGES:
         named.append(verb(verbs, name, partial(_change, verb=call, done=done), text))
@@ -231,9 +227,7 @@ def _change(arguments: argparse.Namespace, verb: str, done: str) -> int:
 def _history(arguments: argparse.Namespace) -> int:
     from operations import history
     from pipelines.kubeflow import stopped
-    from trainer import storage
 
-    options.use_prices(arguments)
     server, name = _server(arguments), arguments.name
     given, runs = _parameters(_named(server, name)[-1]), []
     for run in _runs(server, name):
@@ -244,13 +238,9 @@ def _history(arguments: argparse.Namespace) -> int:
     root = arguments.data_root or given.get("data_root") or parameters.default("data_root")
     runs, obstacle = history.complete(sorted(runs, key=lambda run: run.began), root)
     print(columns(history.table(runs)) if runs else f"the schedule {name} has no runs")
-    remark = f"verdicts, APs and costs could not be read: {obstacle}" if obstacle else ""
-    if remark:
+    if obstacle:
+        remark = f"verdicts and APs could not be read: {obstacle}"
         print(f"warning: {remark}\n  fix: give the data's location with --data-root", file=sys.stderr)
-    if arguments.html:
-        page = history.page(name, runs, remark)
-        storage.write_bytes(arguments.html, page.encode())
-        print(f"wrote {arguments.html}")
     return 0
 
 

@@ -29,8 +29,8 @@ LISTING = Listing({}, "root", recipes.load("debug"), 0, 0.0)
 def test_a_step_works_without_any_feature(registered):
     registered()
     assert hooks.before_training(LISTING) is None
-    assert hooks.before_gate("root").drift is None and list(hooks.before_gate("root").used()) == []
-    assert hooks.at_end(StepEnd("train")) == {}
+    assert hooks.before_gate("root").drift is None
+    hooks.at_end(StepEnd("train"))
 
 
 def test_a_condition_that_no_feature_decides_on_is_refused(registered):
@@ -49,10 +49,10 @@ def test_a_feature_overrides_what_it_needs_and_what_fails_at_the_end_is_logged(r
 
     ended = []
     later = Hooks()
-    later.at_end = lambda end: ended.append(end) or {"used/hours": 1.0}
+    later.at_end = ended.append
     registered(b=later, a=Ends())
     assert hooks.before_training(LISTING) == NothingNew("pets v3", "0 new")
-    assert hooks.at_end(StepEnd("train")) == {"used/hours": 1.0}
+    hooks.at_end(StepEnd("train"))
     assert ended == [StepEnd("train")]
     assert "ValueError" in caplog.text and "geheim" not in caplog.text
 

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import pytest
 from bundles import make_bundle
 
-from components import environment, model_registry, publishing
+from components import model_registry, publishing
 from components.export import export as component
 from components.publishing import export_and_publish
 from trainer import storage
 from trainer.base.errors import ExportError
 from trainer.config.parsing import to_json
 from trainer.export import published_models
-from trainer.launching.usage import Record
 from trainer.model import recipes
 
 
@@ -50,13 +49,8 @@ def exports(monkeypatch, tmp_path):
 
 def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path, monkeypatch):
     calls = exports("v1")
-    monkeypatch.setenv(environment.RUN_ID, "run-1")
-    used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, 0, 0)
-    uri = str(tmp_path / "data_root" / "usage" / "run-1" / "train.json")
-    storage.write_bytes(uri, used.encoded())
     monkeypatch.setattr(publishing, "signing_key", lambda secret: f"/{secret}/private.pem")
     exported = export_and_publish(trained, "keys")
-    assert exported["used"]["used/gpu_hours"] == 8.0
     run = tmp_path / "run"
     places = (trained["shards"], str(run / "model"), str(run / "evaluation"))
     assert calls == [("best.pt", *places, "/keys/private.pem")]

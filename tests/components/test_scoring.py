@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from components import environment, scoring
+from components import scoring
 from components.scoring import score
 from trainer import storage
 from trainer.config import parsing
-from trainer.launching.usage import Record
 from trainer.model import recipes
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
@@ -34,18 +33,15 @@ def trained(tmp_path):
 
 
 @pytest.fixture
-def used(tmp_path, monkeypatch):
-    """What the report says about the run's use, while the evaluation itself is replaced."""
+def evaluated(tmp_path, monkeypatch):
+    """In the place of an evaluation."""
 
-    def scores(model, shards, output, config, *, rules, used, drift):
-        told.extend(used())
+    def scores(model, shards, output, config, *, rules, drift):
         (tmp_path / "evaluation" / "report.html").write_text("<p>report")
         (tmp_path / "evaluation" / "report.md").write_text("# report")
         return {"metrics": {**METRICS, "coco/APs": -1.0}}
 
-    told = []
     monkeypatch.setattr(scoring, "evaluate", scores)
-    return told
 
 
 @pytest.mark.parametrize(
@@ -58,22 +54,17 @@ def used(tmp_path, monkeypatch):
         ("", "pass"),
     ],
 )
-def test_rules_of_all_kinds(trained, used, tmp_path, rules, word):
+def test_rules_of_all_kinds(trained, evaluated, tmp_path, rules, word):
     decided = score(trained, rules, *(str(tmp_path / name) for name in ("page", "short", "gate")))["verdict"]
     record = storage.read_json(str(tmp_path / "evaluation" / "gate.json"))
     assert record["passed"] == (word == "pass") and record["reason"] == decided["reason"]
     assert decided["verdict"] == word
 
 
-def test_what_people_see_and_metrics_that_do_not_exist(trained, used, tmp_path, monkeypatch):
-    monkeypatch.setenv(environment.RUN_ID, "run-1")
-    record = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, 0, 0)
-    storage.write_bytes(str(tmp_path / "usage" / "run-1" / "train.json"), record.encoded())
+def test_what_people_see_and_metrics_that_do_not_exist(trained, evaluated, tmp_path):
     files = [str(tmp_path / name) for name in ("page", "short", "gate")]
     scored = score(trained, "coco/AP >= 0.2", *files)
     # COCO says -1 where there is nothing of a size: as a number beside others it would be a bad score.
-    of_run = {"used/node_hours": 2.0, "used/gpu_hours": 8.0, "used/gb_read": 0.0, "used/gb_written": 0.0}
-    assert scored["shown"] == METRICS | of_run and scored["metrics"]["coco/APs"] == -1.0
-    assert [row[:3] for row in used[1:]] == [("train", "2.000", "8.000"), ("in all", "2.000", "8.000")]
+    assert scored["shown"] == METRICS and scored["metrics"]["coco/APs"] == -1.0
     page, short, gate = (Path(file).read_text() for file in files)
     assert page == "<p>report" and short == "# report" and gate.startswith("# Gate: pass\n\n- coco/AP")

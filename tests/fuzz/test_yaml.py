@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from hostile import odd_yaml
 
-from operations import costs
 from operations.tuning import space as spaces
 from pipelines.commands import job_options
 from trainer.base.errors import KubedetError
@@ -13,7 +12,7 @@ from trainer.data.sources import yolo
 from trainer.model import recipes
 
 PLACES = (
-    "{}", "{}: 1", "- {}", "train.lr: {}", "kwh: {}", "currency: {}", "recipe: {}", "nodes: {}", "labels: {}",
+    "{}", "{}: 1", "- {}", "train.lr: {}", "recipe: {}", "nodes: {}", "labels: {}",
     "recipe: debug\nset: {}", "recipe: debug\nset:\n  train.lr: {}",
     "recipe: debug\nset:\n  data.allow_hosts: {}", "train.lr: {{low: {}, high: 1}}",
     "train.lr: {{choices: [{}]}}", "train.optimizer: {{choices: [{}]}}", "train: .\nnames: {}",
@@ -27,7 +26,6 @@ def of_space(path):
 
 
 READERS = {
-    "prices": costs.read_prices,
     "space": of_space,
     "recipe": recipes.named,
     "job": job_options._from_file,

@@ -8,13 +8,11 @@ from bundles import make_bundle
 
 from components import preparation, records
 from components.hooks import Listing
-from operations import costs, forgetting, lineage, retrain_condition
+from operations import forgetting, lineage, retrain_condition
 from pipelines import cli
-from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
 from trainer.data import download, exclusions, training_record
 from trainer.export import bundle, published_models
-from trainer.launching.usage import Record
 from trainer.model import recipes
 
 ASKED = ("debug", {"data.processes": 1, "data.threads": 2})
@@ -61,22 +59,7 @@ def test_from_a_model_to_its_run_data_and_source(made, capsys):
     assert root not in str(lineage.runs(root))  # A volume may be mounted elsewhere.
     assert cli.main(["model", "trace", "sample", "--data-root", root]) == 0
     told = capsys.readouterr().out
-    assert "night-1" in told and "what the run used" not in told
-
-
-def test_a_trace_tells_what_the_run_used_by_its_id_and_its_name(made, capsys, monkeypatch):
-    root, _ = made
-    monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
-    for run, step in (("id-1", "prepare"), ("night-1", "train")):
-        used = Record(run, step, 0, "2026-11-23T00:00:00+00:00", True, 3600.0, 1, 0, 0, 0)
-        storage.write_bytes(f"{root}/usage/{run}/{step}.json", used.encoded())
-    Path(root, "mine.yaml").write_text("currency: CHF\nnode_hour: 2")
-    command = ["model", "trace", "night-1", "--data-root", root, "--prices", f"{root}/mine.yaml"]
-    assert cli.main(command) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split()[-1] for line in told[-4:]] == ["CHF", "2.00", "2.00", "4.00"]
-    assert cli.main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["used"]["total"]["node_hours"] == 2.0
+    assert "night-1" in told
 
 
 def test_from_an_image_to_all_who_saw_it(made, capsys):

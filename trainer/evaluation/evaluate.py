@@ -24,7 +24,7 @@ from trainer.export import published_models as published
 from trainer.export.bundle import METADATA
 from trainer.launching.distributed import World, broadcast, process_group
 from trainer.report import evaluation_page, gallery
-from trainer.report.evaluation_page import ReportData, Table
+from trainer.report.evaluation_page import ReportData
 from trainer.storage import check_writable
 from trainer.trackers.training_log import read_rows
 
@@ -87,7 +87,7 @@ MeasureDrift = Callable[[DriftRequest], dict[str, float]]
 
 def evaluate(
     model_uri: str, shards_uri: str, output_uri: str, config: Config, *,
-    rules: Sequence[str] | None = None, used: Callable[[], Table] = list, drift: MeasureDrift | None = None,
+    rules: Sequence[str] | None = None, drift: MeasureDrift | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a model; the processes that torchrun started share the images.
 
@@ -99,7 +99,6 @@ def evaluate(
         output_uri: folder for metrics.json, the predictions, and what `write_results` writes.
         config: the evaluation section, workers of the loader, and the model's name.
         rules: rules of the gate; None takes the configuration's.
-        used: returns the run's usage so far, for the report.
         drift: measures drift for rules about it; such rules fail without it.
 
     Returns:
@@ -158,7 +157,7 @@ def evaluate(
         step = "" if model.step is None else f" (step {model.step})"
         report = ReportData(
             title=f"{model.config.get('recipe', 'model')} on {dataset.split}", split=dataset.split,
-            images=len(dataset), scores=scores, compared=compared, gallery=pictures, used=used(),
+            images=len(dataset), scores=scores, compared=compared, gallery=pictures,
             training=read_rows(storage.parent(model.uri)), dataset=counts, warnings=index.warnings,
             statistics=index.statistics, trained_boxes=index.class_counts.get("train", {}),
             config=model.config,

@@ -38,7 +38,6 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import threads_of_process
 from trainer.launching import heartbeat, worker_failures
 from trainer.launching.stop_signals import exit_on_signal, handling
-from trainer.launching.usage import of_node
 
 _DEFAULT_PORT = 29500
 _exit_codes: dict[int, int] = {
@@ -72,7 +71,7 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
             config, program, words = _settings(
                 [*torchrun_arguments, "-m", "trainer", *arguments], str(folder)
             )
-            with of_node(config.nproc_per_node), watch.signalling() if watch else nullcontext():
+            with watch.signalling() if watch else nullcontext():
                 if config.max_nodes > 1:
                     rendezvous = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
                     print(f"launch: waiting for {rendezvous}", file=sys.stderr)

@@ -23,8 +23,6 @@ from trainer.report import gallery, plots
 from trainer.report.figures import render
 from trainer.report.gallery import GalleryImage
 
-Table = Sequence[Sequence[str]]  # rows of cells; the first row is the header
-
 FILES = ("table.txt", "report.html", "report.md", "classes.csv", "confusions.csv")
 
 _MAX_MARKDOWN_CLASSES = 50
@@ -50,7 +48,6 @@ class ReportData:
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of libraries, code, data and checkpoint, by name."""
-    used: Table = ()  # usage of the run: a row for each step, and one for all
 
     @property
     def subtitle(self) -> str:

@@ -30,7 +30,6 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
-from trainer.base import traffic
 from trainer.base.daemon_threads import DaemonThreadPool, in_background, result_of
 from trainer.base.errors import Interrupted, MissingError, StorageError
 from trainer.base.os_errors import missing
@@ -353,7 +352,6 @@ def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web
     with translated(location, uri, "read"):
         answer = obstore.get(location.reader, key, options=options)  # type: ignore[arg-type]
         data = answer.bytes()
-    traffic.read(len(data))
     meta = answer.meta
     return web.Part(uri, meta["size"], meta["e_tag"] or "", str(answer.attributes.get("sha256", "")), data)
 
@@ -368,9 +366,7 @@ def _stream(uri: str) -> tuple[str, Iterator[Any]]:
 
     def blocks() -> Iterator[Any]:
         with translated(location, uri, "read"):
-            for block in answer.stream(min_chunk_size=_BLOCK_BYTES):
-                traffic.read(len(block))
-                yield block
+            yield from answer.stream(min_chunk_size=_BLOCK_BYTES)
 
     return str(answer.attributes.get("sha256", "")), blocks()
 
@@ -555,7 +551,6 @@ def write(
         while block := source.read(length):
             if interrupted.is_set():
                 raise Interrupted(f"{uri} is not written any more")
-            traffic.written(len(block))
             yield block
 
     def send() -> bool:
@@ -565,7 +560,6 @@ def write(
             length = max(PART, -(-size // _MAX_PARTS))
             put(parts(length), chunk_size=length, max_concurrency=_UPLOAD_THREADS)
             return True
-        traffic.written(size)
         try:
             put(source.read(), mode="create" if create else "overwrite", use_multipart=False)
         except (

@@ -28,7 +28,6 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import parse_url
 from urllib3.util.connection import create_connection
 
-from trainer.base import traffic
 from trainer.base.daemon_threads import DaemonThreadPool, in_background
 from trainer.base.errors import (
     ConfigError,
@@ -498,7 +497,6 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
     try:
         while block := response.read1(_BLOCK_BYTES, decode_content=False):
             received += len(block)
-            traffic.read(len(block))
             yield block
             if time.monotonic() - began > environment.RETRIES.total / 2 + received / _MIN_BYTES_PER_SECOND:
                 message = f"cannot read {uri}: the server is too slow"

@@ -6,12 +6,9 @@ from itertools import islice
 import pytest
 
 from components import records
-from operations import costs
 from pipelines import cli
 from pipelines.commands.schedule import due_times, parse_cron
-from trainer import storage
 from trainer.base.errors import ConfigError
-from trainer.launching.usage import Record
 
 NOW = datetime(2026, 11, 21, 7, 30)
 TIMES = {"created_at": "2026-11-21T02:00:00Z", "finished_at": "2026-11-21T03:30:00Z"}
@@ -222,29 +219,8 @@ def test_the_history_has_the_result_of_each_run(past, capsys):
 def test_the_history_says_where_it_could_not_look(past, tmp_path, capsys):
     assert cli.main(["schedule", "history", "--name", "weekly", "--data-root", f"{tmp_path}/none"]) == 0
     shown = capsys.readouterr()
-    assert "verdicts, APs and costs could not be read: " in shown.err
+    assert "verdicts and APs could not be read: " in shown.err
     assert "id-1" in shown.out and "0.4000" not in shown.out
-
-
-def test_the_history_has_use_and_cost_of_each_run(past, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv(costs.VARIABLE, "")  # It is set, and must not stay.
-    for run, seconds in (("id-1", 7200.0), ("id-2", 3600.0), ("other", 9e9)):
-        used = Record(run, "train", 0, "2026-11-21T02:00:00+00:00", True, seconds, 1, 2, 0, 0)
-        storage.write_bytes(f"{past}/usage/{run}/train.json", used.encoded())
-    (tmp_path / "prices.yaml").write_text("{currency: EUR, gpu_hour: 2.5}")
-    page = tmp_path / "history.html"
-    capsys.readouterr()
-    command = ["schedule", "history", "--name", "weekly", "--data-root", past, "--html", str(page)]
-    assert cli.main([*command, "--prices", str(tmp_path / "prices.yaml")]) == 0
-    header, first, second, third, *_ = capsys.readouterr().out.splitlines()
-    assert header.split()[5:] == ["node", "h", "GPU", "h", "cost", "run"]
-    assert first.split()[6:] == ["2.00", "4.00", "10.00", "EUR", "id-1"]
-    assert second.split()[7:] == ["1.00", "2.00", "5.00", "EUR", "id-2"]
-    assert third.split()[7:] == ["-", "-", "-", "id-3"]
-    text = page.read_text()
-    assert text.count("<svg") == 5 and all(f"<h2>{name}" in text for name in ("GPU hours", "cost, EUR"))
-    (tmp_path / "prices.yaml").write_text("euros: 1")
-    assert cli.main([*command, "--prices", str(tmp_path / "prices.yaml")]) == 2
 
 
 @pytest.mark.parametrize(

@@ -117,13 +117,6 @@ def test_page_shows_everything():
     assert boxes == {"missed truth", "false found"}
 
 
-def test_page_shows_the_usage_of_the_run():
-    used = [("step", "GPU h"), ("train", ">=2.500"), ("in all", ">=2.500")]
-    text = Page(evaluation_page.html(data(used=used))).text
-    assert "What it used" in text and "train≥2.500" in "".join(text.split())
-    assert "What it used" not in Page(evaluation_page.html(data())).text
-
-
 def test_every_color_is_defined_for_light_and_dark():
     text = evaluation_page.html(data())
     light, dark = text.split("@media (prefers-color-scheme: dark)")[:2]

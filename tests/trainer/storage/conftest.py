@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import obstore
 import pytest
 from azure_store import ACCOUNT, KEY, Account, azure_store
 from faulty_store import hurried, proxy
@@ -20,7 +21,6 @@ from minio.error import MinioException
 
 from benchmarks import local_store
 from trainer import storage
-from trainer.base import traffic
 from trainer.storage.cache import FOLDER
 from trainer.storage.environment import settings
 
@@ -174,16 +174,19 @@ def _wait_for(port: int) -> None:
 @pytest.fixture
 def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let an upload be interrupted when it comes to a part, by its number from 1."""
-    inner, sent = traffic.written, []
+    put = obstore.put
 
     def at(part: int) -> None:
-        def written(count):
-            inner(count)
-            sent.append(count)
-            if len(sent) == part:
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.5)
+        def parts(blocks):
+            for number, block in enumerate(blocks, start=1):
+                if number == part:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(0.5)
+                yield block
 
-        monkeypatch.setattr(traffic, "written", written)
+        def slow(location, key, blocks, **settings):
+            return put(location, key, parts(blocks), **settings)
+
+        monkeypatch.setattr(obstore, "put", slow)
 
     return at
