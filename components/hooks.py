@@ -11,7 +11,6 @@ from trainer.config.schema import Config
 
 if TYPE_CHECKING:
     from trainer.data.raw_folder import RawManifest
-    from trainer.evaluation.evaluate import MeasureDrift
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ class Listing:
     data_root: str
     config: Config
     min_new_images: int
-    min_drift: float
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,6 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class GateInputs:
-    """What features add to an evaluation: rules about drift need `drift`."""
-
-    drift: "MeasureDrift | None" = None
-
-
-@dataclass(frozen=True)
 class StepEnd:
     """The end of a step. Fields that do not concern the step are empty."""
 
@@ -76,13 +67,10 @@ class StepEnd:
 
 
 class Hooks:
-    """The three places at which a feature may act; a feature overrides those that it needs."""
+    """The two places at which a feature may act; a feature overrides those that it needs."""
 
     def before_training(self, listing: Listing) -> NothingNew | None:
         """Return why a run that has a condition ends here; None: it trains."""
-
-    def before_gate(self, data_root: str) -> GateInputs | None:
-        """Return what an evaluation needs besides its scores; None: nothing."""
 
     def at_end(self, end: StepEnd) -> None:
         """Process the end of a step. Errors are only logged."""
@@ -96,20 +84,13 @@ def _registered() -> tuple[Hooks, ...]:
 
 def before_training(listing: Listing) -> NothingNew | None:
     """Return why the run ends before its training, or None if it trains."""
-    if not _registered() and (listing.min_new_images or listing.min_drift):
+    if not _registered() and listing.min_new_images:
         raise ConfigError(
-            "--min-new-images and --min-drift need the hooks of the package operations, which are not "
-            "registered",
+            "--min-new-images needs the hooks of the package operations, which are not registered",
             fix="install kubedet again, in its checkout: pip install -e .",
         )
     answers = (each.before_training(listing) for each in _registered())
     return next((answer for answer in answers if answer is not None), None)
-
-
-def before_gate(data_root: str) -> GateInputs:
-    """Return what the features add to an evaluation."""
-    answers = (each.before_gate(data_root) for each in _registered())
-    return next((answer for answer in answers if answer is not None), GateInputs())
 
 
 def at_end(end: StepEnd) -> None:

@@ -19,16 +19,15 @@ Published = tuple[dict[str, Any], dict[str, Any]]
 
 def prepare(
     source: str, recipe: str, overrides: Overrides, data_root: str, version: str, page_path: str,
-    trains: bool = False, min_new_images: int = 0, min_drift: float = 0.0,
+    trains: bool = False, min_new_images: int = 0,
     prune: int = 0, partitions: int = 1,
 ) -> tuple[Published, Published]:  # fmt: skip
     """Fetch a source's images and annotations into the data root, and write them as shards.
 
     `version` is a name for the present data or a known one, or empty. `page_path` is a local file that
     receives the statistics. If `trains`, the pretrained weights are fetched first. The run ends without
-    training if fewer than `min_new_images` differ, or if the annotations moved less than `min_drift` (0 to
-    1): both results then say so. `prune` is how many runs are kept at the end; 0 keeps all. `partitions` pods
-    share the work.
+    training if fewer than `min_new_images` differ: both results then say so. `prune` is how many runs are
+    kept at the end; 0 keeps all. `partitions` pods share the work.
     """
     sharing.check(partitions)
     config, version = recipes.load_here(recipe, overrides), data_versions.expanded(version)
@@ -39,7 +38,7 @@ def prepare(
             if min_new_images:  # Fetches no image.
                 planned = data_versions.known(source, data_root, config.data, version)
                 planned = planned or download.plan(source, data_root, config.data)
-            listing = planned and hooks.Listing(planned, data_root, config, min_new_images, min_drift)
+            listing = planned and hooks.Listing(planned, data_root, config, min_new_images)
             if listing and (ended := hooks.before_training(listing)):
                 shown = {"verdict": f"{hooks.NOTHING_NEW} since {ended.since}", "found": ended.found}
                 verdict, found = (html.escape(text) for text in shown.values())

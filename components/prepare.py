@@ -15,7 +15,6 @@ def prepare(
     credentials: str,
     trains: bool,
     min_new_images: int,
-    min_drift: float,
     prune: int,
     partitions: int,
     raw: dsl.Output[dsl.Dataset],
@@ -29,7 +28,7 @@ def prepare(
     from components import hooks, steps
 
     request = (source, recipe, overrides, data_root, data_version, statistics.path)
-    arguments = (*request, trains, min_new_images, min_drift, prune, partitions)
+    arguments = (*request, trains, min_new_images, prune, partitions)
     raw_published, shards_published = steps.run(
         "prepare", "components.preparation:prepare", *arguments, secret=credentials
     )

@@ -28,12 +28,8 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     output, data_root = trained["output"], data_root_of(trained["shards"])
     settings = parsing.read(trained["config"])
     folder = storage.join(output, "evaluation")
-    extras = hooks.before_gate(data_root)
     gate_rules = split_rules(rules) or settings.evaluation.gate
-    scored = evaluate(
-        trained["checkpoint"], trained["shards"], folder, settings,
-        rules=gate_rules, drift=extras.drift,
-    )  # fmt: skip
+    scored = evaluate(trained["checkpoint"], trained["shards"], folder, settings, rules=gate_rules)
     for name, path in (("report.html", report), ("report.md", summary)):
         Path(path).write_bytes(storage.read_bytes(storage.join(folder, name)))
     measured = storage.read_json(storage.join(folder, SUMMARY)) | {"metrics": scored["metrics"]}

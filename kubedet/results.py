@@ -42,7 +42,7 @@ class Run(Evaluation):
         from kubedet import load
 
         if not self.trained:
-            fix = "load the current model by its name, or leave out min_new_images and min_drift"
+            fix = "load the current model by its name, or leave out min_new_images"
             raise EvaluationError(f"the run {self.name} did not train a model: there is no new data", fix=fix)
         return load(self.trained)
 

@@ -1,6 +1,6 @@
 """What operations does in the steps of a run; the entry point `operations` of the group `kubedet.hooks`."""
 
-from components.hooks import GateInputs, Hooks, Listing, NothingNew, StepEnd
+from components.hooks import Hooks, Listing, NothingNew, StepEnd
 
 
 class _Operations(Hooks):
@@ -10,11 +10,6 @@ class _Operations(Hooks):
         from operations import retrain_condition
 
         return retrain_condition.skip_reason(listing)
-
-    def before_gate(self, data_root: str) -> GateInputs:
-        from operations import drift
-
-        return GateInputs(drift.for_gate)
 
     def at_end(self, end: StepEnd) -> None:
         if end.outcome is not None:

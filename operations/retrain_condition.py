@@ -21,21 +21,19 @@ from trainer.export import published_models
 logger = logging.getLogger(__name__)
 
 
-def check(min_new_images: int, min_drift: float) -> None:
-    """Raise ConfigError unless `min_new_images` is at least 0, and `min_drift`, a distance, from 0 to 1."""
+def check(min_new_images: int) -> None:
+    """Raise ConfigError unless `min_new_images` is at least 0."""
     if min_new_images < 0:
         raise ConfigError(
             f"min_new_images {min_new_images} is less than zero", fix="use 1, or omit it to train always"
         )
-    if not 0 <= min_drift <= 1:
-        raise ConfigError(f"min_drift {min_drift:g} is not from 0 to 1", fix="use 0.1, or omit it")
 
 
 def skip_reason(listing: Listing) -> NothingNew | None:
     """Return why nothing is new, which is recorded and sent to the webhook once; None if the run trains."""
     from trainer.data import training_record
 
-    check(listing.min_new_images, listing.min_drift)
+    check(listing.min_new_images)
     if not listing.min_new_images:
         return None
     planned, data_root = listing.planned, listing.data_root
@@ -55,8 +53,9 @@ def skip_reason(listing: Listing) -> NothingNew | None:
             break
         differences = training_record.diff(planned, uri, exclusions.names(data_root, planned.source))
         is_other = bool(differences.other_classes or differences.excluded)
-        if not is_other and (too_little := _skip_reason(listing, uri, differences.images)) is not None:
-            found = NothingNew(since, f"{differences}{too_little}")
+        if not is_other and differences.images < listing.min_new_images:
+            too_few = f" (fewer than {listing.min_new_images})" if differences.images else ""
+            found = NothingNew(since, f"{differences}{too_few}")
             reason = f"{NOTHING_NEW} since {since}: {found.found}"
             logger.info("%s", reason)
             record = NothingNewRecord(environment.run_id(), since, found.found, now())
@@ -70,31 +69,7 @@ def skip_reason(listing: Listing) -> NothingNew | None:
     return None
 
 
-def _skip_reason(listing: Listing, uri: str, images: int) -> str | None:
-    """Return why so many images, or the move of the annotations, are too little, in brackets; else None."""
-    if images < listing.min_new_images:
-        return f" (fewer than {listing.min_new_images})" if images else ""
-    if not listing.min_drift:
-        return None
-    # They import torch; the waiting process of a step stays small.
-    from operations import drift
-    from trainer.data import raw_folder, training_record
-    from trainer.data.data_views import RawImages
-
-    before = storage.join(listing.data_root, "raw", training_record.header(uri).raw)
-    if not storage.exists(storage.join(before, raw_folder.PLAN)):
-        logger.warning("%s is missing: the drift since then is unknown", before)
-        return None
-    manifests = (raw_folder.read_manifest(before, raw_folder.PLAN), listing.planned)
-    views = (RawImages(manifest, all_listed=True) for manifest in manifests)
-    moved = max(drift.compare(*views, pictures=0, samples=1).metrics.values())
-    few = f" (moved by {moved:.3f}, less than {listing.min_drift:g})"
-    return few if moved < listing.min_drift else None
-
-
 def drop_empty_condition(values: dict[str, Any]) -> None:
-    """Remove an empty condition from a pipeline's parameters: only conditional pipelines have them."""
-    if values["min_drift"]:
-        values["min_new_images"] = values["min_new_images"] or 1
+    """Remove an empty condition from a pipeline's parameters: only conditional pipelines have it."""
     if not values["min_new_images"]:
-        del values["min_new_images"], values["min_drift"]
+        del values["min_new_images"]

@@ -68,9 +68,8 @@ class _Graph:
         with dsl.ExitHandler(clean_up, name="steps"):
             settings = self._select("data_root", *_SETTINGS)
             own = self._select("source", "data_version", "prune")
-            # Only conditional pipelines have these parameters.
+            # Only conditional pipelines have this parameter.
             own |= {"min_new_images": self.values.get("min_new_images", 0)}
-            own |= {"min_drift": self.values.get("min_drift", 0.0)}
             data = prepare(trains=not options.until, partitions=options.partitions, **settings, **own)
             assistants = range(1, options.partitions)
             if len(assistants) <= _UNROLLED:

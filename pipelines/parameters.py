@@ -166,12 +166,6 @@ _ALL = (
         local={"default": 0, "submit_default": "0: always train"},
     ),
     Parameter(
-        "min_drift", float,
-        "also skip training if the annotations have drifted by less than this since then, 0 to 1", 0.0,
-        submit_default="0: no condition", metavar="D", only="conditional",
-        local={},
-    ),
-    Parameter(
         "warm_start", str,
         "`champion` starts from the weights of the current version of the model, and trains a quarter of the "
         "recipe's epochs unless `train.epochs` is set", "", "none: start as the recipe specifies",

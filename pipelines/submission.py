@@ -54,7 +54,7 @@ class Submission:
             self._check_recipe,
             lambda: jobs.Request.of(request, default_image="steps").spec(("train",)),
             partial(check_rules, split_rules(get("gate"))),
-            partial(retrain_condition.check, get("min_new_images"), get("min_drift")),
+            partial(retrain_condition.check, get("min_new_images")),
             lambda: starting_weights.check_warm_start(get("warm_start")),
             lambda: retention.check(get("prune")) if get("prune") else None,
             lambda: parameters.check_sizes(get("step_cpu"), get("step_memory")),

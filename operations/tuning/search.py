@@ -284,7 +284,7 @@ def publish(study: Study) -> FrozenTrial | None:
     best = trials[0] if done else None
     files = {BEST: recipes.file_text(study.recipe, {**study.overrides, **best.params}) if best else ""}
     files[PAGE] = render(
-        "plots_page.html.jinja", title=f"Search {study.name}", remark="", recipe=files[BEST],
+        "plots_page.html.jinja", title=f"Search {study.name}", recipe=files[BEST],
         header=["trial", "state", study.metric, *keys], rows=rows, plots=plots,
     )  # fmt: skip
     for folder in filter(None, (study.uri, study.output)):

@@ -69,25 +69,6 @@ def add(commands: Commands) -> None:
     add_overrides(preview)
     option(preview, "--epoch N", "with --recipe: epoch, from 0 (default: 0)", 0, least=0)
     option(preview, "-o --output FILE", "the PNG", "preview.png")
-    compare = verb(
-        verbs, "compare", _compare, "measure the drift between two sets: classes, sizes, pixels, features",
-        "Compare frequencies of classes, boxes in an image, sizes of boxes and images, brightness, sharpness "
-        "and, with --model, features of its backbone; each as a distance from 0 to 1 with a 95 % interval "
-        "and a p-value. Exit code 1 if a rule of --gate fails.",
-    )  # fmt: skip
-    compare.add_argument(
-        "one", metavar="A", help="shards, raw images or a source, e.g. those of the last model"
-    )
-    compare.add_argument("other", metavar="B", help="the set to compare with it, e.g. today's")
-    option(compare, "--split NAME", "default: train if both have it")
-    text = "number of images per set whose pixels are read (default: 200; 0: none)"
-    option(compare, "--images N", text, 200, least=0)
-    option(compare, "--model URI", "checkpoint whose backbone computes features")
-    option(compare, "--samples N", "bootstrap samples and permutations", 200, least=1)
-    option(compare, "--seed N", "seed of the random choices", 0)
-    option(compare, "--gate RULES", "rules separated by commas, e.g. 'drift/classes <= 0.2'")
-    add_overrides(compare)
-    option(compare, "-o --output URI", "folder for drift.html and drift.json")
     _add_changing(verbs)
 
 
@@ -263,37 +244,6 @@ def _preview(options: argparse.Namespace) -> int:
     print(f"{len(pictures) - len(bad)} images of {split} with {boxes} boxes in {options.output}")
     _list("cannot be read", bad)
     return 0
-
-
-def _compare(options: argparse.Namespace) -> int:
-    from operations import drift as drifts
-    from trainer import storage
-    from trainer.data.data_views import open_view
-    from trainer.evaluation import gate
-
-    rules = gate.split_rules(options.gate)
-    gate.check(rules, [])
-    config = _config(options.overrides).data
-    drift = drifts.compare(
-        open_view(options.one, config), open_view(options.other, config), split=options.split,
-        pictures=options.images, samples=options.samples, seed=options.seed, model_uri=options.model,
-    )  # fmt: skip
-    for letter, part in zip("AB", drift.sets, strict=True):
-        print(f"{letter}  {part.uri}: {part.images:,} images of {part.split}")
-    print(f"\n{'':<22}{'distance':>9}   {'95 % interval':<15}{'p':>7}")
-    for name, shift in drift.shifts.items():
-        interval = f"{shift.low:.3f} to {shift.high:.3f}"
-        word = "moved" if shift.p < drifts.SIGNIFICANCE else "may be chance"
-        print(f"{name:<22}{shift.value:>9.3f}   {interval:<15}{shift.p:>7.3f}  {word}")
-    if options.output:
-        drifts.write(drift, options.output)
-        print(f"page: {storage.join(options.output, drifts.PAGE)}")
-    if not rules:
-        return 0
-    verdict = gate.decide(gate.Evidence(drift.metrics), rules)
-    print(f"gate: {'passed' if verdict.passed else 'failed'}")
-    print("".join(f"  {line}\n" for line in verdict.reason.splitlines()), end="")
-    return int(not verdict.passed)
 
 
 def _merge(options: argparse.Namespace) -> int:

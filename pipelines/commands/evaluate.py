@@ -90,7 +90,6 @@ def _evaluate(options: argparse.Namespace) -> int:
 def score_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] | int:
     """Return the summary of a model's evaluation, or the exit code of failed processes."""
     from components.launchers.guarded_process import GuardedProcess
-    from operations import drift
     from trainer import storage
     from trainer.config import parsing
     from trainer.evaluation.evaluate import evaluate
@@ -107,7 +106,7 @@ def score_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any]
 
     count = options.nproc or torch.cuda.device_count() or 1
     if count == 1:
-        return evaluate(options.model, options.shards, options.output, config, drift=drift.for_gate)
+        return evaluate(options.model, options.shards, options.output, config)
     uri = storage.join(options.output, _CONFIG)
     parsing.write(uri, config)
     command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(count), "--"]

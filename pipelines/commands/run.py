@@ -232,7 +232,7 @@ def check(options: Options) -> None:
     parameters.check_all(
         partial(check_name, options.name, "--name"),
         processes,
-        partial(retrain_condition.check, options["min_new_images"], options["min_drift"]),
+        partial(retrain_condition.check, options["min_new_images"]),
         partial(starting_weights.check_warm_start, options["warm_start"]),
         partial(sources.parse, options["source"]),
         partial(storage.check_place, options["data_root"]),

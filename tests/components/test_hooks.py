@@ -23,13 +23,12 @@ def registered(monkeypatch):
     hooks._registered.cache_clear()
 
 
-LISTING = Listing({}, "root", recipes.load("debug"), 0, 0.0)
+LISTING = Listing({}, "root", recipes.load("debug"), 0)
 
 
 def test_a_step_works_without_any_feature(registered):
     registered()
     assert hooks.before_training(LISTING) is None
-    assert hooks.before_gate("root").drift is None
     hooks.at_end(StepEnd("train"))
 
 

@@ -36,7 +36,7 @@ def trained(tmp_path):
 def evaluated(tmp_path, monkeypatch):
     """In the place of an evaluation."""
 
-    def scores(model, shards, output, config, *, rules, drift):
+    def scores(model, shards, output, config, *, rules):
         (tmp_path / "evaluation" / "report.html").write_text("<p>report")
         (tmp_path / "evaluation" / "report.md").write_text("# report")
         return {"metrics": {**METRICS, "coco/APs": -1.0}}

@@ -122,7 +122,7 @@ def trained(tmp_path):
 
 
 def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path, monkeypatch):
-    def scores(model, shards, output, config, *, rules, drift):
+    def scores(model, shards, output, config, *, rules):
         for name in ("report.html", "report.md"):
             (tmp_path / "runs" / "20261123-ab" / "evaluation" / name).write_text("report")
         return {"metrics": {**METRICS, "coco/APs": -1.0}}

@@ -1,7 +1,6 @@
 """Whether a run pays, and how one ends that does not."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -78,27 +77,6 @@ def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     records.record_run(champion, f"{champion}/runs/night-1", "id-1", trained, "debug", {}, "")
     records.VerdictRecord("night-1", False, {}).write(champion)
     assert prepare(larger, champion, tmp_path, 1)[0]["since"] == "night-1, whose model was held back"
-
-
-@pytest.mark.slow
-def test_a_drift_below_the_threshold_ends_the_run(champion, tmp_path, caplog):
-    caplog.set_level("INFO")
-    other = SOURCE.replace("seed=4", "seed=5")
-    asked = {"trains": True, "min_new_images": 1}
-
-    def ended(drift):
-        arguments = (other, *ASKED, champion, "", str(tmp_path / "page"))
-        made = preparation.prepare(*arguments, **asked, min_drift=drift)[1][0]
-        return "nothing new" if made["kind"] == "nothing new" else "train"
-
-    assert ended(0.9) == "nothing new"
-    assert re.search(
-        r"nothing new since sample v7: 0 new, 32 changed, .* \(moved by 0\.\d+, less than 0\.9\)", caplog.text
-    )
-    (moved,) = re.findall(r"moved by (0\.\d+)", caplog.text)
-    assert ended(float(moved) - 0.001) == "train"
-    with pytest.raises(ConfigError, match=r"min_drift 1\.5 is not from 0 to 1"):
-        ended(1.5)
 
 
 def test_nothing_new_is_told_and_noted_once_for_a_run(champion, tmp_path, monkeypatch):

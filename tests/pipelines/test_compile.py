@@ -143,7 +143,6 @@ def test_constants_of_the_first_step(spec):
     constant = {"runtimeValue": {"constant": 0.0}}
     is_conditional = spec["form"] == "conditional"
     assert inputs["min_new_images"] == (outside("min_new_images") if is_conditional else constant)
-    assert inputs["min_drift"] == (outside("min_drift") if is_conditional else constant)
 
 
 @of("search")

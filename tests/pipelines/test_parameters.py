@@ -37,7 +37,7 @@ def helped(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "further"),
     [
-        (CompileOptions(volume=True, conditional=True), {"claim", "min_new_images", "min_drift", *TRAINING}),
+        (CompileOptions(volume=True, conditional=True), {"claim", "min_new_images", *TRAINING}),
         (CompileOptions(trials=2), {"study", "space"}),
         (CompileOptions(until="shards"), set()),
     ],

@@ -84,16 +84,13 @@ class Shards:
 
 
 class RawImages:
-    """A folder that the download step wrote; its rows are those of the available images.
-
-    With `all_listed` the rows are those of all images that the source lists.
-    """
+    """A folder that the download step wrote; its rows are those of the available images."""
 
     kind = "raw images"
     box_format = ""
 
-    def __init__(self, manifest: RawManifest, *, all_listed: bool = False) -> None:
-        self.uri, self.manifest, self._all_listed = manifest.uri, manifest, all_listed
+    def __init__(self, manifest: RawManifest) -> None:
+        self.uri, self.manifest = manifest.uri, manifest
         self.names, self.splits = manifest.names, list(manifest.splits)
         self.sample_size = LOCAL_SAMPLE_SIZE if storage.is_local(manifest.images) else REMOTE_SAMPLE_SIZE
         """Images of a split that `inspect` reads."""
@@ -105,11 +102,10 @@ class RawImages:
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a split, a bounded number at a time."""
         table = self.manifest.table(split)
-        sizes = None if self._all_listed else raw_folder.read_sizes(self.manifest)
+        sizes = raw_folder.read_sizes(self.manifest)
         for block in range(table.blocks):
             rows = table.batch(block)
-            if sizes is not None:
-                rows = rows.filter(pa.array(sizes[rows["image_id"].to_numpy() - 1] > 0))
+            rows = rows.filter(pa.array(sizes[rows["image_id"].to_numpy() - 1] > 0))
             yield from rows.combine_chunks().to_batches()
 
     def rows(self) -> Iterator[RawRow]:

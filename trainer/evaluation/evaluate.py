@@ -2,7 +2,7 @@
 
 import logging
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from trainer import storage
 from trainer.base.errors import EvaluationError, MissingError
 from trainer.config.schema import Config
-from trainer.data import training_record
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.data.tiles import tile_settings
@@ -70,24 +69,9 @@ class Baseline:
     summary: EvaluationSummary | None = None
 
 
-@dataclass(frozen=True)
-class DriftRequest:
-    """A request to measure the drift metrics `names` between two sets of shards."""
-
-    names: set[str]
-    before: str  # URI of the baseline's shards
-    now: str  # URI of the shards that are scored
-    model: str  # URI of the baseline
-    seed: int
-    output: str  # URI of the evaluation's folder
-
-
-MeasureDrift = Callable[[DriftRequest], dict[str, float]]
-
-
 def evaluate(
     model_uri: str, shards_uri: str, output_uri: str, config: Config, *,
-    rules: Sequence[str] | None = None, drift: MeasureDrift | None = None,
+    rules: Sequence[str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a model; the processes that torchrun started share the images.
 
@@ -99,7 +83,6 @@ def evaluate(
         output_uri: folder for metrics.json, the predictions, and what `write_results` writes.
         config: the evaluation section, workers of the loader, and the model's name.
         rules: rules of the gate; None takes the configuration's.
-        drift: measures drift for rules about it; such rules fail without it.
 
     Returns:
         On rank 0 the content of metrics.json, elsewhere {}.
@@ -137,7 +120,6 @@ def evaluate(
             "images": len(dataset), **scores.to_json(), **identity, "step": model.step,
             "shards": storage.absolute(dataset.uri), "predictions": predictions_uri,
             "data_warnings": index.warnings,
-            "drift": _drift(rules, baseline, dataset, config, output_uri, drift),
         }  # fmt: skip
         compared, samples = None, config.evaluation.bootstrap
         if baseline and base is not None:
@@ -283,27 +265,6 @@ def find_summary(uri: str) -> EvaluationSummary | None:
     # The folder may have been copied with its predictions.
     copied = storage.join(storage.parent(file), summary.predictions.rpartition("/")[2])
     return replace(summary, predictions=copied) if storage.exists(copied) else summary
-
-
-def _drift(
-    rules: Sequence[str], baseline: Baseline | None, dataset: ShardDataset, config: Config, output_uri: str,
-    measure: MeasureDrift | None,
-) -> dict[str, object] | None:  # fmt: skip
-    names = gate.drift_metrics(rules)
-    if not names:
-        return None
-    obstacle, before = "", baseline.summary.shards.rstrip("/") if baseline and baseline.summary else ""
-    if baseline and measure is None:
-        obstacle = "only a pipeline and `kubedet evaluate --nproc 1` measure drift"
-    elif baseline and measure and before and storage.exists(storage.join(before, "index.json")):
-        request = DriftRequest(names, before, dataset.uri, baseline.model, config.train.seed, output_uri)
-        return {"metrics": measure(request), "obstacle": ""}
-    # Shards that were deleted to forget images do not come back: no later model could pass.
-    elif baseline and not (
-        before and training_record.excluded_in(data_root_of(before), before.rpartition("/")[2])
-    ):
-        obstacle = f"the shards of the baseline {baseline.name} are missing"
-    return {"metrics": {}, "obstacle": obstacle}
 
 
 def write_results(

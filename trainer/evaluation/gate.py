@@ -5,7 +5,6 @@
 `AP[*] >= 0.05`               of every class that has objects
 `coco/AP >= baseline - 0.01`  with 95 % confidence not worse than the baseline by more than that
 `coco/AP > baseline`          with 95 % confidence better than the baseline
-`drift/classes <= 0.2`        the distance of the data to those of the baseline's training
 """
 
 import difflib
@@ -18,7 +17,6 @@ from typing import Any
 
 from trainer.base.errors import EvaluationError
 from trainer.evaluation.metrics import (
-    DRIFT,
     LVIS,
     METRICS,
     MIN_IMAGES,
@@ -37,7 +35,7 @@ _RULE = re.compile(
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
 _CLASS_METRIC = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
-_ALL_METRICS = (*METRICS, OPEN_IMAGES, *LVIS, *DRIFT)
+_ALL_METRICS = (*METRICS, OPEN_IMAGES, *LVIS)
 _NOT_MEASURED = "the evaluation does not report it"
 _NO_TRUTH = ", there is no ground truth to measure it on"
 _MAX_LISTED = 5
@@ -69,18 +67,12 @@ class Evidence:
     changes: Mapping[str, Change] = field(default_factory=dict)
     """Change of coco/AP, coco/AP50 and AP[class]; empty without a baseline."""
     obstacle: str = ""  # reason why the model cannot be compared with the baseline
-    drift_obstacle: str = _NOT_MEASURED
-    """Reason why the drift is unknown; empty if there is no baseline yet."""
 
     @classmethod
     def from_summary(cls, summary: Mapping[str, Any]) -> "Evidence":
         """Read the content of metrics.json."""
         compared = Compared.from_json(summary["comparison"]) if summary.get("comparison") else Compared("")
-        drift = summary.get("drift") or {"metrics": {}, "obstacle": _NOT_MEASURED}
-        return cls(
-            {**summary["metrics"], **drift["metrics"]}, summary["per_class"], compared.changes,
-            compared.obstacle, drift["obstacle"],
-        )  # fmt: skip
+        return cls(summary["metrics"], summary["per_class"], compared.changes, compared.obstacle)
 
 
 @dataclass(frozen=True)
@@ -133,11 +125,6 @@ def parse(text: str) -> Rule:
     return rule
 
 
-def drift_metrics(rules: Sequence[str]) -> set[str]:
-    """Return the drift metrics that rules name."""
-    return {parse(rule).metric for rule in rules} & DRIFT.keys()
-
-
 def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
     """Check all rules, and their class names unless `classes` is None; the error lists all bad rules."""
     errors = []
@@ -172,8 +159,7 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
     if of_class:
         _check_class_name(text, of_class[2], evidence.per_class)
     elif rule.metric not in evidence.metrics:
-        obstacle = evidence.drift_obstacle if rule.metric in DRIFT else _NOT_MEASURED
-        return not obstacle, text, f", {obstacle or 'there is nothing to compare with'}"
+        return False, text, f", {_NOT_MEASURED}"
     change, holds = evidence.changes.get(rule.metric), _OPERATORS[rule.comparison]
     if not rule.baseline:
         value = evidence.per_class[of_class[2]][of_class[1]] if of_class else evidence.metrics[rule.metric]

@@ -37,17 +37,6 @@ LVIS = {
 
 PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")  # metrics of each class
 
-DRIFT = {
-    "drift/classes": "frequencies of the classes",
-    "drift/boxes_per_image": "boxes in an image",
-    "drift/box_size": "sides of boxes",
-    "drift/image_size": "longer sides of images",
-    "drift/brightness": "brightness of images",
-    "drift/sharpness": "sharpness of images",
-    "drift/features": "features of a detector's backbone",
-}
-"""Distances between two data sets, 0 (none) to 1, each with the compared property."""
-
 VERDICTS = BETTER, WORSE, NOT_SURE, TOO_FEW = "better", "worse", "not sure", "too few to tell"
 
 MIN_IMAGES = 10

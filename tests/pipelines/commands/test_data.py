@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageColor
 
-from trainer import storage
 from trainer.data.box_labels import COLORS
 from trainer.data.download import download
 from trainer.data.preview import TILE
@@ -163,18 +162,3 @@ def test_mistakes_are_refused(data, prepared, tmp_path):
     assert "is a source: there are no stored hashes to compare it with" in data("verify", SOURCE)[2]
     code, _, err = data("inspect", tmp_path / "nothing")
     assert code == 2 and "does not exist" in err
-
-
-def test_two_sets_are_compared_and_rules_decide_on_the_exit_code(data, prepared, tmp_path):
-    raw, shards = prepared
-    words = ["compare", SOURCE, shards, "--images", "4", "--samples", "20", "-o", str(tmp_path / "d")]
-    code, out, _ = data(*words)
-    assert code == 0
-    assert re.search(r"drift/classes +0\.000 +0\.000 to \d\.\d+ +1\.000  may be chance", out)
-    assert f"page: {tmp_path}/d/drift.html" in out
-    assert storage.read_json(str(tmp_path / "d" / "drift.json"))["metrics"]["drift/box_size"] == 0
-    words = ["compare", raw, "sample:images=30,seed=9,size=160", "--images", "0", "--samples", "20"]
-    code, out, _ = data(*words, "--gate", "drift/image_size <= 0.5, drift/classes <= 1")
-    assert code == 1 and "gate: failed" in out and "drift/image_size 1.000 <= 0.5: failed" in out
-    code, _, err = data(*words, "--gate", "drift/clases <= 1")
-    assert code == 2 and "names an unknown metric" in err

@@ -161,31 +161,6 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(
         assert (scored["images"], scored["step"]) == (expected["images"], expected["step"])
 
 
-@pytest.mark.slow
-def test_a_rule_about_drift_compares_with_the_shards_of_the_baseline(saved, shards, config, tmp_path):
-    output, rules, requests = tmp_path / "e", ["drift/classes <= 0.001"], []
-
-    def drift(request):
-        requests.append(request)
-        return {"drift/classes": 0.0005}
-
-    def scored(folder, config, **options):
-        return evaluate(saved(), shards, str(tmp_path / folder), config, rules=rules, **options)["verdict"]
-
-    first = scored("e", config, drift=drift)
-    assert first["passed"] and "there is nothing to compare with" in first["reason"]
-    assert not requests
-    compare = changed(config, baseline=str(output), bootstrap=5)
-    assert "only a pipeline" in scored("n", compare)["reason"]
-    assert scored("f", compare, drift=drift)["passed"]
-    (request,) = requests
-    assert (request.before, request.now, request.names) == (shards, shards, {"drift/classes"})
-    summary = storage.read_json(str(output / "metrics.json"))
-    storage.write_json(str(output / "metrics.json"), {**summary, "shards": str(tmp_path / "gone")})
-    third = scored("g", compare, drift=drift)
-    assert not third["passed"] and "are missing" in third["reason"]
-
-
 def test_a_run_is_compared_with_a_file_of_detections(saved, shards, config, tmp_path):
     summary = evaluate(saved(), shards, str(tmp_path / "run" / "evaluation"), config)
     comparison = scored_files.compare(str(tmp_path / "run"), summary["predictions"], samples=5)

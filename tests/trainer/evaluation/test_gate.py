@@ -187,16 +187,3 @@ def test_without_a_baseline_the_first_model_passes_but_not_one_that_cannot_be_co
     assert first.passed and "there is no baseline yet" in first.reason
     other = gate.decide(gate.Evidence(METRICS, obstacle="its classes differ"), rules)
     assert not other.passed and "its classes differ" in other.reason
-
-
-def test_the_drift_of_data_is_a_metric_of_the_gate():
-    apart = gate.Evidence({"drift/classes": 0.3})
-    assert not gate.decide(apart, ["drift/classes <= 0.2"]).passed
-    assert gate.decide(apart, ["drift/classes <= 0.4"]).passed
-    unknown = gate.Evidence({}, drift_obstacle="its shards are gone")
-    assert gate.decide(unknown, ["drift/classes <= 0.4"]).reason.endswith("failed, its shards are gone")
-    first = gate.Evidence({}, drift_obstacle="")
-    assert gate.decide(first, ["drift/classes <= 0.4"]) == gate.Verdict(
-        passed=True, reason="drift/classes <= 0.4: passed, there is nothing to compare with"
-    )
-    assert gate.drift_metrics(["coco/AP >= 0.1", "drift/sharpness <= 0.5"]) == {"drift/sharpness"}
