@@ -22,6 +22,9 @@ FAILED, STOPPED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = (
 """Outcomes of a run: a step failed or the run reached its deadline; a user stopped it; its model was
 published; the gate refused it; there was no reason to train."""
 
+DECIDED = (PASSED, HELD_BACK, NOTHING_NEW)
+"""Outcomes that a step decides, and records in its pod's status (`steps.record`): event, line end, reason."""
+
 TRAIN = "train"  # What the step `prepare` returns if a training follows; otherwise it returns NOTHING_NEW.
 
 

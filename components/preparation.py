@@ -4,7 +4,7 @@ import html
 from dataclasses import asdict
 from typing import Any
 
-from components import data_versions, hooks, in_use, sharing, starting_weights
+from components import data_versions, hooks, in_use, sharing, starting_weights, steps
 from trainer import storage
 from trainer.config.schema import Config
 from trainer.config.types import Overrides
@@ -48,6 +48,7 @@ def prepare(
                 # Instead of the manifests of data.
                 empty = {"kind": hooks.NOTHING_NEW, "version": 1, "uri": "", "fingerprint": ""}
                 of_raw = of_shards = (empty | asdict(ended), shown)
+                steps.record(f"{hooks.NOTHING_NEW}\nsince {ended.since}: {ended.found}")
             else:
                 if trains:
                     starting_weights.secure(recipe, overrides, data_root)

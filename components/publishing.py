@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from components import hooks
+from components import hooks, steps
 from components.environment import SIGNING_NAME, signing_key
 from components.records import PublishedRecord, name_of, now
 from components.scoring import MISSING_METRIC
@@ -49,4 +49,5 @@ def export_and_publish(
     version = exported["model_version"]
     outcome = hooks.Outcome(hooks.PASSED, name_of(output), reason, exported["name"], version, shown)
     hooks.at_end(hooks.StepEnd("export", outcome, output))
+    steps.record(f"{outcome.event}\n{reason}")
     return exported

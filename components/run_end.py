@@ -4,7 +4,7 @@ import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from components import environment, hooks, jobs
 from trainer.base.errors import KubedetError
@@ -31,34 +31,40 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     """Delete the run's training job if it still exists, write how the run ended, call the hooks on failure.
 
     `launcher` is empty if the run trains nothing; `state` is COMPLETE in a cluster, SUCCEEDED in Kubeflow's
-    local runner, FAILED, ...; `path` is a local file that receives the report, as Markdown. Returns the state
-    (STOPPED if a user ended the run), and the reason if there is one.
+    local runner, FAILED, ...; `path` is a local file that receives the report, as Markdown. Returns the
+    outcome as `state`, "succeeded" or one of `hooks.EVENTS`, and the `reason` if there is one.
+
+    What the steps recorded has priority over `state`: Kubeflow Pipelines 2.17 leaves the graph of a skipped
+    step RUNNING (`UpdateDAGExecutionsState` in backend/src/v2/metadata/client.go).
     """
-    succeeded = state in ("COMPLETE", "SUCCEEDED")
-    failed, ended = ([], "") if succeeded else (failures(run_id), _ended_from_outside(state))
-    if ended:  # Steps that a signal ended did not fail: the end of the run stopped them.
-        stopped = [failure.step for failure in failed if failure.code >= _SIGNAL_BASE]
-        failed = [failure for failure in failed if failure.code < _SIGNAL_BASE]
-        ended += f" during {', '.join(stopped)}" if stopped else ""
-    is_stopped = ended.startswith(_STOPPED_BY_USER)
-    state = "STOPPED" if is_stopped else state
+    pods = _pods(run_id)
+    event, reason = _decision(pods)
+    failed, ended = [], ""
+    if not event and state in ("COMPLETE", "SUCCEEDED"):
+        event = "succeeded"
+    elif not event:
+        failed, ended = failures(pods), _ended_from_outside(state)
+        if ended:  # Steps that a signal ended did not fail: the end of the run stopped them.
+            stopped = [failure.step for failure in failed if failure.code >= _SIGNAL_BASE]
+            failed = [failure for failure in failed if failure.code < _SIGNAL_BASE]
+            ended += f" during {', '.join(stopped)}" if stopped else ""
+        event = hooks.STOPPED if ended.startswith(_STOPPED_BY_USER) else hooks.FAILED
+        reason = ended or (f"{failed[-1].step}: {failed[-1].message}" if failed else _UNKNOWN_REASON)
     parts = [f"**{each.step}** failed:\n\n```\n{each.message}\n```\n" for each in failed]
-    if ended or not (parts or succeeded):
-        parts.insert(0, f"{ended or _UNKNOWN_REASON}\n")
-    Path(path).write_text("\n".join([f"# The steps ended as {state.lower()}\n", *parts]))
+    if reason and (ended or not failed):
+        parts.insert(0, reason.replace("\n", "\n\n") + "\n")
+    Path(path).write_text("\n".join([f"# Outcome: {event}\n", *parts]))
     for failure in failed:
         logger.error("%s failed: %s", failure.step, failure.message)
     try:
         if launcher:
             jobs.remove(launcher, run_id)
     finally:
-        if not succeeded:
-            reason = ended or (f"{failed[-1].step}: {failed[-1].message}" if failed else _UNKNOWN_REASON)
-            outcome = hooks.Outcome(hooks.STOPPED if is_stopped else hooks.FAILED, run_id, reason)
+        if event in (hooks.STOPPED, hooks.FAILED):  # The step that decided another outcome reported it.
+            outcome = hooks.Outcome(event, run_id, reason)
             # The folder is on this pod's disk: retries of the step send no second notice.
             hooks.at_end(hooks.StepEnd("cleanup", outcome, str(Path(path).parent)))
-    shown = ended or (failed[-1].message if failed else "")
-    return {"state": state, **({"reason": shown} if shown else {})}
+    return {"state": event, **({"reason": reason} if reason else {})}
 
 
 def _ended_from_outside(state: str) -> str:
@@ -89,22 +95,40 @@ def _ended_from_outside(state: str) -> str:
     return ""
 
 
-def failures(run_id: str) -> list[Failure]:
-    """Return the failed steps of a run by their ends; none, with a warning, if its pods cannot be read."""
+def _pods(run_id: str) -> list[Any]:
+    """Return the pods (V1Pod) of a run; none, with a warning, if they cannot be read."""
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return []
     from components.launchers.cluster import client
     from components.launchers.cluster.pods import with_labels
 
     try:
-        pods = with_labels(client.connect(), f"{environment.RUN_LABEL}={run_id}")
+        return with_labels(client.connect(), f"{environment.RUN_LABEL}={run_id}")
     except KubedetError as error:
         logger.warning("the pods of the run cannot be read: %s", error)
         return []
+
+
+def _termination(pod: Any) -> Any:
+    """Return how the container of a step's code ended (V1ContainerStateTerminated); None if unknown."""
+    states = {item.name: item.state for item in pod.status.container_statuses or []}
+    return states["main"].terminated if states.get("main") else None
+
+
+def _decision(pods: list[Any]) -> tuple[str, str]:
+    """Return the outcome that a step recorded in its pod's status, and its reason; both may be empty."""
+    for termination in filter(None, map(_termination, pods)):
+        event, _, reason = (termination.message or "").partition("\n")
+        if event in hooks.DECIDED and termination.exit_code == 0:
+            return event, reason
+    return "", ""
+
+
+def failures(pods: list[Any]) -> list[Failure]:
+    """Return the failed steps among a run's pods, sorted by their ends."""
     failed = []
     for pod in pods:
-        states = {item.name: item.state for item in pod.status.container_statuses or []}
-        termination = states["main"].terminated if states.get("main") else None
+        termination = _termination(pod)
         code = termination.exit_code if termination else 0
         if pod.status.phase != "Failed" and not code:
             continue

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from components import hooks
+from components import hooks, steps
 from components.records import VerdictRecord, name_of, now
 from trainer import storage
 from trainer.config import parsing
@@ -45,4 +45,5 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     if not decision.passed:  # Otherwise the export step reports the outcome.
         outcome = hooks.Outcome(hooks.HELD_BACK, name_of(output), reason, settings.export.name, metrics=shown)
         hooks.at_end(hooks.StepEnd("evaluate", outcome, output))
+        steps.record(f"{outcome.event}\n{reason}")
     return {"metrics": scored["metrics"], "shown": shown, "verdict": decided}

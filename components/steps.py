@@ -147,11 +147,16 @@ def _orphaned(step: str) -> None:
             time.sleep(_DELETION_SECONDS)
 
 
-def _report(error: KubedetError) -> None:
-    """Print an error, and write it to the pod's status."""
+def record(text: str) -> None:
+    """Write a text to the pod's status, where the clean-up finds it: an error, or how the run ends."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         with suppress(OSError):
-            TERMINATION_LOG.write_text(str(error).encode()[:_MESSAGE_BYTES].decode(errors="ignore"))
+            TERMINATION_LOG.write_text(text.encode()[:_MESSAGE_BYTES].decode(errors="ignore"))
+
+
+def _report(error: KubedetError) -> None:
+    """Print an error, and write it to the pod's status."""
+    record(str(error))
     print(f"error: {error}", file=sys.stderr, flush=True)
 
 

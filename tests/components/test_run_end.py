@@ -44,9 +44,9 @@ def test_what_failed_is_told_in_the_order_of_its_end(add, tmp_path, caplog):
     add("another-run", message="not ours", run="other")
     outcome, text = written(tmp_path, "FAILED")
     failure = "the training failed\n  fix: raise memory_limit and batch_size"
-    assert outcome == {"state": "FAILED", "reason": failure}
+    assert outcome == {"state": "failed", "reason": f"train: {failure}"}
     assert text == (
-        "# The steps ended as failed\n\n**early** failed:\n\n```\nno message (exit code 1)\n```\n"
+        "# Outcome: failed\n\n**early** failed:\n\n```\nno message (exit code 1)\n```\n"
         f"\n**train** failed:\n\n```\n{failure}\n```\n"
     )
     assert "train failed: the training failed" in caplog.text
@@ -64,31 +64,44 @@ def test_memory_and_eviction_are_named(add, tmp_path):
 def test_a_run_that_went_well_is_not_searched(add, tmp_path, state):
     add("retried", message="a try before the one that went well")
     outcome, text = written(tmp_path, state)
-    assert outcome == {"state": state} and "retried" not in text
+    assert outcome == {"state": "succeeded"} and "retried" not in text
 
 
 def test_pods_that_cannot_be_read_do_not_keep_it_from_its_work(add, fake_cluster, tmp_path, caplog):
     fake_cluster.faults.append(Fault("GET", "/pods", status=403))
     outcome, text = written(tmp_path, "FAILED")
-    assert outcome == {"state": "FAILED"} and "The reason is unknown" in text
+    assert outcome["state"] == "failed" and "The reason is unknown" in text
     assert "cannot be read" in caplog.text
 
 
+LONG_AGO, LATER = "2026-11-22T10:00:00Z", "2126-11-22T10:00:00Z"
+HELD_BACK = {"name": "score", "phase": "Succeeded", "code": 0, "message": "held back\ncoco/AP 0.1 < 0.5"}
+NOTHING_NEW = HELD_BACK | {"message": "nothing new\nsince pets v1: 0 added"}
+PASSED = HELD_BACK | {"message": "passed\ncoco/AP 0.6 >= 0.5"}
+BROKEN = {"name": "score", "code": 1, "message": "no such split"}
+
+
 @pytest.mark.parametrize(
-    ("spec", "began", "state", "said"),
+    ("state", "steps", "spec", "began", "outcome", "reason", "notices"),
     [
-        ({"activeDeadlineSeconds": 0}, "2026-11-22T10:00:00Z", "STOPPED", "The run was stopped by a user"),
-        ({"shutdown": "Terminate"}, "2026-11-22T10:00:00Z", "STOPPED", "The run was stopped by a user"),
-        ({"activeDeadlineSeconds": 60}, "2026-11-22T10:00:00Z", "FAILED", "its deadline of 60 s"),
-        ({"activeDeadlineSeconds": 60}, "2126-11-22T10:00:00Z", "FAILED", ""),
-        ({}, "2026-11-22T10:00:00Z", "FAILED", ""),
+        ("RUNNING", [HELD_BACK], {}, LONG_AGO, "held back", "coco/AP 0.1 < 0.5", 0),
+        ("FAILED", [HELD_BACK], {"activeDeadlineSeconds": 0}, LONG_AGO, "held back", "coco/AP", 0),
+        ("RUNNING", [NOTHING_NEW], {}, LONG_AGO, "nothing new", "since pets v1", 0),
+        ("COMPLETE", [PASSED], {}, LONG_AGO, "passed", "coco/AP 0.6 >= 0.5", 0),
+        ("FAILED", [BROKEN], {}, LONG_AGO, "failed", "no such split", 1),
+        ("RUNNING", [BROKEN], {}, LONG_AGO, "failed", "no such split", 1),
+        ("FAILED", [HELD_BACK | {"phase": "Failed", "code": 1}], {}, LONG_AGO, "failed", "score", 1),
+        ("FAILED", [BROKEN], {"activeDeadlineSeconds": 0}, LONG_AGO, "stopped", "by a user during train", 1),
+        ("RUNNING", [], {"shutdown": "Terminate"}, LONG_AGO, "stopped", "by a user during train", 1),
+        ("RUNNING", [], {"activeDeadlineSeconds": 60}, LONG_AGO, "failed", "of 60 s during train", 1),
+        ("FAILED", [BROKEN], {"activeDeadlineSeconds": 60}, LATER, "failed", "train", 1),
     ],
-)
-def test_a_run_that_a_user_or_its_deadline_ended_has_no_step_that_failed_of_it(
-    add, fake_cluster, tmp_path, monkeypatch, spec, began, state, said
+)  # fmt: skip
+def test_the_outcome_follows_from_what_the_steps_recorded(
+    add, fake_cluster, tmp_path, monkeypatch, state, steps, spec, began, outcome, reason, notices
 ):
-    told = []
-    monkeypatch.setattr(run_end.hooks, "at_end", lambda end: told.append(end.outcome))
+    sent = []
+    monkeypatch.setattr(run_end.hooks, "at_end", lambda end: sent.append(end.outcome))
     monkeypatch.setenv("KFP_POD_NAME", "clean-up")
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
     fake_cluster.add("pods", "default", {
@@ -98,13 +111,15 @@ def test_a_run_that_a_user_or_its_deadline_ended_has_no_step_that_failed_of_it(
     fake_cluster.add(
         "workflows", "default", {"metadata": {"name": "run-x"}, "spec": spec, "status": {"startedAt": began}}
     )
-    add("train", code=143)
-    add("score", code=1, message="no such split")
-    outcome, text = written(tmp_path, "FAILED")
-    assert outcome["state"] == state and "**score** failed:\n\n```\nno such split" in text
-    assert ("**train** failed" in text) == (not said)
-    assert said in text and (not said or "during train" in text)
-    assert told[0].event == state.lower() and said in told[0].reason
+    for step in steps:
+        add(**step)
+    if spec:
+        add("train", code=143)  # The end of the run stopped it, or it was evicted.
+    told, text = written(tmp_path, state)
+    assert told["state"] == outcome and reason in told["reason"] and f"# Outcome: {outcome}" in text
+    assert ("no such split" in text) == (BROKEN in steps)
+    assert ("**train** failed" in text) == (began == LATER)
+    assert [item.event for item in sent] == [outcome] * notices
 
 
 def test_a_job_that_is_left_is_removed(add, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import urllib3
 from webhook import Webhook
 
-from components import publishing, run_end, scoring
+from components import publishing, run_end, scoring, steps
 from operations import notifications
 from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Outcome, tell
 from pipelines.commands import run
@@ -128,6 +128,8 @@ def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path
         return {"metrics": {**METRICS, "coco/APs": -1.0}}
 
     monkeypatch.setattr(scoring, "evaluate", scores)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setattr(steps, "TERMINATION_LOG", tmp_path / "termination-log")
     files = [str(tmp_path / name) for name in ("page", "short", "gate")]
     scoring.score(trained, "coco/AP >= 0.2", *files)
     assert hook.posted == []
@@ -136,6 +138,13 @@ def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path
     (body,) = hook.posted
     assert (body["event"], body["run"], body["model"]) == ("held back", "20261123-ab", "pets")
     assert body["metrics"] == METRICS and "coco/AP" in body["reason"]
+    # The clean-up finds what the step recorded, and sends no second notice.
+    ended = SimpleNamespace(exit_code=0, message=steps.TERMINATION_LOG.read_text())
+    main = SimpleNamespace(name="main", state=SimpleNamespace(terminated=ended))
+    pod = SimpleNamespace(status=SimpleNamespace(container_statuses=[main]))
+    monkeypatch.setattr(run_end, "_pods", lambda run_id: [pod])
+    outcome = run_end.end("", "ab", "RUNNING", str(tmp_path / "outcome.md"))
+    assert outcome == {"state": "held back", "reason": body["reason"]} and len(hook.posted) == 1
 
 
 def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
@@ -155,7 +164,7 @@ def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
 )
 def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypatch, state, told, event):
     failed = [run_end.Failure("", "train", "no memory", 1)] if state == "FAILED" else []
-    monkeypatch.setattr(run_end, "failures", lambda run: failed)
+    monkeypatch.setattr(run_end, "failures", lambda pods: failed)
     for _ in range(2):
         run_end.end("", "ab", state, str(tmp_path / "outcome.md"))
     assert [(body["event"], body["run"]) for body in hook.posted] == [(event, "ab")] * told
