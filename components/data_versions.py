@@ -4,13 +4,11 @@
 run with a known version gets the same images and boxes again, even if the source has changed since.
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from components.environment import SCHEDULED_TIME
 from components.records import KEY
 from trainer import storage
 from trainer.base import typed_json
@@ -21,8 +19,6 @@ from trainer.data.download import check as check_raw
 from trainer.data.download import choices, download, fingerprint
 from trainer.data.problem_counts import Cases
 from trainer.data.raw_folder import RawManifest, SplitCounts, sizes_uri
-
-logger = logging.getLogger(__name__)
 
 _VERSION_FIX = "choose another data_version"
 
@@ -50,15 +46,6 @@ class DataVersion:
     fingerprint: str
     pinned: Pinned | None = None  # None in files from before 0.2.
     recorded: str = ""
-
-
-def expanded(version: str) -> str:
-    """Replace the macro of the scheduled time, which not all clusters support, with the current time."""
-    if SCHEDULED_TIME not in version:
-        return version
-    now = datetime.now(UTC).strftime("%Y%m%d%H%M%S")
-    logger.warning("this cluster does not replace %s: using the current time, %s", SCHEDULED_TIME, now)
-    return version.replace(SCHEDULED_TIME, now)
 
 
 def fetch(

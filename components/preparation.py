@@ -30,7 +30,7 @@ def prepare(
     kept at the end; 0 keeps all. `partitions` pods share the work.
     """
     sharing.check(partitions)
-    config, version = recipes.load_here(recipe, overrides), data_versions.expanded(version)
+    config = recipes.load_here(recipe, overrides)
     in_use.begin(data_root, config.model.weights)
     try:
         with sharing.lead(data_root, config.data, partitions) as team:

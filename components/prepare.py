@@ -12,6 +12,7 @@ def prepare(
     overrides: dict,
     data_root: str,
     data_version: str,
+    scheduled: str,
     credentials: str,
     trains: bool,
     min_new_images: int,
@@ -25,9 +26,10 @@ def prepare(
 
     Finished work is reused. Returns "train", or "nothing new" if there is no reason to train.
     """
-    from components import hooks, steps
+    from components import environment, hooks, steps
 
-    request = (source, recipe, overrides, data_root, data_version, statistics.path)
+    version = environment.expand_version(data_version, scheduled)
+    request = (source, recipe, overrides, data_root, version, statistics.path)
     arguments = (*request, trains, min_new_images, prune, partitions)
     raw_published, shards_published = steps.run(
         "prepare", "components.preparation:prepare", *arguments, secret=credentials

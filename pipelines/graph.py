@@ -40,6 +40,9 @@ _WAITING = ("250m", "512Mi")  # CPU and memory of a step that starts something a
 
 _RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
+SCHEDULED = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
+"""Kubeflow's driver replaces it, in its own pod, by the time for which the run was scheduled."""
+
 _RETRY_LIMIT = "2592000s"
 """For 30 days a step may be retried, and then run. Kubeflow's default of an hour would end a training that
 started again after an eviction."""
@@ -67,7 +70,7 @@ class _Graph:
         self._notify(configure_pod(clean_up, CLEANUP[clean_up.name], *_WAITING))
         with dsl.ExitHandler(clean_up, name="steps"):
             settings = self._select("data_root", *_SETTINGS)
-            own = self._select("source", "data_version", "prune")
+            own = self._select("source", "data_version", "prune") | {"scheduled": SCHEDULED}
             # Only conditional pipelines have this parameter.
             own |= {"min_new_images": self.values.get("min_new_images", 0)}
             data = prepare(trains=not options.until, partitions=options.partitions, **settings, **own)

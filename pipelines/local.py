@@ -13,7 +13,7 @@ from types import FrameType
 import yaml
 from kfp import components, local
 
-from pipelines.graph import compile_pipeline
+from pipelines.graph import SCHEDULED, compile_pipeline
 from pipelines.parameters import CompileOptions
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY
 
@@ -21,8 +21,8 @@ _stopping = threading.Event()
 
 
 def for_this_machine(text: str) -> str:
-    """Remove retries, which are for lost pods, and the clean-up, which the process guard does here."""
-    spec = next(yaml.safe_load_all(text))
+    """Remove retries, which are for lost pods, the clean-up, which the process guard does, and schedules."""
+    spec = next(yaml.safe_load_all(text.replace(SCHEDULED, "")))
     for graph in [spec["root"], *spec.get("components", {}).values()]:
         tasks = graph.get("dag", {}).get("tasks", {})
         for name, task in list(tasks.items()):

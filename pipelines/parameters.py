@@ -254,6 +254,7 @@ STEP_ARGUMENTS: Mapping[str, str] = {name: item.description for name, item in TA
     "request": "the job's fields, as in `components.jobs.Request`; every value is a text.",
     "rules": "rules of the gate, separated by commas; empty is the recipe's.",
     "run_id": "the run's id.",
+    "scheduled": "the time for which the run was scheduled, as 2026-11-21T02:00:00Z; may be empty.",
     "shards": "manifest of the shards.",
     "statistics": "statistics of the shards, as a page.",
     "status": "the state of the run's steps, from Kubeflow.",

@@ -30,6 +30,7 @@ STEPS = {
     "bucket": [*TITLES], "shared": [*TITLES, *ASSIST], "data": ["prepare"],
     "conditional": [*TITLES, *ASSIST], "search": ["prepare", *SEARCH], "search_gpus": ["prepare", *SEARCH],
 }  # fmt: skip
+SCHEDULED = {"runtimeValue": {"constant": "{{$.pipeline_job_schedule_time_utc}}"}}
 RUN_ID = {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
 PASTED = ("{{$.inputs.parameters['", "']}}")
 
@@ -105,6 +106,7 @@ def test_a_clean_up_follows_however_the_steps_end(spec):
     assert len(spec["root"]["dag"]["tasks"]) == 2
     (before,) = end["dependentTasks"]
     assert end["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": before}}
+    assert tasks(spec)["prepare"]["inputs"]["parameters"]["scheduled"] == SCHEDULED
     # Both get the run's id, from which the job's name follows.
     assert end["inputs"]["parameters"]["run_id"] == RUN_ID
     if "train" in STEPS[spec["form"]]:

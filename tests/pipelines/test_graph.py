@@ -29,10 +29,11 @@ spec = next(yaml.safe_load_all(file.read_text()))
 for graph in [spec["root"], *spec["components"].values()]:
     for name, task in graph.get("dag", {}).get("tasks", {}).items():
         task.pop("retryPolicy", None)  # The runner would wait half a minute.
-        # The runner's id of a run is a number, and known to nobody.
-        run_id = task.get("inputs", {}).get("parameters", {}).get("run_id", {}).get("runtimeValue")
-        if run_id:
-            run_id["constant"] = "the-run"
+        # The runner's id of a run is a number, and known to nobody; it has no schedules.
+        for name, value in (("run_id", "the-run"), ("scheduled", "2026-11-21T02:00:00Z")):
+            given = task.get("inputs", {}).get("parameters", {}).get(name, {}).get("runtimeValue")
+            if given:
+                given["constant"] = value
 local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=root)
 components.load_component_from_text(yaml.safe_dump(spec))(**arguments)
 """
@@ -75,7 +76,7 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
     done = run(
         tmp_path, fake_cluster.environment, launcher="kubernetes", source="sample:images=12,seed=5,size=96",
         overrides=TINY, gate="coco/AP50 >= 1.0", image="registry.example/kubedet:1", job=job,
-        data_version="v1", partitions=2, min_new_images=1,
+        data_version="[[ScheduledTime]]", partitions=2, min_new_images=1,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     cluster_job = fake_cluster.job(name)
@@ -87,7 +88,7 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
     assert "Executing task 'assist'" in output and "there is no pod to assist" in output
     # Its log came through the step's, its results are in the run's folder, and it is left to its readers.
     assert "train: epoch 1: coco/AP" in output
-    assert (tmp_path / "data" / "runs" / "v1-the-run" / "train" / "best.pt").exists()
+    assert (tmp_path / "data" / "runs" / "20261121020000-the-run" / "train" / "best.pt").exists()
     assert f"nothing to clean up: the job {name} is succeeded" in output
 
 
