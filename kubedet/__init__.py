@@ -178,12 +178,14 @@ def submit(
 
     given = _parse("submit", source=source, recipe=recipe, set=overrides, **options)
     submission, run_id, link = command.read_submission(given), "", ""
+    access = Access.find(given.host, given.namespace, given.ca)
     if not dry_run:
         server = shared.connect(given)
+        access = server.access
         run_id, link = command.start(submission, server)
         if wait:
             command.follow(submission, server, run_id)
-    commands = submission.commands(Access.find(given.host, given.namespace, given.ca))
+    commands = submission.commands(access)
     return ClusterRun(submission.name, submission.parameters, commands, run_id, link)
 
 

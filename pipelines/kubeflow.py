@@ -8,10 +8,12 @@ those of kfp_server_api are used.
 import json
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +80,11 @@ class _Client(kfp.Client):
         return config
 
     def get_kfp_healthz(self, sleep_duration: int = 0) -> Any:
-        health = self.health()
-        return kfp_server_api.V2beta1GetHealthzResponse(multi_user=bool(health.get("multi_user")))
+        return kfp_server_api.V2beta1GetHealthzResponse(multi_user=bool(self.health.get("multi_user")))
 
+    @cached_property
     def health(self) -> Mapping[str, object]:
-        """Return the server's health response; kfp's model of it leaves out the version."""
+        """The server's health response; kfp's model of it leaves out the version."""
         health = self.healthzs.api_client.call_api(
             "/apis/v2beta1/healthz", "GET", header_params={"Accept": "application/json"},
             response_type="object", auth_settings=["Bearer"], _return_http_data_only=True,
@@ -111,7 +113,7 @@ class Server:
                     f"Kubeflow Pipelines is not configured: {problem}",
                     fix=f"set its URL with --host or {HOSTS[0]}; in Kubeflow it ends with /pipeline",
                 ) from None
-        self._access = access
+        self.access = access
         token_file = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
         projected = ServiceAccountTokenVolumeCredentials() if Path(token_file).exists() else None
         with warnings.catch_warnings(), self._explained("connect"):
@@ -122,12 +124,13 @@ class Server:
                 credentials=projected,
                 ssl_ca_cert=access.ca or None,
             )
-        self.namespace = access.namespace or self._client.get_user_namespace() or ""
-
-    def version(self) -> str:
-        """Return the version that the server reports; a custom build may report none, or any text."""
-        with self._explained("ask for the version"):
-            return str(self._client.health().get("tag_name") or "")
+            health = self._client.health
+        if access.namespace and not health.get("multi_user"):
+            ignored = f"{self._where} is for a single user: the namespace {access.namespace} is ignored"
+            print(f"warning: {ignored}", file=sys.stderr)
+            self.access = replace(access, namespace="")
+        self.namespace = self.access.namespace or self._client.get_user_namespace() or ""
+        self.version = str(health.get("tag_name") or "")  # Of a custom build: none, or any text.
 
     def experiment(self, name: str) -> str:
         """Return the id of the experiment of a name; create it if there is none."""
@@ -219,7 +222,7 @@ class Server:
 
     def link(self, kind: str, item_id: str) -> str:
         """Return the address of a run (`runs`) or schedule (`recurringrun`) in the UI."""
-        base = (os.environ.get(UI) or self._access.host).rstrip("/")
+        base = (os.environ.get(UI) or self.access.host).rstrip("/")
         if base and not base.startswith(("http://", "https://")):
             base = f"https://{base}"
         # Inside the cluster the UI's public name is unknown.
@@ -227,7 +230,7 @@ class Server:
 
     @property
     def _where(self) -> str:
-        return f"Kubeflow Pipelines at {self._access.host or 'the cluster of this pod or kubeconfig'}"
+        return f"Kubeflow Pipelines at {self.access.host or 'the cluster of this pod or kubeconfig'}"
 
     @contextmanager
     def _explained(self, verb: str, *, creates: bool = False) -> Iterator[None]:
@@ -237,16 +240,19 @@ class Server:
             yield
         except kfp_server_api.ApiException as error:
             body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else error.body or ""
+            is_page = body.lstrip().startswith("<")  # A login page, or the XML of an object store.
             try:
                 response = json.loads(body)
                 message = response.get("message") or response.get("error") or ""
             except (ValueError, AttributeError):  # Not an object of JSON.
-                message = "" if "<html" in body.lower() else body.strip()
+                message = "" if is_page else body.strip()
             text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
             text += f": {str(message)[:_MESSAGE_LIMIT]}" if message else ""
             if error.status in (408, 429) or error.status >= 500:
                 fix = f"try again later{hint}; the log of ml-pipeline has more details"
                 raise Unavailable(text, fix=fix) from None
+            if is_page:
+                raise _not_the_api(text) from None
             namespace = getattr(self, "namespace", "")
             of = f"the namespace {namespace}" if namespace else "your namespace"
             remedies = {
@@ -278,10 +284,10 @@ def check_version(tag: str) -> str:
     return "" if tag.removeprefix("v") == TESTED else f"version {tag}; tested with {TESTED} only"
 
 
-def _not_the_api(where: str) -> ConfigError:
+def _not_the_api(found: str) -> ConfigError:
     """Return the error for a response that is not the API's, such as a login page."""
     return ConfigError(
-        f"{where} is not the API of Kubeflow Pipelines",
+        f"{found}: this is not the API of Kubeflow Pipelines",
         fix=f"if it is a login page, {_TOKEN_FIX}; otherwise correct --host: a Kubeflow's ends with "
         "/pipeline",
     )

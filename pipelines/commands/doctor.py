@@ -108,14 +108,14 @@ def _cluster(
         yield Check("cluster", "missing", error.message, error.fix)
     if options.data_root:
         yield writable(options.data_root)
-    title, access = "Kubeflow Pipelines", Access.find(options.host, options.namespace, options.ca)
+    title, access = "Kubeflow Pipelines", Access.find(options.host, ca=options.ca)
     if not access.host:
         yield Check(title, "ok", f"not checked: neither --host nor {HOSTS[0]} names it")
         return
     from pipelines.kubeflow import Server, check_version  # kfp, which takes a while.
 
     try:
-        tag = Server(access).version()
+        tag = Server(access).version
         warning = check_version(tag)
     except KubedetError as error:
         yield Check(title, "missing", error.message, error.fix)

@@ -173,7 +173,7 @@ def connect(options: Options) -> "Server":
     from pipelines.kubeflow import Server, check_version
 
     server = Server(Access.find(options.host, options.namespace, options.ca))
-    if warning := check_version(server.version()):
+    if warning := check_version(server.version):
         print(f"warning: Kubeflow Pipelines: {warning}", file=sys.stderr)
     return server
 

@@ -51,17 +51,16 @@ def read_submission(arguments: argparse.Namespace) -> "Submission":
 
 def _send(arguments: argparse.Namespace, submission: "Submission") -> int:
     """Start a run, or print what would be sent, as `_add_sending` declares; return the exit code."""
-    access = Access.find(arguments.host, arguments.namespace, arguments.ca)
     compiled = submission.options
     if arguments.dry_run:
         print("nothing is sent; this would be:")
-        _describe(submission, access)
+        _describe(submission, Access.find(arguments.host, arguments.namespace, arguments.ca))
         return 0
     from components import jobs, launchers
 
     server = options.connect(arguments)
     run_id, link = start(submission, server)
-    _describe(submission, access)
+    _describe(submission, server.access)
     print(f"run {run_id}\n{link}")
     launcher = launchers.entry(submission.get("launcher"))
     if not (compiled.until or compiled.trials) and launcher.pods:

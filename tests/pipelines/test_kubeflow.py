@@ -47,12 +47,21 @@ def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp
 
 
 def test_an_experiment_is_found_or_made(kfp_server):
+    kfp_server.multi_user = True
     server = Server(Access.find(namespace="team"))
     experiment_id = server.experiment("nightly")
     assert Server(Access.find(namespace="team")).experiment("nightly") == experiment_id
     assert Server(Access.find(namespace="team")).experiment("other") != experiment_id
     assert [item["display_name"] for item in kfp_server.experiments] == ["nightly", "other"]
     assert {item["namespace"] for item in kfp_server.experiments} == {"team"}
+
+
+def test_a_single_users_server_has_no_namespaces(kfp_server, capsys):
+    server = Server(Access.find(namespace="wrong"))
+    assert (server.namespace, server.access.namespace) == ("", "")
+    assert "namespace wrong is ignored" in capsys.readouterr().err
+    server.experiment("nightly")
+    assert kfp_server.experiments[0].get("namespace") is None
 
 
 def test_all_pages_of_schedules_are_read(kfp_server):
@@ -66,19 +75,20 @@ def test_all_pages_of_schedules_are_read(kfp_server):
         (401, {"message": "Request header error"}, ConfigError, "401", "kubectl create token"),
         (403, {"error": "User a is not authorized"}, ConfigError, "a is not", "in the namespace team"),
         (404, "<html>nothing</html>", ConfigError, "404", "/pipeline"),
+        (403, "<Error><Code>AccessDenied</Code></Error>", ConfigError, "not the API", "--host"),
+        (403, "RBAC: access denied", ConfigError, "RBAC", "kubeflow-edit"),
         (400, {"error": "Invalid input error: name"}, ConfigError, "Invalid input error: name", "correct"),
         (503, "no healthy upstream", Unavailable, "no healthy upstream", "ml-pipeline"),
     ],
 )  # fmt: skip
 def test_a_refusal_has_a_remedy(kfp_server, status, answer, kind, message, fix):
+    kfp_server.multi_user = True
     server = Server(Access.find(namespace="team"))
     kfp_server.failures = [("GET", "/experiments", status, answer)]
     with pytest.raises(kind) as caught:
         server.experiment("nightly")
     assert message in caught.value.message and fix in caught.value.fix
-    assert "cannot look for the experiment nightly" in caught.value.message and "<html" not in str(
-        caught.value
-    )
+    assert "cannot look for the experiment nightly" in caught.value.message and "<" not in str(caught.value)
     assert caught.value.exit_code == (1 if kind is Unavailable else 2)
 
 
@@ -126,7 +136,7 @@ def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):
 )
 def test_the_address_of_a_run_in_the_ui(kfp_server, monkeypatch, host, ui, link):
     server = Server(Access.find())
-    monkeypatch.setattr(server, "_access", Access.find(host))
+    monkeypatch.setattr(server, "access", Access.find(host))
     monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", ui)
     assert server.link("runs", "7") == link
 
