@@ -1,7 +1,7 @@
 """Single steps of the training loop, with nothing around them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from trainer.config.schema import Config
 from trainer.data.batch import Batch
 from trainer.launching.distributed import SINGLE, World
 from trainer.model.global_batch import Part
+from trainer.training import checkpoint
+from trainer.training.checkpoint import State
 from trainer.training.loop import _Run
 
 
@@ -63,4 +65,29 @@ def with_one_broken_loss(rank: int, config: Config, shards: str, folder: str) ->
         except TrainingError as error:
             same = all(map(torch.equal, before, run.state.parameters))
             Path(folder, f"{rank}.txt").write_text(f"{same} {error}")
+    dist.destroy_process_group()
+
+
+def run_in_parts(config: Config, shards: str, folder: Path, processes: Sequence[int]) -> State:
+    """The state after two steps on each of these numbers of processes, each resumed from the one before."""
+    folder.mkdir()
+    for part, size in enumerate(processes):
+        torch.multiprocessing.start_processes(
+            _two_steps, (size, part, config, shards, str(folder)), nprocs=size, start_method="forkserver"
+        )
+    return checkpoint.read_latest(f"{folder}/checkpoints")
+
+
+def _two_steps(rank: int, size: int, part: int, config: Config, shards: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{part}", rank=rank, world_size=size)
+    run = _Run(config, shards, folder, World(rank, size, torch.device("cpu")), "auto")
+    batches = run.loader.batches(run.state.samples)
+    for _ in range(2):
+        run.state.sums += run.train_step([next(batches) for _ in range(run.loader.passes)])[0]
+        run.state.summed += 1
+    run.train_step.settle()
+    run._save()
+    run.settle()
+    run.close()
     dist.destroy_process_group()

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import architectures
 from trainer.config.schema import ModelConfig, TrainConfig
@@ -80,7 +79,7 @@ class Architecture(nn.Module, ABC):
     ) -> tuple[Any, Tensor]:
         """Return `part.surveyed` for `forward` of this batch, and a scalar to be summed over all batches.
 
-        Called without gradients, with the arguments of `forward`. Running statistics are reset afterwards.
+        Called without gradients, with the arguments of `forward`. Running statistics ignore it.
         """
         raise NotImplementedError
 
@@ -179,8 +178,3 @@ def build(config: ModelConfig, num_classes: int, fill: int = FILL) -> Architectu
     if config.sync_batchnorm and distributed:
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)
     return detector
-
-
-def has_running_statistics(detector: nn.Module) -> bool:
-    """Return whether training changes buffers (BatchNorm's), differently in each process."""
-    return any(isinstance(module, _BatchNorm) for module in detector.modules())

@@ -174,7 +174,6 @@ class _Run:
                 if self.val_set is not None and schedule.validation_due():
                     # The state is being saved: a signal may end a validation at once.
                     with self.limit.validation(), stop.at_once(self._interrupted):
-                        state.share_buffers()
                         # Rank 0 scores the predictions while training continues.
                         predictions = predict_split(
                             state.evaluated().predict, self.val_set, self.config, self.world, task="validate",

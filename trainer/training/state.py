@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,10 +13,11 @@ from trainer.base.errors import ConfigError
 from trainer.base.precision import scaler
 from trainer.config.schema import Config
 from trainer.launching.distributed import World, gather
-from trainer.model.architecture import Architecture, build, has_running_statistics
+from trainer.model.architecture import Architecture, build
 from trainer.model.pretrained import DATA_ROOT, load_in_every_process
 from trainer.training.checkpoint import State
 from trainer.training.optim import MovingAverage, build_optimizer
+from trainer.training.running_statistics import RunningStatistics
 
 _LOG = logging.getLogger("train")
 
@@ -59,6 +59,7 @@ class TrainState:
         train, self.ema = config.train, None
         if train.ema_decay:
             self.ema = MovingAverage(self.detector, train.ema_decay, train.ema_ramp, train.ema_steps)
+        self.statistics = RunningStatistics(self.detector, world)
         self.scaler = scaler(world.device, config.train.precision)
         self.parameters = [p for p in self.detector.parameters() if p.requires_grad]
         self.step = 0  # optimizer steps done
@@ -72,8 +73,7 @@ class TrainState:
         """Return the detector that exchanges gradients. Call it after `load_state_dict`."""
         if self.world.size == 1:
             return self.detector
-        # Training does not read the buffers that change (BatchNorm's running statistics), so no step sends
-        # them. `share_buffers` does before a validation.
+        # The buffers that change are running statistics, which `RunningStatistics` keeps equal.
         options: dict[str, Any] = {_SYNC_BUFFERS: False}
         return DistributedDataParallel(
             self.detector,
@@ -81,16 +81,6 @@ class TrainState:
             gradient_as_bucket_view=True,
             **options,
         )
-
-    def share_buffers(self) -> None:
-        """Give all ranks the running statistics of rank 0, which are saved. A collective."""
-        if self.world.size == 1 or not has_running_statistics(self.detector):
-            return
-        buffers = [value for value in self.evaluated().buffers() if value.is_floating_point()]
-        joined = torch.cat([value.flatten() for value in buffers])
-        dist.broadcast(joined, src=0)
-        for value, sent in zip(buffers, joined.split([value.numel() for value in buffers]), strict=True):
-            value.copy_(sent.view_as(value))
 
     def evaluated(self) -> Architecture:
         """Return the detector whose weights are scored and exported, in evaluation mode."""

@@ -54,6 +54,7 @@ class TrainStep:
         lr = learning_rate(pace.at(state.step), pace.nominal, self._config)
         set_learning_rate(state.optimizer, lr)
         losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
+        state.statistics.begin()
         for number, (batch, part) in enumerate(zip(batches, self._parts_of(batches), strict=True), 1):
             # Gradients are exchanged only in the last backward pass of a step.
             local = isinstance(self._model, DistributedDataParallel) and number < len(batches)
@@ -67,7 +68,9 @@ class TrainStep:
                 # Times 1, or NaN if it is not finite: then the exchange makes the gradients of all ranks NaN,
                 # and all optimizers skip the step.
                 state.scaler.scale(total * (1 + 0 * total.detach())).backward()
+            state.statistics.add_pass()
             losses += torch.stack([loss.detach() for loss in each]) * share
+        state.statistics.update()
         state.scaler.unscale_(state.optimizer)
         norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]
         checked = torch.cat([losses, norm])
@@ -138,14 +141,11 @@ class TrainStep:
         described = self._parts(batches, self._global_batch, state.world)
         if len(batches) == 1 or not detector.needs_survey:
             return described
-        statistics = [buffer.clone() for buffer in detector.buffers()]
         with torch.no_grad(), autocast(state.world.device, self._config.precision):
             surveys = [
                 detector.survey(batch.images, batch.boxes, batch.labels, batch.color, part)
                 for batch, part in zip(batches, described, strict=True)
             ]
-            for buffer, before in zip(detector.buffers(), statistics, strict=True):
-                buffer.copy_(before)
             total = summed(torch.stack([count for _, count in surveys]).sum(), state.world)
         return [
             part._replace(surveyed=survey, counted=total)

@@ -15,7 +15,7 @@ from trainer.config import architectures
 from trainer.config.architectures import Entry
 from trainer.config.parsing import from_json, with_overrides
 from trainer.model import recipes
-from trainer.model.architecture import build, has_running_statistics
+from trainer.model.architecture import build
 from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
 
@@ -135,13 +135,6 @@ def test_a_checkpoint_of_another_architecture_is_refused(config, tiny, shards, t
         CheckpointError, match=r"model\.architecture: 'toy' in the checkpoint, 'retinanet' now"
     ):
         train(tiny(), shards, str(tmp_path))
-
-
-def test_buffers_that_training_changes_are_known(config, tiny):
-    assert not has_running_statistics(build(config.model, 3))
-    assert has_running_statistics(build(tiny().model, 3))
-    frozen = dataclasses.replace(tiny().model, norm="frozen")
-    assert not has_running_statistics(build(frozen, 3))
 
 
 def test_weights_of_another_library_or_detector_are_told_with_the_configuration():

@@ -1,0 +1,103 @@
+"""BatchNorm's running statistics: updated once a step, by the statistics of the step's whole global batch.
+
+A pass is normalized by the statistics of its own images. What is kept for evaluation must not depend on how a
+step's images are divided into passes and processes, so it is not updated in the passes.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trainer.data.batch import to_device
+from trainer.launching.distributed import World, summed
+
+
+class RunningStatistics:
+    """Updates the running statistics of a network in training mode.
+
+    In a step the buffers hold the statistics of the last pass (`momentum` is 1), and are read after each. Sums
+    are in fp64, so that the variance is exact even if it is small next to the mean. The host waits for nothing.
+    """
+
+    def __init__(self, network: nn.Module, world: World) -> None:
+        """Take over the updates of every BatchNorm layer in `network`, which is on its device."""
+        self._world = world
+        self._norms = [
+            norm
+            for norm in network.modules()
+            if isinstance(norm, _BatchNorm) and norm.running_mean is not None
+        ]
+        self._counts = [0] * len(self._norms)
+        """Values of a channel that each layer has seen in this pass: images x height x width."""
+        self._weights: dict[tuple[int, ...], Tensor] = {}
+        if not self._norms:
+            return
+        self._means = [norm.get_buffer("running_mean") for norm in self._norms]
+        self._variances = [norm.get_buffer("running_var") for norm in self._norms]
+        self._steps = [norm.get_buffer("num_batches_tracked") for norm in self._norms]
+        self._momentum = self._by_channel([norm.momentum for norm in self._norms])
+        for number, norm in enumerate(self._norms):
+            norm.momentum = 1.0
+            norm.register_forward_pre_hook(functools.partial(self._before_call, number))
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step, before its first pass."""
+        if self._norms:
+            self._before = torch.stack([torch.cat(self._means), torch.cat(self._variances)]).double()
+            self._steps_before = torch.stack(self._steps)
+            self._sums = self._before.new_zeros(3, self._before.shape[1])
+            """By channel: number, sum and sum of squares of the values of this step's passes."""
+
+    def add_pass(self) -> None:
+        """Add the pass that has just been made."""
+        if self._norms:
+            self._add(self._counts)
+            self._counts = [0] * len(self._norms)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update the running statistics after the last pass. A collective, if the network has any."""
+        if not self._norms:
+            return
+        count, total, squares = summed(self._sums, self._world)
+        mean = total / count
+        variance = (squares - total * mean) / (count - 1)  # as torch keeps it
+        latest = torch.where(count > 0, torch.stack([mean, variance]), self._before)
+        updated = self._before.lerp(latest, self._momentum).to(self._means[0].dtype)
+        sizes = [len(mean) for mean in self._means]
+        torch._foreach_copy_(
+            self._means + self._variances, [*updated[0].split(sizes), *updated[1].split(sizes)]
+        )
+        torch._foreach_copy_(self._steps, list((self._steps_before + 1).unbind()))
+
+    def _before_call(self, number: int, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        # Without gradients it is a survey (see `Architecture.survey`), whose images come again.
+        if not norm.training or not torch.is_grad_enabled():
+            return
+        if self._counts[number]:  # Called before in this pass: the buffers are about to be overwritten.
+            self._add([count * (other == number) for other, count in enumerate(self._counts)])
+        self._counts[number] = inputs[0].numel() // inputs[0].shape[1]
+
+    @torch.no_grad()
+    def _add(self, counts: Sequence[int]) -> None:
+        """Add the statistics in the buffers, of so many values for each layer."""
+        key = tuple(counts)
+        if key not in self._weights:
+            # torch divides the variance by one less than the values: of all processes, with SyncBatchNorm.
+            shared = [self._world.size if isinstance(norm, nn.SyncBatchNorm) else 1 for norm in self._norms]
+            freedom = [max(0.0, count - 1 / by) for count, by in zip(counts, shared, strict=True)]
+            self._weights[key] = torch.stack([self._by_channel(counts), self._by_channel(freedom)])
+        count, freedom_of = self._weights[key]
+        mean, variance = torch.cat(self._means).double(), torch.cat(self._variances).double()
+        total = count * mean
+        self._sums += torch.stack([count, total, freedom_of * variance + total * mean])
+
+    def _by_channel(self, values: Sequence[float | None]) -> Tensor:
+        """A number of each layer, once for each of its channels: fp64 [C]."""
+        sizes = [norm.num_features for norm in self._norms]
+        each = [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
+        return to_device(torch.tensor(each, dtype=torch.float64), self._means[0].device)
