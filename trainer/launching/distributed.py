@@ -1,12 +1,14 @@
 """The processes of a run: ranks, process group, and collectives outside of a step."""
 
 import datetime
+import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -71,6 +73,27 @@ def gather(value: Any, world: World) -> list[Any]:
     values: list[Any] = [None] * world.size
     dist.all_gather_object(values, value)
     return values
+
+
+def gather_integers(values: Sequence[int], world: World) -> np.ndarray:
+    """Collect as many integers of every rank, on every rank: int64 [ranks, values].
+
+    The host waits for the other hosts, but not for its device.
+    """
+    own = np.array(values)
+    if world.size == 1:
+        return own[None]
+    every = np.empty((world.size, len(own)), np.int64)
+    default = dist.group.WORLD
+    group = default if world.device.type == "cpu" else _group_of_hosts(default)
+    dist.all_gather_into_tensor(torch.from_numpy(every).view(-1), torch.from_numpy(own), group=group)
+    return every
+
+
+@functools.lru_cache(maxsize=1)
+def _group_of_hosts(default: dist.ProcessGroup | None) -> Any:
+    """The ranks of the default group with gloo, which does not involve their GPUs. A collective."""
+    return dist.new_group(timeout=_TIMEOUT, backend="gloo")
 
 
 def gather_on_main(value: Any, world: World) -> list[Any]:

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainer.data.batch import Batch, to_device
-from trainer.launching.distributed import SINGLE, World, summed
+from trainer.launching.distributed import SINGLE, World, gather_integers, summed
 
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, odd: the step of SplitMix64.
 _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
@@ -40,16 +39,10 @@ class Part(NamedTuple):
 
 
 def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: World) -> list[Part]:
-    """The part of each batch of this rank in a step of this many images. A collective, which ranks wait
-    for.
-    """
+    """The part of each batch of this rank in a step of this many images. A collective of the hosts."""
     counts = [count for batch in batches for count in batch.counts]
-    targets, most = sum(counts), max(counts)
-    if world.size > 1:
-        both = to_device(torch.tensor([targets, most]), world.device)
-        summed(both[:1], world)
-        dist.all_reduce(both[1:], dist.ReduceOp.MAX)
-        targets, most = both.tolist()
+    every = gather_integers([sum(counts), max(counts)], world)
+    targets, most = int(every[:, 0].sum()), int(every[:, 1].max())
     keys = [random_keys(seed, step, batch.image_ids, batch.images.device) for batch in batches]
     return [
         Part(key, batch.counts, targets, most, images, world)

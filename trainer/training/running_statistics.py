@@ -18,8 +18,8 @@ from trainer.launching.distributed import World, summed
 class RunningStatistics:
     """Updates the running statistics of a network in training mode.
 
-    In a step the buffers hold the statistics of the last pass (`momentum` is 1), and are read after each. Sums
-    are in fp64, so that the variance is exact even if it is small next to the mean. The host waits for nothing.
+    In a step the buffers hold the statistics of the last pass (`momentum` is 1) and are read after each. Sums
+    are in fp64, so the variance is exact even if it is small next to the mean. The host waits for nothing.
     """
 
     def __init__(self, network: nn.Module, world: World) -> None:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from benchmarks.operators import Operators
 from trainer.data.batch import PADDING, Batch
-from trainer.launching.distributed import SINGLE
+from trainer.launching.distributed import SINGLE, World
 from trainer.model.global_batch import parts, random_keys, uniform
 
 CPU = torch.device("cpu")
@@ -24,6 +25,23 @@ def test_targets_are_counted_over_all_batches():
     for part in (first, second):
         assert part.targets == 9 and part.most == 7 and part.images == 3
     assert torch.equal(torch.cat([first.keys, second.keys]), random_keys(1, 2, [3, 4, 5], CPU))
+
+
+def parts_of_rank(rank, folder, results):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/s", rank=rank, world_size=2)
+    with Operators() as counted:
+        (part,) = parts([batch([rank], [[2], [7]][rank])], 1, 2, 2, World(rank, 2, CPU))
+    results.put((part.counts, part.targets, part.most, counted.waits))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_targets_are_counted_over_all_processes_without_waiting_for_the_device(tmp_path):
+    results = torch.multiprocessing.get_context("forkserver").SimpleQueue()
+    torch.multiprocessing.start_processes(
+        parts_of_rank, (str(tmp_path), results), nprocs=2, start_method="forkserver"
+    )
+    assert sorted(results.get() for _ in range(2)) == [([2], 9, 7, 0), ([7], 9, 7, 0)]
 
 
 def test_keys_differ_by_seed_step_and_image():
