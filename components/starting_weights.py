@@ -3,68 +3,39 @@
 import logging
 
 from trainer import storage
-from trainer.base.errors import ConfigError, StorageError
+from trainer.base.errors import ConfigError
 from trainer.config.schema import ModelConfig
 from trainer.config.types import Overrides
 from trainer.export import bundle, published_models
 from trainer.model import recipes
-from trainer.weights.weights_mirror import look_up, obtain
+from trainer.weights.weights_mirror import obtain
 
 logger = logging.getLogger(__name__)
 
 CHAMPION = "champion"  # Value of `warm_start`: start from the current version of the model.
 
-WEIGHTS, WIDTH = "model.weights", "model.backbone_width"
-NETWORK = ("model.architecture", "model.backbone", "model.norm", WEIGHTS, WIDTH)
-"""If one of these keys is set, the recipe does not choose its weights."""
-
+WEIGHTS = "model.weights"
 _EPOCHS_DIVISOR = 4  # A training from the current version has one epoch for so many of the recipe's.
 
 
 def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
-    """Fetch and check a training's weights before hours of work; the default ones may be missing."""
-    config = recipes.load_here(recipe, overrides)
-    if uri := _default(recipe, overrides):
-        try:
-            obtain(uri, data_root)
-        except StorageError:
-            print(
-                f"no weights found: {recipe} trains from scratch; to use them `kubedet weights fetch "
-                f"{recipe}` where there is internet, or --set {WEIGHTS}=PATH", flush=True,
-            )  # fmt: skip
-            return
-    if uri or config.model.weights:
+    """Fetch and check a training's weights before hours of work."""
+    if recipes.load_here(recipe, overrides).model.weights:
         from trainer.model.pretrained import check_pretrained  # PyTorch, which takes seconds to start.
 
-        values = overrides | chosen(recipe, overrides, data_root)
+        values = overrides | implied(recipe, overrides, data_root)
         check_pretrained(recipes.load(recipe, values).model, data_root)
 
 
-def chosen(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
-    """Return values of further keys that follow from the weights of a recipe, which `secure` has fetched."""
-    default = _default(recipe, overrides)
-    if default and not look_up(default, data_root).complete:
-        return {}
+def implied(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
+    """Return values of further keys that follow from the file of a recipe's weights; may fetch it."""
     model = recipes.load(recipe, overrides).model
-    uri, values = default or model.weights, Overrides()
-    if uri and recipe in recipes.WITH_WEIGHTS and "model.architecture" not in overrides:
-        values = recipes.WITH_WEIGHTS[recipe] | {WEIGHTS: uri}
-    if uri and type(model).implied is not ModelConfig.implied:  # Otherwise the file is not needed here.
-        try:
-            file = obtain(uri, data_root)
-        except StorageError:
-            if default:  # Corrupt, and not available again.
-                return {}
-            raise
-        implied = model.implied(file.described, file.shapes())
-        values |= {f"model.{name}": value for name, value in implied.items() if value != getattr(model, name)}
-    return {key: value for key, value in values.items() if key not in overrides}
-
-
-def _default(recipe: str, overrides: Overrides) -> str:
-    """Return the published weights that a recipe takes by default; empty for none."""
-    weights = recipes.WITH_WEIGHTS.get(recipe, {})
-    return "" if overrides.keys() & set(NETWORK) else weights.get(WEIGHTS, "")
+    if not model.weights or type(model).implied is ModelConfig.implied:
+        return {}
+    file = obtain(model.weights, data_root)
+    values = model.implied(file.described, file.shapes())
+    keys = {f"model.{name}": value for name, value in values.items() if value != getattr(model, name)}
+    return {key: value for key, value in keys.items() if key not in overrides}
 
 
 def check_warm_start(warm_start: str) -> None:

@@ -103,9 +103,9 @@ def prepare(
             name = published_models.name_for(recipes.load(recipe, overrides).export.name, shards)
             overrides = starting_weights.from_champion(recipe, overrides, data_root, name)
         choose = partial(_choose_weights, recipe, overrides, data_root)
-        network = {key: overrides[key] for key in starting_weights.NETWORK if key in overrides}
+        network = {key: value for key, value in overrides.items() if key.startswith("model.")}
         asked = {"recipe": recipe, "network": network}
-        has_weights = recipe in recipes.WITH_WEIGHTS or recipes.load(recipe, overrides).model.weights
+        has_weights = recipes.load(recipe, overrides).model.weights
         plan = auto_schedule.kept(output, "weights", asked, choose) if has_weights else {}
         config = recipes.load(recipe, plan.get("chosen", {}) | overrides)
     if not begun:
@@ -156,9 +156,9 @@ def prepare(
 
 
 def _choose_weights(recipe: str, overrides: Overrides, data_root: str) -> dict[str, Any]:
-    values = starting_weights.chosen(recipe, overrides, data_root)
+    values = starting_weights.implied(recipe, overrides, data_root)
     if values:
-        print("starts from weights: " + ", ".join(f"{key}={value}" for key, value in values.items()))
+        print("from the weights: " + ", ".join(f"{key}={value}" for key, value in values.items()))
     return {"chosen": values}
 
 

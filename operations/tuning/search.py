@@ -211,7 +211,7 @@ def _follow(
 ) -> FrozenTrial | None:
     """Train a trial, stop it if it is behind, and record its end; return None if it is to be continued."""
     given = {**study.overrides, **trial.params}
-    values = starting_weights.chosen(study.recipe, given, data_root_of(study.shards)) | given
+    values = starting_weights.implied(study.recipe, given, data_root_of(study.shards)) | given
     folder = storage.join(study.trainings, f"{trial.user_attrs[_NUMBER]:05d}")
     output, config = storage.join(folder, "train"), storage.join(folder, "config.json")
     # Trials share the machine: a limit of the recipe would let the speed decide.

@@ -185,7 +185,7 @@ def _needed_weights(names: list[str]) -> dict[str, list[str]]:
 
     needed: dict[str, list[str]] = {}
     for recipe in recipes.RECIPES:
-        uri = recipes.load(recipe, recipes.WITH_WEIGHTS.get(recipe)).model.weights
+        uri = recipes.load(recipe).model.weights
         if uri and (not names or recipe in names or uri in names):
             needed.setdefault(uri, []).append(recipe)
     for name in names:

@@ -1,4 +1,4 @@
-"""What recipes start from that take weights by themselves; a server has random ones of that form."""
+"""Initial weights of recipes; a server has random ones of the form of a ResNet18."""
 
 import io
 import socket
@@ -10,7 +10,7 @@ from weights_server import weights_server
 
 from components import training
 from components.jobs import Request
-from components.starting_weights import chosen, secure
+from components.starting_weights import implied, secure
 from trainer import storage
 from trainer.base.errors import CheckpointError, StorageError
 from trainer.config import parsing
@@ -20,8 +20,7 @@ from trainer.weights import weights_mirror
 
 __all__ = ["weights_server"]
 
-NAME = recipes.WITH_WEIGHTS["small"]["model.weights"]
-TAKEN = {"model.weights": NAME, "train.lr": 1e-3, "model.backbone_width": 64}
+NAME = recipes.load("small_pretrained").model.weights
 
 
 @pytest.fixture(scope="session")
@@ -38,37 +37,22 @@ def offered(weights_server, published, monkeypatch):
     return weights_server.add_resnet18(published, monkeypatch)
 
 
-def test_small_takes_the_weights_that_are_to_be_had(offered, tmp_path, capsys):
-    assert chosen("small", {}, str(tmp_path)) == {}  # Nothing is fetched for this question.
+def test_a_recipe_is_the_same_network_with_and_without_its_weights(weights_server, tmp_path, monkeypatch):
+    """Missing weights are an error, even if the server is only down; `small` needs none."""
     secure("small", {}, str(tmp_path))
+    for url in (weights_server.url, "http://127.0.0.1:9"):
+        monkeypatch.setenv("KUBEDET_TORCHVISION_URL", url)
+        with pytest.raises(StorageError) as caught:
+            secure("small_pretrained", {}, str(tmp_path))
+        assert f"kubedet weights fetch {NAME}" in caught.value.fix and not caught.value.transient
+    models = [recipes.load(name).model for name in ("small", "small_pretrained")]
+    assert [(one.backbone_width, one.weights) for one in models] == [(24, ""), (64, NAME)]
+
+
+def test_weights_are_fetched_once(offered, tmp_path):
+    secure("small_pretrained", {}, str(tmp_path))
     assert (tmp_path / "weights" / "torchvision" / offered).is_file()
-    assert chosen("small", {}, str(tmp_path)) == TAKEN
-    assert "train.lr" not in chosen("small", {"train.lr": 0.1}, str(tmp_path))
-    assert "no weights" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {"model.weights": "none"},
-        {"model.backbone_width": 24},
-        {"model.norm": "group"},
-        {"model.backbone": "resnet34"},
-        {"model.architecture": "fcos"},
-    ],
-)
-def test_whoever_chooses_a_network_chooses_its_weights(overrides, offered, tmp_path):
-    secure("small", overrides, str(tmp_path))
-    assert not (tmp_path / "weights").exists() and chosen("small", overrides, str(tmp_path)) == {}
-
-
-def test_where_there_are_none_a_line_says_so_and_it_trains_from_scratch(weights_server, tmp_path, capsys):
-    secure("small", {}, str(tmp_path))
-    assert capsys.readouterr().out == (
-        "no weights found: small trains from scratch; to use them `kubedet weights fetch small` "
-        "where there is internet, or --set model.weights=PATH\n"
-    )
-    assert chosen("small", {}, str(tmp_path)) == {}
+    assert implied("small_pretrained", {}, str(tmp_path)) == {}
 
 
 def test_nobody_waits_long_for_a_silent_server(tmp_path, monkeypatch):
@@ -91,31 +75,26 @@ def test_weights_of_a_file_have_their_own_width(published, tmp_path):
     path.write_bytes(published)
     given = {"model.weights": str(path)}
     secure("small", given, str(tmp_path))
-    assert chosen("small", given, str(tmp_path)) == {"train.lr": 1e-3, "model.backbone_width": 64}
+    assert implied("small", given, str(tmp_path)) == {"model.backbone_width": 64}
     with pytest.raises(CheckpointError, match=r"are of model\.backbone_width=64, not of 24"):
         secure("small", given | {"model.backbone_width": 24}, str(tmp_path))
     # Such as a model that `small` has trained from scratch.
     torch.save(build(recipes.load("small").model, 3).state_dict(), path)
-    secure("small", given, str(tmp_path))
-    assert chosen("small", given, str(tmp_path)) == {"train.lr": 1e-3}
+    secure("small_pretrained", given, str(tmp_path))
+    assert implied("small_pretrained", given, str(tmp_path)) == {"model.backbone_width": 24}
 
 
-def test_a_run_keeps_the_weights_that_it_was_begun_with(offered, shards, tmp_path, monkeypatch):
-    root, run = str(tmp_path / "root"), tmp_path / "run"
-    monkeypatch.setattr(training, "data_root_of", lambda uri: root)
-    asked = {"train.minutes": 0, "train.batch_size": 1}
+def test_a_run_keeps_the_network_of_its_weights(published, shards, tmp_path):
+    path, run = tmp_path / "resnet18.pth", tmp_path / "run"
+    path.write_bytes(published)
+    asked = {"train.minutes": 0, "train.batch_size": 1, "model.weights": str(path)}
 
-    def prepared(folder):
-        training.prepare(shards, str(folder), "small", asked, Request(own={"nproc": 1}))
-        return parsing.read(str(folder / "config.json"))
+    def prepared():
+        training.prepare(shards, str(run), "small", asked, Request(own={"nproc": 1}))
+        return parsing.read(str(run / "config.json"))
 
-    scratch = prepared(run)
-    assert (scratch.model.weights, scratch.model.backbone_width, scratch.train.lr) == ("", 24, 3e-3)
-    secure("small", asked, root)
-    assert prepared(run) == scratch  # Although there are some now.
-    begun = prepared(tmp_path / "other")
-    assert (begun.model.weights, begun.model.backbone_width, begun.train.lr) == (NAME, 64, 1e-3)
-    assert storage.read_json(str(tmp_path / "other" / "plan.json"))["weights"]["chosen"] == TAKEN
-    for file in (tmp_path / "root").rglob("*.pth"):
-        file.unlink()
-    assert prepared(tmp_path / "other") == begun
+    begun = prepared()
+    assert begun.model.backbone_width == 64
+    assert storage.read_json(str(run / "plan.json"))["weights"]["chosen"] == {"model.backbone_width": 64}
+    path.unlink()
+    assert prepared() == begun

@@ -63,7 +63,7 @@ class WeightsServer:
         self.url = self._server.url
 
     def add_resnet18(self, content: bytes, monkeypatch: pytest.MonkeyPatch) -> str:
-        """Serve torchvision's file of the default weights of `small`, under a name with its own hash."""
+        """Serve torchvision's file of the weights of `small_pretrained`, under a name with its own hash."""
         name = f"resnet18-{hashlib.sha256(content).hexdigest()[:8]}.pth"
         self.files[f"models/{name}"] = content
         monkeypatch.setitem(TORCHVISION_FILES, "ResNet18_Weights.IMAGENET1K_V1", (name, 0.0))

@@ -17,7 +17,8 @@ from trainer.model.architectures.fcos.fcos_options import fcos_r50
 from trainer.model.architectures.retinanet import retinanet_options
 
 _RECIPES = (
-    retinanet_options.debug, retinanet_options.small, retinanet_options.coco_r50,
+    retinanet_options.debug, retinanet_options.small, retinanet_options.small_pretrained,
+    retinanet_options.coco_r50,
     retinanet_options.openimages_r50, retinanet_options.mlperf, retinanet_options.finetune,
     fcos_r50, faster_rcnn_r50,
     detr_options.dfine_small, detr_options.dfine_finetune, *detr_options.PUBLISHED,
@@ -25,11 +26,6 @@ _RECIPES = (
 )  # fmt: skip
 RECIPES = {recipe.__name__: recipe for recipe in _RECIPES}
 """Recipes by name: functions that return a configuration, defined next to their detector."""
-
-WITH_WEIGHTS: dict[str, Overrides] = {
-    "small": {"model.weights": "torchvision:ResNet18_Weights.IMAGENET1K_V1", "train.lr": 1e-3}
-}
-"""Overrides of recipes if their published weights are available."""
 
 
 def load(name: str, overrides: Overrides | None = None) -> Config:

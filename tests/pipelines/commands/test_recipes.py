@@ -42,8 +42,7 @@ def test_what_all_recipes_need_is_listed_with_hashes_and_nothing_is_asked(weight
     code, out, _ = weights("list", "--data-root", tmp_path, "-o", "json")
     rows = {row["weights"]: row for row in json.loads(out)}
     needed = {recipes.load(name).model.weights for name in recipes.RECIPES} - {""}
-    taken_where_there = {changes["model.weights"] for changes in recipes.WITH_WEIGHTS.values()}
-    assert code == 0 and set(rows) == needed | taken_where_there
+    assert code == 0 and set(rows) == needed
     assert not any(row["complete"] for row in rows.values())
     assert all(row["recipes"] for row in rows.values())
 

@@ -69,7 +69,7 @@ def test_weights_choose_the_sizes_of_a_detr_that_masks_padding(conditional, tiny
     saved = str(tmp_path / "first" / "weights.safetensors")
     assert (tmp_path / "first" / "weights.safetensors" / "config.json").is_file()
     given = {"model.architecture": "conditional", "model.weights": saved}
-    values = starting_weights.chosen("debug", given, str(tmp_path))
+    values = starting_weights.implied("debug", given, str(tmp_path))
     assert values == {"model.queries": 9, "model.width": 32, "model.layers": 2}
     starting_weights.secure("debug", given, str(tmp_path))
     with pytest.raises(CheckpointError, match=r"are of model\.layers=2, not of 3"):

@@ -6,7 +6,7 @@ from trainer.base.errors import ConfigError
 from trainer.evaluation import gate
 from trainer.model import recipes
 
-OWN = ["small", "finetune", "dfine_small", "dfine_finetune"]
+OWN = ["small", "small_pretrained", "finetune", "dfine_small", "dfine_finetune"]
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -26,7 +26,6 @@ __all__ = ["weights_server"]
 
 
 URIS = {recipe().model.weights for recipe in recipes.RECIPES.values()} - {""}
-URIS |= {values["model.weights"] for values in recipes.WITH_WEIGHTS.values()}
 
 
 @pytest.mark.parametrize("uri", [*sorted(URIS), "torchvision:ResNet34_Weights.DEFAULT"])

@@ -77,6 +77,17 @@ def small() -> Config:
     )  # fmt: skip
 
 
+def small_pretrained() -> Config:
+    """`small` on a ResNet18 of the usual width, from its ImageNet weights (45 MB)."""
+    scratch = small()
+    return replace(
+        scratch,
+        recipe="small_pretrained",
+        model=replace(scratch.model, backbone_width=64, weights="torchvision:ResNet18_Weights.IMAGENET1K_V1"),
+        train=replace(scratch.train, lr=1e-3),
+    )
+
+
 def coco_r50() -> Config:
     """RetinaNet v2 on COCO: torchvision's recipe of 26 epochs on 8 GPUs, whose weights have 41.5 AP.
 
