@@ -1,0 +1,63 @@
+"""Public reports about data sets: each situation, and what kubedet answers."""
+
+import pytest
+
+from trainer.base.errors import DataError
+
+HALF = "0 0.5 0.5 0.5 0.5"
+
+
+def boxes(dataset):
+    """Rounded boxes in pixels, by the size of their images."""
+    truth = dataset.annotations()
+    sizes = {image["id"]: (image["width"], image["height"]) for image in truth["images"]}
+    return [
+        (sizes[item["image_id"]], [round(side, 3) for side in item["bbox"]]) for item in truth["annotations"]
+    ]
+
+
+def test_rf_detr_775_a_description_named_data_yml(sets):
+    """The documentation allowed data.yml, the check only data.yaml; here any one YAML file is found."""
+    sets.yolo("train: images\nnames: [cat]\n", {"images/a.jpg": HALF}, name="data.yml")
+    assert boxes(sets.read("yolo", val_fraction=0.0)) == [((40, 30), [10, 7.5, 20, 15])]
+
+
+@pytest.mark.parametrize("folder", ["val", "valid", "held_out"])
+def test_rf_detr_1177_the_description_says_where_val_is(sets, folder):
+    """Images for validation were expected in `valid`, whatever the description said."""
+    yaml = f"train: train/images\nval: {folder}/images\nnames: [cat]\n"
+    sets.yolo(yaml, {"train/images/a.jpg": HALF, f"{folder}/images/b.jpg": "0 0.5 0.5 0.1 0.1"})
+    assert boxes(sets.read("yolo", "val")) == [((40, 30), [18, 13.5, 4, 3])]
+
+
+def test_vision_2240_boxes_without_area(sets):
+    """Boxes with negative sides or without area made the loss NaN; here none of them reaches a training."""
+    bad = [[4, 4, 0, 8], [4, 4, 8, 0], [20, 20, -8, 5]]
+    sets.coco([("a", 1, [4, 4, 8, 8]), *(("a", 1, bbox) for bbox in bad)], {1: "cat"})
+    assert boxes(sets.read("coco", val_fraction=0.0, box_format="xywh")) == [((40, 30), [4, 4, 8, 8])]
+
+
+@pytest.mark.parametrize(
+    ("annotated", "box"),
+    [((30, 40), [4, 5, 10, 20]), ((40, 30), [5, 4, 20, 10])],  # As displayed, and as stored.
+)
+def test_labelme_1529_an_image_that_exif_turns(sets, annotated, box):
+    """Labels missed the objects in an image with an orientation; here the annotated size decides."""
+
+    def change(form):
+        form["images"][0]["width"], form["images"][0]["height"] = annotated
+
+    sets.coco([("a", 1, [4, 5, 10, 20])], {1: "cat"}, change=change)
+    sets.picture("train/a.jpg", orientation=6)
+    assert boxes(sets.read("coco", val_fraction=0.0)) == [((30, 40), box)]
+
+
+def test_label_studio_7294_file_names_that_leave_the_export(sets):
+    """An export named its images by paths of the server, outside of its folder; that is refused by name."""
+    name = "..\\..\\label-studio\\media\\upload\\4\\a.jpg"
+    sets.coco(
+        [("a", 1, [4, 4, 8, 8])], {1: "cat"}, change=lambda form: form["images"][0].update(file_name=name)
+    )
+    with pytest.raises(DataError) as caught:
+        sets.shards("coco")
+    assert repr(name) in caught.value.message and "file_name" in caught.value.fix
