@@ -49,17 +49,6 @@ TRUTH = truth([(0, 0, [10, 10, 50, 50]), (0, 1, [100, 100, 40, 40]), (1, 0, [20,
 PERFECT = [detection(item["image_id"], item["category_id"], item["bbox"]) for item in TRUTH["annotations"]]
 
 
-def test_label_0_and_annotation_0_count():
-    """pycocotools takes a match with annotation id 0 for none; TRUTH has one, of label 0."""
-    result = coco.evaluate(TRUTH, PERFECT)
-    assert result.metrics["coco/AP"] == pytest.approx(1.0)
-    assert result.per_class["cat"]["AP"] == pytest.approx(1.0)
-    only_label_0 = [item for item in PERFECT if item["category_id"] == 0]
-    result = coco.evaluate(TRUTH, only_label_0)
-    assert (result.per_class["cat"]["AP"], result.per_class["dog"]["AP"]) == (pytest.approx(1.0), 0.0)
-    assert [row["boxes"] for row in result.per_class.values()] == [2, 1]
-
-
 def test_known_average_precision():
     """A false positive above the only match: precision is 1/2 at every recall."""
     result = coco.evaluate(

@@ -53,16 +53,6 @@ def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster, master, work
 
 
 @both
-def test_an_evicted_or_killed_worker_is_recreated_and_the_job_continues(run, fake_cluster, master, worker):
-    fake_cluster.lives |= {
-        master: [ends(143, "saved"), ends(0, "resumed")],
-        worker: [lambda p: p.evict(), fine],
-    }
-    lines = run(nodes=2)
-    assert f"[{master}] resumed" in lines and "job train: succeeded" in lines
-
-
-@both
 def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster, master):
     def dies(pod):
         pod.run()
@@ -112,15 +102,6 @@ def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, master)
 
     fake_cluster.lives[master] = [preempted, resumed]
     assert "job train: restarting, 0 of 1 pods run" in run(start_timeout=2)
-
-
-@both
-def test_a_job_without_pods_is_explained(run, fake_cluster, kind):
-    fake_cluster.operator = fake_cluster.trainer.works = False
-    fake_cluster.event("train", "FailedCreate", "exceeded quota: gpus", kind=kind.title)
-    with pytest.raises(LaunchError, match="no pod was made") as error:
-        run(start_timeout=1)
-    assert "exceeded quota: gpus" in error.value.message
 
 
 def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_cluster, master):
