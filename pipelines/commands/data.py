@@ -126,6 +126,7 @@ def _config(texts: list[str], recipe: str = _RECIPE, **further: Any) -> "Config"
 
 def _inspect(options: argparse.Namespace) -> int:
     from trainer.data.inspection import check, inspect
+    from trainer.data.problem_counts import BAD_BOXES, BAD_IMAGES, EXAMPLES
 
     config = _config(options.overrides).data
     report = inspect(options.uri, config, options.images, options.pairs)
@@ -170,7 +171,8 @@ def _inspect(options: argparse.Namespace) -> int:
         print("no problems")
     for reason, count in report.problems.items():
         print(f"  {count:,} {reason}")
-        for example in report.examples.get(reason, [])[:3]:
+        shown = EXAMPLES if reason in (*BAD_IMAGES, *BAD_BOXES) else 3
+        for example in report.examples.get(reason, [])[:shown]:
             print(f"      {example}")
     check(report, config)
     if report.read_as:

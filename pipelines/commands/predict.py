@@ -80,6 +80,7 @@ def _predict(options: argparse.Namespace) -> int:
 def _images(patterns: list[str]) -> list[Path]:
     """Return the named files, the images of folders, and the matches of patterns."""
     from trainer.data.images import IMAGE_SUFFIXES
+    from trainer.data.sources.files import is_hidden
 
     paths: list[Path] = []
     for text in patterns:
@@ -90,7 +91,8 @@ def _images(patterns: list[str]) -> list[Path]:
                 raise ConfigError(f"no file matches the pattern {text}", fix="check it with `ls`")
             paths += [path for path in matches if path.is_file()]
         elif named.is_dir():
-            inside = sorted(path for path in named.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+            visible = (path for path in named.iterdir() if not is_hidden(path.name))
+            inside = sorted(path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES)
             if not inside:
                 suffixes = ", ".join(IMAGE_SUFFIXES)
                 raise ConfigError(f"the folder {named} contains no images", fix=f"looked for {suffixes}")

@@ -46,7 +46,8 @@ class DataConfig:
     """Share of the training images held out for the test, if the source has no test split; chosen by a hash
     of their names."""
     max_bad_fraction: Fraction = 0.02
-    """Maximum share of bad images or boxes; with more, the step fails."""
+    """Maximum share of bad images or boxes; with more, the step fails. Of ten or more one may be bad, unless
+    it is 0."""
     classes: list[str] = field(default_factory=list)
     """Classes to keep, in label order, by name or by the source's id (a MID of Open Images); empty keeps
     all."""

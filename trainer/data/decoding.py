@@ -15,6 +15,7 @@ from torch import Tensor
 from trainer.base.errors import DataError
 from trainer.base.os_errors import check_resources, name_resource_errors
 from trainer.data.augmentation import Composition
+from trainer.data.problem_counts import max_bad
 from trainer.data.samples import Record, Sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import Drawing, View
@@ -180,7 +181,7 @@ class Decoder:
             is_new = index not in self._damaged
             self._damaged[index] = f"{name} ({shard}): {reason}"
             damaged, total = len(self._damaged), len(dataset)
-            if damaged > self._max_bad_fraction * total:
+            if damaged > max_bad(total, self._max_bad_fraction):
                 shown = "".join(f"\n    {text}" for text in list(self._damaged.values())[:_MAX_EXAMPLES])
                 where = f"images of {dataset.split} in the shards at {dataset.uri}"
                 allowed = f"data.max_bad_fraction {self._max_bad_fraction:g} allows"

@@ -41,9 +41,9 @@ _BITS_PER_SAMPLE = 258  # TIFF tag
 _PERCENTILES = (0.1, 99.9)
 """Percentiles of a 16-bit image that become black and white, so that a few broken pixels do not matter."""
 
-SHARES = (1, 1)  # annotated size of an image whose boxes are fractions of its stored sides
+SHARES = (-2, -2)  # annotated size of an image whose boxes are fractions of its stored sides
 
-SHARES_UPRIGHT = (-1, -1)  # annotated size of an image whose boxes are fractions of its displayed sides
+SHARES_UPRIGHT = (-3, -3)  # annotated size of an image whose boxes are fractions of its displayed sides
 
 _ORIENTATION = 0x0112
 _TRANSPOSES = {
@@ -182,8 +182,9 @@ def place_box(
 
     Boxes belong to the displayed image, which labeling tools show. If the annotated size is that of the
     stored pixels, they are turned. If it has the same proportions, the image was resized after it was
-    annotated, and the boxes are scaled. With SHARES or SHARES_UPRIGHT they are fractions of the image's
-    sides; 0 is unknown.
+    annotated, and the boxes are scaled; sides below 2 pixels, 0 and -1 are no size that a resized image had
+    (see `sources.source.annotated_side`). With SHARES or SHARES_UPRIGHT they are fractions of the image's
+    sides.
     """
     annotated = (annotated_width, annotated_height)
     stored = (image.stored_width, image.stored_height)
@@ -192,7 +193,7 @@ def place_box(
     if annotated in (SHARES, SHARES_UPRIGHT):
         sides = stored if annotated == SHARES else displayed
         bbox = [value * side for value, side in zip(bbox, 2 * sides, strict=True)]
-    elif annotated not in (stored, displayed) and 0 not in annotated:
+    elif annotated not in (stored, displayed) and min(annotated) > 1:
         proportions = annotated[0] * displayed[1] / (annotated[1] * displayed[0])
         base = annotated if abs(proportions - 1) < 0.01 else displayed
     if annotated == SHARES or annotated == stored != displayed:

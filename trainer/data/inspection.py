@@ -130,7 +130,10 @@ def inspect(
 
 
 def check(report: Report, config: DataConfig) -> None:
-    """Refuse a source that could not be downloaded and sharded, without fetching its images."""
+    """Refuse a source that could not be downloaded and sharded, without fetching its images.
+
+    The error has no examples: the report has them.
+    """
     Findings(report.errors).check(report.uri)
     if report.kind != SourceRows.kind:
         return
@@ -142,10 +145,11 @@ def check(report: Report, config: DataConfig) -> None:
         images=images + problems.total(reasons.BAD_IMAGES),
         boxes=boxes + problems.total(reasons.BAD_BOXES),
         max_bad_fraction=config.max_bad_fraction,
+        examples=False,
     )
     Problems.of(report.looked_at.problems).check(
         f"{report.uri}, of which some images were read",
-        images=report.looked_at.images, boxes=0, max_bad_fraction=config.max_bad_fraction,
+        images=report.looked_at.images, boxes=0, max_bad_fraction=config.max_bad_fraction, examples=False,
     )  # fmt: skip
     train = report.splits.get("train", SplitReport(0, 0))
     for noun, count in (("images", train.images), ("boxes", train.boxes)):
@@ -254,7 +258,7 @@ def _read_images(
 def is_sized(row: RawRow) -> bool:
     """Return whether a row has the size of its image in pixels."""
     size = (row["width"], row["height"])
-    return 0 not in size and size not in (SHARES, SHARES_UPRIGHT)
+    return min(size) > 1  # Of 1 x 1 the image is believed, see `place_box`.
 
 
 def cleaned_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iterator[AnnotatedImage]:
@@ -263,7 +267,7 @@ def cleaned_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iter
         width, height, unit = row["width"], row["height"], 1
         if (width, height) in (SHARES, SHARES_UPRIGHT):
             width, height, unit = _ASSUMED_SIDE, _ASSUMED_SIDE, _ASSUMED_SIDE
-        elif 0 in (width, height):
+        elif not is_sized(row):
             width = height = 2**31
         boxes: list[Annotation] = []
         for box in row["boxes"]:

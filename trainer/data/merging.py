@@ -26,6 +26,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import sources
 from trainer.data.images import UnreadableImage, measure, normalize, place_box
 from trainer.data.plausibility import folded
+from trainer.data.problem_counts import max_bad
 from trainer.data.samples import RawRow, bbox_of
 from trainer.data.sources.source import Category, Source
 
@@ -248,7 +249,7 @@ def _write_base(
             merged.boxes_kept += len(kept)
         writer.add(split, image, boxes)
     total = writer.images.total() + len(merged.left_out)
-    if len(merged.left_out) > _MAX_BAD_FRACTION * total:
+    if len(merged.left_out) > max_bad(total, _MAX_BAD_FRACTION):
         problem = f"{len(merged.left_out)} of {total} images of {base.text} cannot be read"
         fix = "repair the set: `kubedet data inspect` names its problems"
         raise DataError(f"{problem}: {'; '.join(merged.left_out[:10])}", fix=fix)

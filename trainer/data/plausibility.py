@@ -163,21 +163,22 @@ class AnnotationChecker:
         size = np.stack([rows.column(name).to_numpy() for name in ("width", "height")])[:, of_row].astype(
             float
         )
-        shares = (np.abs(size) == 1).all(axis=0)  # images.SHARES or SHARES_UPRIGHT
+        shares = (size < -1).all(axis=0)  # images.SHARES or SHARES_UPRIGHT
         xywh = np.stack([values.field(name).to_numpy() for name in "xywh"])
         start, extent = xywh[:2], xywh[2:]
         active = "xyxy" if self._box_format == "xyxy" else "xywh"
         if active == "xyxy":  # As in the file.
             extent = start + extent
-        side = np.where(shares, 1.0, np.where(size > 0, size, np.inf))
+        side = np.where(shares, 1.0, np.where((size > 1).all(axis=0), size, np.inf))
         slack = np.where(np.isfinite(side), _MARGIN * side, 0) + ~shares
+        corners = (start + 1, start + extent) if self._box_format == "corners" else (start, extent)
         with np.errstate(invalid="ignore"):
             begins = (start >= -slack).all(axis=0)
             fits = {
                 "xywh": begins & (extent > 0).all(axis=0) & (start + extent <= side + slack).all(axis=0),
                 "xyxy": begins & (extent > start).all(axis=0) & (extent <= side + slack).all(axis=0),
-                "normalised": ~shares & (extent > 0).all(axis=0) & (start >= -_MARGIN).all(axis=0)
-                & (np.maximum(start, extent) <= 1 + _MARGIN).all(axis=0),
+                "normalised": ~shares & (extent > 0).all(axis=0) & (corners[0] >= -_MARGIN).all(axis=0)
+                & (np.maximum(*corners) <= 1 + _MARGIN).all(axis=0),
                 "pixels": shares & (np.maximum(start, extent) > 2).any(axis=0),
             }  # fmt: skip
             counted = (extent != 0).all(axis=0) & np.isfinite(xywh).all(axis=0)
@@ -221,20 +222,21 @@ class AnnotationChecker:
             shown = f"{inside[other]:.0%} of {self._count:,} boxes have only values from 0 to 1"
         elif inside["xyxy" if read_as == "xyxy" else "xywh"] < 1 - _SUSPICIOUS_SHARE:
             other = "xywh" if read_as == "xyxy" else "xyxy"
-            pixels = self._box_format and read_as != "normalised"
+            pixels = self._box_format in ("auto", "xywh", "xyxy")
             readings = ("xywh", "xyxy", "normalised") if pixels else ("xywh",)
             outside = ", ".join(f"{1 - inside[reading]:.0%} read as {reading}" for reading in readings)
             shown = f"of {self._count:,} boxes these leave the image: {outside}{self._example}"
         else:
             return
         sure = inside[other] >= _CERTAIN_SHARE and self._count >= _MIN_BOXES_FOR_ERROR
+        message = f"boxes are almost certainly {_FORMAT_TEXTS[other]}, not {_FORMAT_TEXTS[read_as]}: {shown}"
         if sure and self._box_format in ("auto", "xyxy"):
             remedy = "leave out --boxes xyxy" if other == "xywh" else f"add --boxes {other}"
             keep = "; to read them as they are: --boxes xywh" if self._box_format == "auto" else ""
-            message = (
-                f"boxes are almost certainly {_FORMAT_TEXTS[other]}, not {_FORMAT_TEXTS[read_as]}: {shown}"
-            )
             found.errors.append((message, f"{remedy} (--set data.box_format={other}){keep}"))
+        elif sure and self._box_format == "corners" and other == "normalised":
+            remedy = "multiply xmin and xmax by the width of the image, ymin and ymax by the height"
+            found.errors.append((message, remedy))
         else:
             found.warnings.append(f"suspicious boxes: {shown}; look at some with `kubedet data preview`")
 
@@ -257,6 +259,7 @@ _FORMAT_TEXTS = {
     "xywh": "[x, y, width, height]",
     "xyxy": "[x1, y1, x2, y2]",
     "normalised": "normalised to the image's sides",
+    "corners": "[xmin, ymin, xmax, ymax] in pixels",
 }
 
 

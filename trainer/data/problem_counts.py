@@ -54,12 +54,23 @@ SIZE_DIFFERS = "image size differs from the annotated one"
 SIZE_EXCHANGED = "annotated width and height exchanged"
 IMAGE_ROTATED = "image rotated since it was annotated"
 IMAGE_DEEP = "16-bit image scaled by the range of its values"
+IMAGE_HIDDEN = "hidden image ignored"
+SPLIT_EMPTY = "listed split without images"
+MAY_BE_KEY_POINTS = "outline that may be a box and key points"
 IMAGE_LISTED_TWICE = "image listed twice"
 IMAGE_IN_TWO_SPLITS = "image in two splits"
 IMAGE_WITHOUT_BOXES = "image without boxes left out"
 IMAGE_WITHOUT_ANNOTATION = "image without an annotation file left out"
 CLASS_WITHOUT_BOXES = "class without boxes in train"
 # The last group is only reported: it does not count as bad.
+
+
+_ONE_OF = 10
+
+
+def max_bad(listed: int, fraction: float) -> float:
+    """Return how many of `listed` items may be bad: a share, and of ten or more at least one."""
+    return max(fraction * listed, 1 if fraction and listed >= _ONE_OF else 0)
 
 
 @dataclass(frozen=True)
@@ -105,19 +116,27 @@ class Problems:
         """Return the cases by reason, sorted."""
         return {reason: Cases(self.counts[reason], self.examples[reason]) for reason in sorted(self.counts)}
 
-    def check(self, where: str, *, images: int, boxes: int, max_bad_fraction: float) -> None:
-        """Check the numbers of bad images and boxes against all listed ones; `where` names the data."""
+    def check(
+        self, where: str, *, images: int, boxes: int, max_bad_fraction: float, examples: bool = True
+    ) -> None:
+        """Check the numbers of bad images and boxes against all listed ones.
+
+        `where` names the data; `examples` is whether the error lists the first ten cases,
+        or only counts them.
+        """
         for noun, reasons, listed in (("images", BAD_IMAGES, images), ("boxes", BAD_BOXES, boxes)):
             bad = self.total(reasons)
-            if bad == 0 or bad <= max_bad_fraction * listed:
+            if bad <= max_bad(listed, max_bad_fraction):
                 continue
             cases = [f"\n    {reason}: {one}" for reason in reasons for one in self.examples.get(reason, [])]
+            found = [f"{reason}: {self.counts[reason]:,}" for reason in reasons if reason in self.counts]
+            shown = f"; the first ten:{''.join(cases[:EXAMPLES])}" if examples else f" ({', '.join(found)})"
             often = max(reasons, key=lambda reason: self.counts.get(reason, 0))
             problem = (
                 f"{bad} of {listed} {noun} are bad, more than data.max_bad_fraction = {max_bad_fraction:g}"
             )
             fix = f"{_REMEDIES.get(often, 'repair the source')}, or raise data.max_bad_fraction"
-            raise DataError(f"{where}: {problem}; the first ten:{''.join(cases[:EXAMPLES])}", fix=fix)
+            raise DataError(f"{where}: {problem}{shown}", fix=fix)
 
     def summary(self) -> str:
         """Return one line: "box without area: 2, image missing: 1", or ""."""

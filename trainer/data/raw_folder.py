@@ -33,7 +33,7 @@ from trainer.data.problem_counts import BAD_IMAGES, UNLISTED_BOXES, Cases, Probl
 from trainer.data.samples import RawRow
 from trainer.data.sources.source import SOURCE_ROW
 
-VERSION = 5  # Increase it if the same source gives other raw tables.
+VERSION = 6  # Increase it if the same source gives other raw tables.
 
 BLOCK = 1000  # Images of a block.
 

@@ -9,7 +9,8 @@ from PIL import Image, ImageOps
 
 from trainer.base.errors import ResourceError
 from trainer.data import decoding, images
-from trainer.data.images import UnreadableImage, normalize, place_box, size_fault
+from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize, place_box, size_fault
+from trainer.data.sources.source import annotated_side
 
 
 def picture(width: int = 60, height: int = 40, mode: str = "RGB") -> Image.Image:
@@ -125,6 +126,20 @@ def test_an_image_resized_after_annotation_takes_its_boxes_along_in_its_proporti
     assert size_fault(normal, 120, 80, [])
 
 
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_size_of_one_pixel_does_not_multiply_boxes(side):
+    normal = normalize(encode(picture().resize((50, 50))), 1600, 95)
+    assert place_box(BOX, normal, side, side) == BOX and size_fault(normal, side, side, [BOX])
+
+
+@pytest.mark.parametrize(
+    ("value", "side"),
+    [(640, 640), (1, 1), (0, 0), (None, 0), ("640", 0), (-2, -1), (-3, -1), (2**40, -1), (0.5, -1)],
+)
+def test_no_annotated_size_is_that_of_shares(value, side):
+    assert annotated_side(value) == side and side not in (*SHARES, *SHARES_UPRIGHT)
+
+
 def png_of_claimed_size(width: int, height: int) -> bytes:
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
@@ -161,8 +176,8 @@ def test_a_fixed_orientation_counts_and_not_that_of_the_file(orientation):
     assert bright_extent(normal.jpeg) == bright_extent(encode(turned, quality=95))
     # Boxes as shares of the stored image's sides are turned along.
     shares = [10 / 60, 5 / 40, 20 / 60, 10 / 40]
-    assert place_box(shares, normal, 1, 1) == pytest.approx(bright_extent(normal.jpeg))
-    assert not size_fault(normal, 1, 1, [])
+    assert place_box(shares, normal, *SHARES) == pytest.approx(bright_extent(normal.jpeg))
+    assert not size_fault(normal, *SHARES, [])
 
 
 def test_only_exif_and_xmp_are_stripped():

@@ -16,7 +16,16 @@ def of(**counts: int) -> Problems:
 
 @pytest.mark.parametrize(
     ("bad", "listed", "fraction", "passes"),
-    [(0, 0, 0.0, True), (5, 100, 0.05, True), (6, 100, 0.05, False), (1, 100, 0.0, False), (3, 3, 1.0, True)],
+    [
+        (0, 0, 0.0, True),
+        (5, 100, 0.05, True),
+        (6, 100, 0.05, False),
+        (1, 100, 0.0, False),
+        (3, 3, 1.0, True),
+        (1, 12, 0.02, True),
+        (2, 12, 0.02, False),
+        (1, 3, 0.02, False),
+    ],
 )
 def test_what_share_may_be_bad(bad, listed, fraction, passes):
     for name, counts in (("IMAGE_MISSING", {"images": listed}), ("BOX_OUTSIDE", {"boxes": listed})):

@@ -22,7 +22,7 @@ from trainer.data import source_names
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import FORMS, SUFFIXES, Coco2017, OpenImages, Sample
 from trainer.data.sources.coco import Coco2017Source, CocoSource, annotation_files
-from trainer.data.sources.files import Unpacked, unpack
+from trainer.data.sources.files import Unpacked, note_hidden, unpack, visible_files
 from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import AS_PUBLISHED, SOURCE_ROW, Listing, Reading, Rows, Source
@@ -115,7 +115,7 @@ def _are_coco(files: list[str]) -> bool:
 
 
 def _has_xml(folder: str, *, recursive: bool) -> bool:
-    return any(name.lower().endswith(".xml") for name, _ in storage.scan(folder, recursive=recursive))
+    return any(name.lower().endswith(".xml") for name, _ in visible_files(folder, recursive=recursive))
 
 
 def _head(uri: str) -> bytes:
@@ -131,7 +131,7 @@ def refuse_unsupported(uri: str, kind: str) -> None:
     if not uri.lower().endswith((".json", ".xml")):
         files = annotation_files(uri)[:1] if kind == "coco" else []
         suffixes = (".xml",) if kind else (".json", ".xml")
-        names = (name for name, _ in storage.scan(uri) if name.lower().endswith(suffixes))
+        names = (name for name, _ in visible_files(uri) if name.lower().endswith(suffixes))
         files += [storage.join(uri, name) for name in islice(names, 3)]
     for file in files:
         head = _head(file)
@@ -174,6 +174,8 @@ class ArchiveSource(Source):
             for split, rows in listing.splits.items()
         }
         self._rename(listing.problems, unpacked)
+        for name in unpacked.hidden:
+            note_hidden(name, listing.problems)
         return replace(listing, splits=splits, state=digest.hexdigest())
 
     def _rename(self, problems: Problems, unpacked: Unpacked) -> None:

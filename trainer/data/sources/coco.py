@@ -33,7 +33,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import Coco2017
-from trainer.data.sources.files import Folders, Zip, open_member
+from trainer.data.sources.files import Folders, Zip, open_member, visible_files
 from trainer.data.sources.source import (
     AS_PUBLISHED,
     UNKNOWN,
@@ -493,7 +493,7 @@ def annotation_files(folder: str) -> list[str]:
         uris = [
             storage.join(holder, name)
             for holder in (storage.join(folder, name) if name else folder for name in place)
-            for name in sorted(storage.list_states(holder))
+            for name in sorted(name for name, _ in visible_files(holder, recursive=False))
             if name.lower().endswith(".json")
         ]
         names = [PurePosixPath(uri).name for uri in uris]

@@ -8,6 +8,7 @@ Format: PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local file header) and 4.3.12 (
 
 import lzma
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -27,6 +28,8 @@ from trainer.base import worker_pool
 from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
+from trainer.data.images import IMAGE_SUFFIXES
+from trainer.data.problem_counts import IMAGE_HIDDEN, Problems
 from trainer.storage import FileState
 
 _READERS = 16
@@ -53,6 +56,35 @@ def lines_of(uri: str) -> list[str]:
     """Return the lines of a file that are not blank, stripped."""
     text = storage.read_bytes(uri).decode("utf-8-sig", "replace")
     return [stripped for line in text.splitlines() if (stripped := line.strip())]
+
+
+def listed_in(uri: str) -> list[str]:
+    """Return the lines of a list of images, without blank ones and comments."""
+    return [line for line in lines_of(uri) if not re.match(r"#+(\s|$)", line)]
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether sources ignore a relative name: a part of it begins with a dot, or is __MACOSX."""
+    parts = name.split("/")
+    return any(part == "__MACOSX" or (part[:1] == "." and part not in (".", "..")) for part in parts)
+
+
+def note_hidden(name: str, problems: Problems) -> bool:
+    """Return whether a file is hidden, and count it if it is an image."""
+    hidden = is_hidden(name)
+    if hidden and name.lower().endswith(IMAGE_SUFFIXES):
+        problems.add(IMAGE_HIDDEN, name)
+    return hidden
+
+
+def visible_files(
+    folder: str, problems: Problems | None = None, *, recursive: bool = True
+) -> Iterator[tuple[str, FileState]]:
+    """Yield the files under a folder by relative name, except hidden ones, whose images are counted."""
+    noted = Problems() if problems is None else problems
+    for name, state in storage.scan(folder, recursive=recursive):
+        if not note_hidden(name, noted):
+            yield name, state
 
 
 def version_of(state: FileState) -> str:
@@ -107,6 +139,7 @@ class Unpacked:
     folder: str
     keeper: TemporaryFolder  # Removes the folder when it is garbage-collected.
     versions: dict[str, str] = field(default_factory=dict)  # Bytes and checksum by relative name.
+    hidden: list[str] = field(default_factory=list)  # Names that were left out, see `is_hidden`.
 
 
 _unpacked: dict[tuple[str, str], Unpacked] = {}
@@ -123,7 +156,10 @@ def unpack(uri: str) -> Unpacked:
             unpacked = Unpacked(os.path.realpath(keeper.path), keeper)
             with _archive_errors(f"{uri} cannot be unpacked"), translate_oserror(unpacked.folder, "write"):
                 for name, content in _members(uri, path, unpacked.folder):
-                    if relative := _relative(uri, name):
+                    relative = _relative(uri, name)
+                    if is_hidden(relative):
+                        unpacked.hidden.append(relative)
+                    elif relative:
                         target = os.path.join(unpacked.folder, relative)
                         unpacked.versions[relative] = _write(content, target)
             _unpacked[key] = unpacked
@@ -216,8 +252,7 @@ def _relative(uri: str, name: str) -> str:
     if storage.escapes_folder(name) or ":" in name.replace("\\", "/").partition("/")[0]:
         raise _refused(uri, name, "its name leads out of the archive")
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
-    added = not parts or "__MACOSX" in parts or any(part.startswith("._") for part in parts)
-    return "" if added or parts[-1] in (".DS_Store", "Thumbs.db", "desktop.ini") else "/".join(parts)
+    return "" if not parts or parts[-1] in ("Thumbs.db", "desktop.ini") else "/".join(parts)
 
 
 def _write(content: IO[bytes], path: str) -> str:

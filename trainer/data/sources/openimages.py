@@ -24,6 +24,7 @@ import pyarrow.csv as pa_csv
 
 from trainer import storage
 from trainer.base.errors import DataError
+from trainer.data.images import SHARES
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import OPENIMAGES_SPLITS, OpenImages
 from trainer.data.sources.source import BOX, SOURCE_ROW, UNKNOWN, Category, Listing, Rows, Source
@@ -315,15 +316,15 @@ def read_boxes(
 
     def rows_of(ids: pa.Array, boxes: pa.ListArray) -> pa.RecordBatch:
         nothing = pa.repeat("", len(ids))
-        share = pa.repeat(pa.scalar(1, pa.int32()), len(ids))
+        share_width, share_height = (pa.repeat(pa.scalar(side, pa.int32()), len(ids)) for side in SHARES)
         names = pc.binary_join_element_wise(ids, ".jpg", "")
         plain = ids.to_pylist()
         columns = {
             "file_name": names,
             "origin": pc.binary_join_element_wise(f"{pixels}/", names, ""),
             "version": nothing,
-            "width": share,
-            "height": share,
+            "width": share_width,
+            "height": share_height,
             "orientation": pa.array(
                 [orientations.get(name, _STORED_ORIENTATION) for name in plain], pa.int8()
             ),

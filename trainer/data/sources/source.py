@@ -36,14 +36,24 @@ class Entry:
     file_name: str  # Relative name in the source, unique in its split.
     origin: str  # Location of its bytes, for `Source.read`.
     width: int
-    """As annotated, in pixels; 0 is unknown. SHARES and SHARES_UPRIGHT of `trainer.data.images`: boxes are
-    fractions of the image's sides."""
+    """As annotated, in pixels, see `annotated_side`. SHARES and SHARES_UPRIGHT of `trainer.data.images`:
+    boxes are fractions of the image's sides."""
     height: int
     boxes: list[Box]
     original_id: int | str | None = None
     fault: tuple[str, str] | None = None  # (reason, detail) if the listing shows that it is unusable.
     version: str = ""  # Changes with the image: an ETag, size and time; "" is unknown.
     extra: str = ""  # See SOURCE_ROW.
+
+
+def annotated_side(value: Any) -> int:
+    """Return a side of an annotated size in pixels: 0 if it is unknown, -1 if no image can have it.
+
+    No file can thus contain SHARES or SHARES_UPRIGHT.
+    """
+    if not isinstance(value, int | float) or value == 0:
+        return 0
+    return int(value) if 1 <= value < 2**31 else -1
 
 
 class Rows:
@@ -92,7 +102,8 @@ class Listing:
     exhaustive: bool = True  # Whether all objects are boxed: an image without boxes is a negative example.
     hierarchy: Mapping[Any, Collection[int | str]] = field(default_factory=dict)
     """Original ids of all categories above one, for evaluation."""
-    box_format: str = ""  # See `trainer.config.schema.DataConfig`; "" if the source's format defines it.
+    box_format: str = ""
+    """See `trainer.config.schema.DataConfig`; "corners" for VOC's, "" if the format leaves no doubt."""
     read_as: str = ""  # Recognized layout and splits, for people.
 
 

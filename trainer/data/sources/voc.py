@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import PurePosixPath
 from tempfile import TemporaryFile
 from xml.parsers import expat
@@ -27,7 +28,7 @@ from trainer.base.errors import DataError, MissingError
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.files import lines_of, read_all, version_of
+from trainer.data.sources.files import listed_in, read_all, version_of, visible_files
 from trainer.data.sources.source import (
     UNKNOWN,
     Box,
@@ -37,8 +38,11 @@ from trainer.data.sources.source import (
     Rows,
     Source,
     SplitOverlaps,
+    annotated_side,
     split_of,
 )
+
+_INVALID_TOKEN = expat.errors.codes[expat.errors.XML_ERROR_INVALID_TOKEN]
 
 
 @dataclass
@@ -66,10 +70,10 @@ def parse_xml(data: bytes) -> VocAnnotation:
         parser.Parse(data, True)
         root = ET.fromstring(data)  # noqa: S314 (no DOCTYPE, so no entities)
     except (ET.ParseError, expat.ExpatError, ValueError, LookupError) as error:
-        return VocAnnotation(fault=f"its annotation is no XML that can be used: {error}")
+        return VocAnnotation(fault=f"its annotation is no XML that can be used: {_xml_problem(error, data)}")
     if root.tag != "annotation":
         return VocAnnotation(fault=f"its annotation is no VOC XML: the root is <{root.tag}>")
-    width, height = (int(_number(root.findtext(f"size/{side}")) or 0) for side in ("width", "height"))
+    width, height = (annotated_side(_number(root.findtext(f"size/{side}"))) for side in ("width", "height"))
     # On Windows a backslash separates folders.
     name = (root.findtext("filename") or "").strip().replace("\\", "/")
     annotation = VocAnnotation(width, height, name)
@@ -87,6 +91,20 @@ def parse_xml(data: bytes) -> VocAnnotation:
         difficult = (item.findtext("difficult") or "").strip() == "1"
         annotation.objects.append((label, (xmin - 1, ymin - 1, box_width, box_height), int(difficult)))
     return annotation
+
+
+def _xml_problem(error: Exception, data: bytes) -> str:
+    """Return the message of an XML parser's error, with the remedy for another encoding."""
+    if isinstance(error, LookupError) or "encoding" in str(error):
+        named = re.search(rb"encoding=.([\w.:-]+)", data)
+        encoding = named[1].decode() if named else "an encoding that is not supported"
+        return f"it is in {encoding}: save it as UTF-8"
+    if getattr(error, "code", 0) == _INVALID_TOKEN:
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return "it is not UTF-8: save it as UTF-8"
+    return str(error)
 
 
 def _number(text: str | None) -> float | None:
@@ -109,10 +127,10 @@ class VocSource(Source):
 
     def listing(self) -> Listing:
         """Read all annotation files."""
-        layout = _Layout(self.folder)
         digest, problems, annotations, names = hashlib.sha256(), Problems(), _Annotations(), set[str]()
+        layout = _Layout(self.folder, problems)
         keys = sorted({key for keys in layout.splits.values() for key in keys if key in layout.xml})
-        uris = [storage.join(self.folder, layout.xml[key]) for key in keys]
+        uris = [storage.join(layout.root, layout.xml[key]) for key in keys]
         for key, uri, data in zip(keys, uris, read_all(uris), strict=True):
             text = b"" if isinstance(data, MissingError) else data
             digest.update(f"{key} {len(text)}\n".encode() + text)
@@ -137,7 +155,9 @@ class VocSource(Source):
             names_of_all = {image.name for images in layout.images.values() for image in images}
             for name in sorted(names_of_all - used):
                 problems.add(reasons.IMAGE_WITHOUT_ANNOTATION, name)
-        return Listing(categories, rows, digest.hexdigest(), problems, read_as=layout.read_as)
+        return Listing(
+            categories, rows, digest.hexdigest(), problems, box_format="corners", read_as=layout.read_as
+        )
 
 
 class _Annotations:
@@ -180,7 +200,7 @@ def _entries(
         )  # fmt: skip
 
 
-_IMAGE_FOLDERS = ("JPEGImages", "images", "Images")
+_IMAGE_FOLDERS = (("JPEGImages",), ("images",), ("Images",))
 _SPLIT_FOLDER = re.compile(
     r"(train|training|val|valid|validation|test|testing)(?:[-_ ]?(?:set|data|images|imgs|labels|\d{4}))?",
     re.I,
@@ -212,14 +232,19 @@ class _Layout:
     layout without its folder.
     """
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: str, problems: Problems) -> None:
+        """List them; `problems` gets hidden images and empty lists."""
+        self.root, self._problems = root, problems
         self.xml: dict[str, str] = {}  # Path of the XML file of each key.
         self.images: dict[str, list[_Image]] = defaultdict(list)  # Images by their stem in lower case.
-        for name, state in sorted(storage.scan(root), key=lambda item: item[0]):
+        files = sorted(visible_files(root, problems), key=itemgetter(0))
+        homes = {name.partition("/Annotations/")[0] for name, _ in files if name.lower().endswith(".xml")}
+        if len(homes) == 1 and any(name.startswith(f"{min(homes)}/ImageSets/Main/") for name, _ in files):
+            top = f"{homes.pop()}/"  # The folder of VOC's layout is below the one that was named.
+            self.root = storage.join(root, top.rstrip("/"))
+            files = [(name.removeprefix(top), state) for name, state in files if name.startswith(top)]
+        for name, state in files:
             path = PurePosixPath(name)
-            if any(part.startswith(".") or part == "__MACOSX" for part in path.parts):
-                continue
             if name.lower().endswith(".xml"):
                 self.xml[name[:-4]] = name
             elif name.lower().endswith(IMAGE_SUFFIXES):
@@ -271,7 +296,7 @@ class _Layout:
             """Count the folders between the two files; the usual names of folders come first."""
             here, there = path.parent.parts, PurePosixPath(image.folder).parts
             common = sum(1 for one, two in zip(here, there, strict=False) if one == two)
-            return len(here) + len(there) - 2 * common, image.folder not in _IMAGE_FOLDERS
+            return len(here) + len(there) - 2 * common, there[-1:] not in _IMAGE_FOLDERS
 
         nearest = [image for image in images if rank(image) == min(map(rank, images))]
         wanted = PurePosixPath(file_name).name
@@ -288,10 +313,12 @@ class _Layout:
         folder = storage.join(self.root, "ImageSets", "Main")
         files = storage.list_states(folder)
         lists = {
-            split: [_stem(line, keys_of) for line in lines_of(storage.join(folder, f"{split}.txt"))]
+            split: [_stem(line, keys_of) for line in listed_in(storage.join(folder, f"{split}.txt"))]
             for split in (*_ORDER, "trainval")
             if f"{split}.txt" in files
         }
+        for split in (split for split, stems in lists.items() if not stems):
+            self._problems.add(reasons.SPLIT_EMPTY, f"{split}: ImageSets/Main/{split}.txt")
         both = lists.pop("trainval", [])
         if not lists.get("train"):
             held_out = {stem for stems in lists.values() for stem in stems}

@@ -8,6 +8,8 @@ objects. Boxes are fractions of the sides of the image as it is displayed, one l
     class x y width height            a box by its center
     class x1 y1 x2 y2 x3 y3 ...       an outline, or a rotated box by its corners: the box around it
     class x y width height keypoints  if data.yaml has kpt_shape
+
+Hidden files are ignored, see `files.is_hidden`.
 """
 
 import hashlib
@@ -29,7 +31,16 @@ from trainer.base.safe_text import whole_number, yaml_value
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.files import Folders, lines_of, read_all, version_of
+from trainer.data.sources.files import (
+    Folders,
+    is_hidden,
+    lines_of,
+    listed_in,
+    note_hidden,
+    read_all,
+    version_of,
+    visible_files,
+)
 from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source, SplitOverlaps, split_of
 from trainer.storage.web import UrlPolicy
 
@@ -44,6 +55,7 @@ _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test
 _NULL_WORDS = ("", "~", "null", "None")
 _MAX_BYTES = 512 * 1024
 _MAX_CLASSES = 100_000
+_KEY_POINTS = ": if these are key points, add kpt_shape: [POINTS, 2 or 3] to data.yaml"
 FIX = "use a folder with a data.yaml that has names (the classes), train and val (folders of images)"
 
 
@@ -56,12 +68,14 @@ def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box
         coordinates = coordinates[:4]
     count = len(coordinates)
     if count < 4 or count % 2:
-        confidence = ": is the last a confidence? leave it out" if count == 5 else ""
-        raise ValueError(f"has {count} numbers after the class, not four or pairs of x and y{confidence}")
+        hint = ": is the last a confidence? leave it out" if count == 5 else _KEY_POINTS if count > 5 else ""
+        raise ValueError(f"has {count} numbers after the class, not four or pairs of x and y{hint}")
     outside = [value for value in coordinates if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
     if outside:
-        pixels = ": divide pixels by the image's width or height" if max(outside) > 2 else ""
-        raise ValueError(f"has {outside[0]:g}, which is outside 0 to 1{pixels}")
+        hint = ": divide pixels by the image's width or height" if max(outside) > 2 else ""
+        if count > 4 and count % 3 == 1 and set(coordinates[6::3]) <= {0, 1, 2}:  # x, y and visibility
+            hint = _KEY_POINTS
+        raise ValueError(f"has {outside[0]:g}, which is outside 0 to 1{hint}")
     position = positions[int(label)]
     if count == 4:
         x, y, width, height = coordinates
@@ -104,6 +118,7 @@ class Description(NamedTuple):
     names: dict[int, str]
     splits: dict[str, list[str]]  # URIs of each split's folders and lists of images.
     keypoints: bool = False  # Whether key points follow the box in each line.
+    left_out: tuple[str, ...] = ()  # Entries of data.yaml for test whose images are not there.
 
 
 @dataclass(frozen=True)
@@ -136,10 +151,16 @@ class YoloSource(Source):
                 line = f"{split} {image.file_name} {image.version} {image.labels} {version}\n"
                 digest.update(line.encode("utf-8", "replace"))
             overlaps.add(split, ((image.file_name, image.origin) for image in images[split]))
+        for entry in description.left_out:
+            problems.add(reasons.SPLIT_EMPTY, entry)
+        for split, of_split in images.items():
+            looked = ", ".join(description.splits[split])
+            if not of_split and split == "test":
+                problems.add(reasons.SPLIT_EMPTY, f"test: {looked}")
+            elif not of_split:
+                fix = f"put them there, as {', '.join(IMAGE_SUFFIXES)}"
+                raise DataError(f"{self.uri}: no images in {looked}", fix=fix)
         train = images["train"]
-        if not train:
-            fix = f"put them there, as {', '.join(IMAGE_SUFFIXES)}"
-            raise DataError(f"{self.uri}: no images in {', '.join(description.splits['train'])}", fix=fix)
         if not any(image.labels for image in train):
             looked = " and ".join(_label_places(train[0].origin))
             problem = f"none of {len(train)} images of train has a label file; looked for {looked}"
@@ -169,7 +190,8 @@ class YoloSource(Source):
         if storage.size(uri) > _MAX_BYTES:
             raise DataError(f"{uri} is too large for a data set description", fix=FIX)
         content = storage.read_bytes(uri)
-        description = self._from_yaml(uri, content) if uri.lower().endswith(YAML) else _from_lines(uri)
+        root = "" if uri == self.location else self.location
+        description = self._from_yaml(uri, content) if uri.lower().endswith(YAML) else _from_lines(uri, root)
         if not description.names:
             raise DataError(f"{uri} lists no classes", fix=FIX)
         for name, count in Counter(description.names.values()).items():
@@ -193,6 +215,7 @@ class YoloSource(Source):
         if path.strip() not in (*_NULL_WORDS, ".", "./") and (base := self._resolve(path, bases)):
             bases = list(dict.fromkeys([base, *bases]))
         splits: dict[str, list[str]] = {}
+        left_out = []
         for split, keys in _SPLIT_KEYS.items():
             key = next((key for key in keys if key in form), split)
             given = form.get(key, [])
@@ -203,35 +226,59 @@ class YoloSource(Source):
                     continue
                 if place := self._resolve(text, bases):
                     splits.setdefault(split, []).append(place)
-                elif split == "train":
+                    continue
+                near, folders = self._folders_near(text, bases)
+                alike = [near] if near not in ("", *bases) else []
+                alike += [storage.join(near, name) for name in folders]
+                alike = [place for place in alike if split_of(place.rpartition("/")[2]) == split]
+                if split == "test" and not any(map(_has_images, alike)):
+                    left_out.append(f"{key}: {text}")  # Roboflow lists a test that it did not export.
+                else:
                     fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
                     problem = f"{uri}: there are no images for {key}: {text}"
+                    problem += f"; looked at {', '.join(_candidates(text, bases))}"
+                    problem += f"; {near} has {', '.join(folders)}" if folders else ""
                     fix = f"write path and {key} relative to the folder of the file{fetch}"
-                    raise DataError(f"{problem}; looked at {', '.join(_candidates(text, bases))}", fix=fix)
+                    fix += f"; or remove {key}: then images of train are held out" if split != "train" else ""
+                    raise DataError(problem, fix=fix)
         if "train" not in splits:
             raise DataError(f"{uri} has no key train", fix=FIX)
-        return Description(bases[0], names, splits, "kpt_shape" in form)
+        return Description(bases[0], names, splits, "kpt_shape" in form, tuple(left_out))
 
     def _resolve(self, text: str, bases: list[str]) -> str:
         """Return the URI that a path means: relative to one of `bases`, absolute, or a URI; "" if none."""
-        for uri in _candidates(text, bases):
-            if self.confined and not f"{uri}/".startswith(f"{self.confined.rstrip('/')}/"):
-                continue
+        for uri in self._allowed(text, bases):
             if storage.scheme(uri) in storage.OBJECT_STORES:
                 UrlPolicy(tuple(bases), self.allow_hosts).check(uri)
             if storage.exists(uri) or _has_files(uri):
                 return uri
         return ""
 
+    def _allowed(self, text: str, bases: list[str]) -> list[str]:
+        """Return the URIs that a path may mean and that are in the folder that nothing may lead out of."""
+        confined = f"{self.confined.rstrip('/')}/" if self.confined else ""
+        return [uri for uri in _candidates(text, bases) if f"{uri}/".startswith(confined)]
+
+    def _folders_near(self, text: str, bases: list[str]) -> tuple[str, list[str]]:
+        """Return the lowest existing folder above a missing one, "" if unknown, and the folders in it."""
+        for uri in self._allowed(text, bases):
+            base = next((base for base in bases if uri.startswith(f"{base.rstrip('/')}/")), "")
+            near = uri if base else ""
+            while near != base:
+                near = near.rpartition("/")[0]
+                if near == base or _has_files(near):
+                    return near, _folders_in(near)
+        return "", []
+
     def _images(self, root: str, places: list[str], folders: Folders, problems: Problems) -> Iterator[_Image]:
         """Yield the images of a split, each once."""
         seen: set[str] = set()
         for place in places:
             if place.lower().endswith(".txt"):
-                listed = self._listed(place, root, folders)
+                listed = self._listed(place, root, folders, problems)
             else:
-                states = (item for item in storage.scan(place) if item[0].lower().endswith(IMAGE_SUFFIXES))
-                files = sorted(states, key=itemgetter(0))
+                visible = visible_files(place, problems)
+                files = sorted((item for item in visible if _is_image(item[0])), key=itemgetter(0))
                 listed = ((storage.join(place, name), version_of(state)) for name, state in files)
             for origin, version in listed:
                 name = _relative(origin, root)
@@ -242,12 +289,14 @@ class YoloSource(Source):
                 labels = next((uri for uri in _label_places(origin) if folders.version(uri)), "")
                 yield _Image(name, origin, version, labels)
 
-    def _listed(self, uri: str, root: str, folders: Folders) -> Iterator[tuple[str, str]]:
+    def _listed(self, uri: str, root: str, folders: Folders, problems: Problems) -> Iterator[tuple[str, str]]:
         """Yield URI and version of the images that a list names; the version is "" for missing ones."""
         bases = list(dict.fromkeys([storage.parent(uri), root]))
         found = {"": bases[0]}
-        for line in (line.replace("\\", "/") for line in lines_of(uri)):
+        for line in (line.replace("\\", "/") for line in listed_in(uri)):
             folder, _, name = line.rpartition("/")
+            if note_hidden(name if folder.startswith("/") else line, problems):
+                continue
             if folder not in found:
                 found[folder] = self._resolve(folder, bases)
             holder = found[folder]
@@ -260,6 +309,7 @@ def _entries(
 ) -> Iterator[Entry]:
     """Read the labels of the images of a split."""
     texts = read_all(image.labels for image in images if image.labels)
+    poses = _Poses()
     for image in images:
         data = next(texts) if image.labels else b""
         entry = Entry(image.file_name, image.origin, *SHARES_UPRIGHT, [], version=image.version)
@@ -273,6 +323,7 @@ def _entries(
         boxes: dict[Box, None] = {}  # The same line twice is one object.
         for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
             if words := line.split():
+                poses.add(words[1:], image.labels)
                 try:
                     boxes[_box(words, positions, keypoints)] = None
                 except ValueError as error:
@@ -280,6 +331,47 @@ def _entries(
                     problems.add(reasons.LABEL_LINE, fault)
         entry.boxes = list(boxes)
         yield entry
+    if poses.are_likely and not keypoints:
+        problems.add(reasons.MAY_BE_KEY_POINTS, f"{poses.first}: {poses.columns} numbers", poses.rows)
+
+
+class _Poses:
+    """Recognizes rows of boxes and key points: equally many numbers in all, and the points in the box."""
+
+    def __init__(self) -> None:
+        self.rows, self.columns, self.first = 0, 0, ""
+        self._possible = True
+
+    def add(self, words: list[str], place: str) -> None:
+        """Take the numbers of a row, as text."""
+        if not self.rows:
+            self.columns, self.first = len(words), place
+        self.rows += 1
+        if self._possible:
+            self._possible = len(words) == self.columns >= 6 and self.columns % 2 == 0 and _has_pose(words)
+
+    @property
+    def are_likely(self) -> bool:
+        return self.rows > 0 and self._possible
+
+
+def _has_pose(words: list[str]) -> bool:
+    """Return whether numbers may be a box in the image and points in it; points at 0, 0 are not annotated."""
+    try:
+        x, y, width, height, *rest = map(float, words)
+    except ValueError:
+        return False
+    sides = (x, width), (y, height)
+    if not all(size / 2 - _TOLERANCE <= at <= 1 + _TOLERANCE - size / 2 for at, size in sides):
+        return False
+    return any(
+        len(rest) % step == 0
+        and all(
+            (left, top) == (0, 0) or (2 * abs(left - x) <= width and 2 * abs(top - y) <= height)
+            for left, top in zip(rest[::step], rest[1::step], strict=True)
+        )
+        for step in (2, 3)
+    )
 
 
 def _label_places(image: str) -> list[str]:
@@ -297,7 +389,7 @@ def _relative(origin: str, root: str) -> str:
 
 def file_of(folder: str) -> str:
     """Return the URI of the file that describes the YOLO set in a folder; "" if there is none."""
-    names = sorted(storage.list_states(folder))
+    names = sorted(name for name, _ in visible_files(folder, recursive=False))
     for name in ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml"):
         if name in names:
             return storage.join(folder, name)
@@ -319,11 +411,15 @@ def file_of(folder: str) -> str:
     return next((uri for uri in places if storage.exists(uri)), "")
 
 
-def _from_lines(uri: str) -> Description:
-    """Return the description by classes.txt or obj.names: the splits are lists, or folders, or all images."""
-    classes, root = lines_of(uri), storage.parent(uri)
+def _from_lines(uri: str, root: str = "") -> Description:
+    """Return the description by classes.txt or obj.names: the splits are lists, or folders, or all images.
+
+    `root` is the folder of the set; "" is that of the file, or the one that it is a folder of labels in.
+    """
+    classes, root = lines_of(uri), root or storage.parent(uri)
     holder = next((path for path in reversed(_NAMES_FOLDERS) if root.endswith(f"/{path}")), "")
-    root = root.removesuffix(f"/{holder}")
+    if holder and not _has_images(root):
+        root = root.removesuffix(f"/{holder}")
     names, images = storage.list_states(root), storage.join(root, "images")
     splits: dict[str, list[str]] = {}
     for split, keys in _SPLIT_KEYS.items():
@@ -395,5 +491,22 @@ def _candidates(text: str, bases: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
 def _has_files(uri: str) -> bool:
-    return next(iter(storage.scan(uri)), None) is not None
+    return next(visible_files(uri), None) is not None
+
+
+def _has_images(uri: str) -> bool:
+    return any(_is_image(name) for name, _ in visible_files(uri))
+
+
+def _folders_in(uri: str) -> list[str]:
+    """Return the names of the visible folders in a folder."""
+    if not storage.is_local(uri):
+        return sorted({name.partition("/")[0] for name, _ in visible_files(uri) if "/" in name})
+    with suppress(OSError), os.scandir(uri) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))
+    return []

@@ -371,7 +371,8 @@ def test_a_file_whose_boxes_cannot_be_used_is_named_before_images_are_fetched(
     root = edited(change)
     code, out, err = inspect(f"coco:{root}")
     assert code == 2 and named in out and named in err and remedy in err
-    assert "2 of 2 boxes are bad" in err and "instances_train.json" in err
+    assert f"{root}/annotations" in out and f"{root}/annotations" not in err  # Examples are printed once.
+    assert "2 of 2 boxes are bad" in err
     with pytest.raises(DataError, match=named) as caught:
         plan(f"coco:{root}", str(tmp_path / "data"), DataConfig())
     assert remedy in caught.value.fix and not (tmp_path / "data" / "images").exists()

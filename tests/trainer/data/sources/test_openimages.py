@@ -12,6 +12,7 @@ from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, wri
 
 from trainer.base.errors import DataError
 from trainer.data import sources
+from trainer.data.images import SHARES
 from trainer.data.sources import openimages
 from trainer.data.sources.openimages import (
     BOXES,
@@ -41,7 +42,8 @@ def test_what_a_row_tells(mirror):
     first = rows_of(mirror)["train"][0]
     cat, crowd = first.pop("boxes")
     assert first == {
-        "file_name": "000002b66c9c498e.jpg", "version": "", "width": 1, "height": 1, "orientation": 1,
+        "file_name": "000002b66c9c498e.jpg", "version": "", "width": SHARES[0], "height": SHARES[1],
+        "orientation": 1,
         "origin": f"{mirror}/pixels/train/000002b66c9c498e.jpg", "original_id": '"000002b66c9c498e"',
         "fault_reason": "", "fault_detail": "", "extra": "",
     }  # fmt: skip

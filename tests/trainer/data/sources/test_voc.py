@@ -1,11 +1,14 @@
+import shutil
 from pathlib import Path
 
 import pytest
 from source_rows import entries_of
 
 from trainer.base.errors import DataError
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
+from trainer.data.download import plan
 from trainer.data.sources.source import UNKNOWN
 from trainer.data.sources.voc import VocSource
 
@@ -55,6 +58,19 @@ def test_corners_become_boxes(make_voc, corners, bbox):
     assert entry.boxes[0].bbox == bbox
 
 
+def test_normalised_corners_are_refused_as_those_of_coco_are(make_voc, tmp_path):
+    root = make_voc({f"{number}": xml(*[obj(box="0.1 0.2 0.6 0.9")] * 3) for number in range(8)})
+    with pytest.raises(DataError, match="normalised") as caught:
+        plan(f"voc:{root}", str(tmp_path / "data"), DataConfig())
+    assert "xmin" in caught.value.fix
+
+
+def test_a_size_that_no_image_has_is_no_sentinel(make_voc):
+    size = "<size><width>-3</width><height>-3</height></size>"
+    (entry,) = entries(make_voc({"a": xml(obj(), size=size)}))
+    assert (entry.width, entry.height) == (-1, -1)
+
+
 def test_difficult_objects_are_ignored_in_scoring(make_voc):
     hard = "<difficult>1</difficult>"
     objects = obj(), obj("", extra=hard), obj(extra=hard.replace("1", "0"))
@@ -83,6 +99,19 @@ def test_objects_without_a_box_are_named(make_voc, item, reason):
     listing = VocSource(str(root)).listing()
     assert [len(entry.boxes) for entry in entries_of(listing.splits["train"])] == [1, 1]
     assert listing.problems.examples == {reason: [f"object 2 (cat) in {root}/Annotations/a.xml"]}
+
+
+def test_a_layout_below_the_folder_that_is_named(make_voc, make_jpeg):
+    """Its lists are read, and images beside those of JPEGImages do not compete."""
+    root = make_voc({"a": xml(obj()), "b": xml(obj())}, train=["# two", "a"], val=["b"], test=[])
+    (root / "SegmentationClass").mkdir()
+    (root / "SegmentationClass" / "a.png").write_bytes(make_jpeg())
+    expected = {"train": {"a.jpg": 1}, "val": {"b.jpg": 1}}
+    assert listed(root) == listed(root.parent) == expected
+    assert VocSource(str(root)).listing().problems.counts == {reasons.SPLIT_EMPTY: 1}
+    shutil.rmtree(root / "ImageSets")
+    names = {f"voc/JPEGImages/{stem}.jpg": 1 for stem in "ab"}
+    assert listed(root.parent) == {"train": names}
 
 
 def test_split_lists(make_voc):
@@ -116,6 +145,7 @@ def test_what_a_split_names_but_is_not_there_is_a_fault(make_voc):
         ("<annotation><object>", "no XML"),
         ("", "no XML"),
         ("<html></html>", "the root is <html>"),
+        ('<?xml version="1.0" encoding="gb2312"?><annotation/>', "gb2312: save it as UTF-8"),
         ('<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + xml(obj("&x;")), "DOCTYPE"),
         ('<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY x "">]>' + xml(obj("&x;")), "DOCTYPE"),
     ],

@@ -32,6 +32,66 @@ def entries(root: Path | str, split: str = "train") -> list:
     return entries_of(YoloSource(str(root)).listing().splits[split])
 
 
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_whose_folder_is_missing_is_an_error_that_names_the_folders_there(make_yolo, split):
+    """Train's images were held out instead."""
+    other = {"val": "validation", "test": "testing"}[split]
+    root = make_yolo(f"train: images/train\n{split}: ../images/{split}\nnames: [cat]\n",
+                     train={"a": ONE}, **{other: {"b": ONE}})  # fmt: skip
+    with pytest.raises(DataError) as caught:
+        YoloSource(str(root)).listing()
+    for part in (f"{split}: ../images/{split}", f"{root}/images", other):
+        assert part in caught.value.message
+    (root / "images" / split).mkdir()
+    (root / "images" / split / "notes.md").write_text("x")
+    if split == "val":
+        with pytest.raises(DataError, match="no images in"):
+            YoloSource(str(root)).listing()
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_test_that_an_export_left_out_is_reported(make_yolo, tmp_path, empty):
+    root = make_yolo("train: images/train\ntest: ../test/images\nnames: [cat]\n", train={"a": ONE, "b": ONE})
+    if empty:
+        (root / "test" / "images").mkdir(parents=True)
+    listing = YoloSource(str(root)).listing()
+    assert list(listing.splits) == ["train"]
+    assert listing.problems.examples == {reasons.SPLIT_EMPTY: ["test: ../test/images"]}
+
+
+def test_hidden_files_and_folders_are_ignored_and_counted(make_yolo, make_jpeg, tmp_path):
+    root = make_yolo(train={"a": ONE})
+    for name in (".ipynb_checkpoints/a.jpg", "._a.jpg", "__MACOSX/a.jpg"):
+        path = root / "images" / "train" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(make_jpeg())
+    (root / "._data.yaml").write_bytes((root / "data.yaml").read_bytes())
+    (root / "all.txt").write_text("# all\nimages/train/a.jpg\n./images/train/._a.jpg\n")
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, root.name)
+    for source, hidden in ((root, 3), (packed, 3)):
+        listing = sources.parse(str(source)).listing()
+        assert [entry.file_name for entry in entries_of(listing.splits["train"])] == ["images/train/a.jpg"]
+        assert listing.problems.counts == {reasons.IMAGE_HIDDEN: hidden}
+    (root / "data.yaml").write_text("train: all.txt\nnames: [cat, dog]\n")
+    assert names(root)["train"] == ["images/train/a.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        (["0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.6", "0 0.3 0.3 0.2 0.2 0 0 0.3 0.35"], 2),
+        (["0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.6 0.6 1", "0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.6 0.6 0"], 2),
+        (["0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.6", "0 0.1 0.2 0.3 0.2 0.3 0.4 0.1 0.4"], 0),  # rotated boxes
+        (["0 0.5 0.5 0.4 0.4 0.4 0.4", "0 0.5 0.5 0.4 0.4"], 0),
+    ],
+)
+def test_rows_that_may_be_key_points_without_kpt_shape(make_yolo, lines, count):
+    root = make_yolo(train={"a": lines[0], "b": lines[1]})
+    listing = YoloSource(str(root)).listing()
+    entries_of(listing.splits["train"])
+    assert listing.problems.counts == ({reasons.MAY_BE_KEY_POINTS: count} if count else {})
+
+
 def test_boxes_are_shares_of_the_image_as_it_is_displayed(make_yolo):
     (entry,) = entries(make_yolo(train={"a": "1 0.5 0.5 0.25 0.5\n\n0 0.25 0.25 0.5 0.5"}))
     assert (entry.width, entry.height) == SHARES_UPRIGHT
@@ -72,6 +132,8 @@ def test_missing_and_empty_label_files_are_images_without_objects(make_yolo):
     [
         ("0 0.5 0.5 0.25", "3 numbers after the class, not four"),
         ("0 0.5 0.5 0.25 0.5 0.93", "is the last a confidence"),
+        ("0 0.5 0.5 0.25 0.5" + 17 * " 0.5 0.5 2", "kpt_shape"),
+        ("0 0.5 0.5 0.25 0.5" + 2 * " 0.5 0.5 2", "kpt_shape"),
         ("2 0.5 0.5 0.25 0.5", "is of class 2, which the description does not list"),
         ("0.5 0.5 0.5 0.25 0.5", "is of class 0.5"),
         ("0 0,5 0,5 0,25 0,5", "'0,5', which is not a number"),
@@ -82,7 +144,7 @@ def test_missing_and_empty_label_files_are_images_without_objects(make_yolo):
 )
 def test_wrong_lines_are_named_with_file_line_and_remedy(make_yolo, tmp_path, line, why):
     root = make_yolo(train={"a": f"{ONE}{line}\n", "b": ONE})
-    place = f"{root}/labels/train/a.txt:2: {line!r}"
+    place = f"{root}/labels/train/a.txt:2: {line[:60]!r}"
     with pytest.raises(DataError) as caught:
         plan(f"yolo:{root}", str(tmp_path / "data"), DataConfig())
     assert place in caught.value.message and why in caught.value.message
@@ -250,6 +312,18 @@ def test_labels_beside_the_images_and_classes_txt(tmp_path, make_jpeg):
     assert names(root) == {"train": ["a.jpg", "train_2.jpg"]}
     assert all(len(entry.boxes) == 1 for entry in entries(root))
     assert sources.parse(str(root)) == YoloSource(str(root))
+
+
+@pytest.mark.parametrize("given", ["{}", "{}/obj.names"])
+def test_a_set_in_a_folder_called_labels_does_not_read_the_folder_above(tmp_path, make_jpeg, given):
+    root = tmp_path / "set" / "labels"
+    for stem, folder in (("mine", root), ("other", tmp_path / "set")):
+        for kind in ("images", "labels"):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+        (folder / "images" / f"{stem}.jpg").write_bytes(make_jpeg())
+        (folder / "labels" / f"{stem}.txt").write_text(ONE)
+    (root / "obj.names").write_text("cat\n")
+    assert names(given.format(root)) == {"train": ["images/mine.jpg"]}
 
 
 def test_classes_txt_in_the_folder_of_each_split(tmp_path, make_jpeg):
