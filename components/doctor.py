@@ -2,10 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kubernetes import client
 
@@ -35,6 +35,7 @@ PERMISSIONS = {
 }
 """API group and resource; the verbs that are used; of optional ones, what they are for."""
 
+UNKNOWN = "not known: "  # Begins the detail of a check whose request failed.
 _ABSENT = "the cluster does not know them"
 _TIMEOUT = 5.0
 _MAX_SHOWN = 5  # Nodes that are named.
@@ -80,12 +81,41 @@ def check_cluster(
             checks[f"permissions on {resource}"] = results
     if len(absent) < len(kinds):
         checks["jobs of ended runs"] = _orphaned(backend)
+    yield from _run(checks)
+    resources = resources or {}
+    rooms = {name: Room({name: str(number)}, nodes) for name, number in resources.items() if number}
+    rooms |= [titled("a step", Room(step, 1))] if step else []
+    counted = [name for name, number in resources.items() if not number]
+    yield from check_needs(cluster, secret=secret, claim=claim, nodes=nodes, rooms=rooms, counted=counted)
+
+
+class Room(NamedTuple):
+    """Requests of a pod, e.g. {"cpu": "2"}, and the number of nodes that run one each at the same time."""
+
+    requests: Mapping[str, str]
+    count: int
+
+
+def titled(pod: str, room: Room) -> tuple[str, Room]:
+    """Return the title of the check for the room of a pod, and the room."""
+    return f"room for {pod} ({', '.join(map(' '.join, room.requests.items()))})", room
+
+
+def check_needs(
+    cluster: Cluster, *, secret: str = "", claim: str = "", nodes: int = 1,
+    rooms: Mapping[str, Room] | None = None, counted: Sequence[str] = (),
+) -> Iterator[Check]:  # fmt: skip
+    """Check a Secret, a claim that `nodes` share, and whether the nodes have `rooms` (by the check's title).
+
+    Devices in `counted` are only counted.
+    """
+    checks: dict[str, Iterator[Check]] = {}
     if secret:
         checks[f"secret {secret}"] = _secret(cluster, secret)
     if claim:
         checks[f"volume claim {claim}"] = _claim(cluster, claim, nodes)
-    if resources or step:
-        checks["nodes"] = _nodes(cluster, nodes, resources or {}, step or {})
+    if rooms or counted:
+        checks["nodes"] = _nodes(cluster, rooms or {}, counted)
     yield from _run(checks)
 
 
@@ -96,10 +126,10 @@ def _run(checks: Mapping[str, Iterator[Check]]) -> Iterator[Check]:
             yield from results
         except KubedetError as error:
             if isinstance(error, ApiError) and error.absent:
-                fix = "create it as in deploy/, or use another one: `kubectl get` lists them"
+                fix = "create it as docs/install.md shows, or name another one: `kubectl get` lists them"
                 yield Check(title, "missing", "does not exist", fix)
             else:
-                yield Check(title, "warning", f"not known: {error.message}", error.fix)
+                yield Check(title, "warning", f"{UNKNOWN}{error.message}", error.fix)
 
 
 def _kind(cluster: Cluster, kind: Kind) -> Check:
@@ -111,7 +141,7 @@ def _kind(cluster: Cluster, kind: Kind) -> Check:
     except ApiError as error:
         if error.unknown and "namespaces" not in error.message:
             return Check(title, "missing", _ABSENT, f"install {kind.controller}")
-        return Check(title, "warning", f"not known: {error.message}", error.fix)
+        return Check(title, "warning", f"{UNKNOWN}{error.message}", error.fix)
     fix = f"look at the pods and logs of {kind.controller}"
     return Check.ok_if(not problem, title, problem or "the cluster runs them", fix, needed=True)
 
@@ -215,10 +245,8 @@ class _Node:
         ]
 
 
-def _nodes(
-    cluster: Cluster, count: int, resources: Mapping[str, int], step: Mapping[str, str]
-) -> Iterator[Check]:
-    """Check whether the nodes have room for the pods of a job and of a step, at all and now."""
+def _nodes(cluster: Cluster, rooms: Mapping[str, Room], counted: Sequence[str]) -> Iterator[Check]:
+    """Check whether the nodes have room for pods, at all and now, and count devices."""
     by_name = {}
     for item in cluster.call("list", "nodes", cluster.core.list_node, patience=_TIMEOUT).items:
         conditions = {each.type: each.status for each in item.status.conditions or []}
@@ -235,21 +263,18 @@ def _nodes(
                 if _CONTROLLER_KINDS & {owner.kind for owner in pod.metadata.owner_references or []}:
                     node.lasting += requests
     except ApiError as error:
-        detail = f"requests of other pods are not counted: {error.message}"
-        yield Check("free room on nodes", "warning", detail, error.fix)
-    for resource, number in resources.items():
-        if number:
-            yield _room(resource, {resource: str(number)}, count, nodes)
-            continue
+        yield Check("free room on nodes", "warning", f"{UNKNOWN}{error.message}", error.fix)
+    for title, room in rooms.items():
+        yield _room(title, room, nodes)
+    for resource in counted:
         total = sum(int(amount(node.allocatable.get(resource, ""))) for node in nodes)
         fix = "none is needed to train on CPUs; else install the device plugin"
         yield Check.ok_if(total > 0, resource, f"{total} on {len(nodes)} ready nodes", fix)
-    if step:
-        yield _room(f"room for a step ({', '.join(map(' '.join, step.items()))})", step, 1, nodes)
 
 
-def _room(title: str, requests: Mapping[str, str], count: int, nodes: list[_Node]) -> Check:
-    """Check whether `count` nodes have room for a pod of these requests each; else pods stay pending."""
+def _room(title: str, room: Room, nodes: list[_Node]) -> Check:
+    """Check whether enough nodes have room for a pod each; else pods stay pending."""
+    requests, count = room
     fitting = sum(not node.lacks(requests, node.lasting) for node in nodes)
     lacking = {node.name: node.lacks(requests, node.requested) for node in nodes}
     full = [f"{name} has {', '.join(lacks)}" for name, lacks in lacking.items() if lacks]
@@ -286,7 +311,7 @@ def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
             return
         version = release.served
     except ApiError as error:
-        yield Check("Kueue", "warning", f"not known: {error.message}", error.fix)
+        yield Check("Kueue", "warning", f"{UNKNOWN}{error.message}", error.fix)
     checks = {
         f"queue {queue}": _queue(backend.cluster, queue, version),
         "jobs in Kueue": _kinds_in_kueue(backend, queue),

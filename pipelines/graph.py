@@ -49,7 +49,7 @@ started again after an eviction."""
 
 _SETTINGS = ("recipe", "overrides", "credentials")  # Parameters of every step of the data and the training.
 
-_GPU = "nvidia.com/gpu"
+GPU = "nvidia.com/gpu"
 
 _UNROLLED = 16
 """Most assistants that are tasks with two pods each. A loop takes one pod more, and one for each item, but a
@@ -92,7 +92,7 @@ class _Graph:
                         trial(number=number, trials=options.trials, gpus=options.gpus, **settings)
                     )
                     if options.gpus:
-                        trained.set_accelerator_type(_GPU).set_accelerator_limit(options.gpus)
+                        trained.set_accelerator_type(GPU).set_accelerator_limit(options.gpus)
                         # Processes of a node exchange data there; a container's default is 64 MB.
                         kubernetes.empty_dir_mount(trained, "shm", "/dev/shm", medium="Memory")  # noqa: S108
                 self._step(best(ended=dsl.Collected(trained.output), **settings))

@@ -11,6 +11,7 @@ import yaml
 
 from components import environment, jobs, launchers, model_registry, starting_weights
 from components.launchers import kubernetes_names
+from components.launchers.spec import JobSpec
 from operations import retention, retrain_condition
 from operations.tuning import space
 from pipelines import Access, parameters
@@ -47,12 +48,11 @@ class Submission:
     def check(self) -> None:
         """Refuse now what a step would refuse hours later."""
         get = self.get
-        request = {name: get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
         versions = {get("data_version")} - {"", environment.SCHEDULED_TIME}
         parameters.check_all(
             lambda: self.options,
             self._check_recipe,
-            lambda: jobs.Request.of(request, default_image="steps").spec(("train",)),
+            self.job,
             partial(check_rules, split_rules(get("gate"))),
             partial(retrain_condition.check, get("min_new_images")),
             lambda: starting_weights.check_warm_start(get("warm_start")),
@@ -62,6 +62,11 @@ class Submission:
             *(partial(check_name, version, "data_version") for version in versions),
             self._check_names_and_places,
         )
+
+    def job(self) -> JobSpec:
+        """Return the training job of the run; raises ConfigError if it cannot be used."""
+        request = {name: self.get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
+        return jobs.Request.of(request, default_image="steps").spec(("train",))
 
     def package(self) -> Mapping[str, object]:
         """Return the compiled pipeline as the API takes it."""

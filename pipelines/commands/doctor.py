@@ -112,8 +112,10 @@ def _cluster(
     if not access.host:
         yield Check(title, "ok", f"not checked: neither --host nor {HOSTS[0]} names it")
         return
-    from pipelines.kubeflow import Server, check_version  # kfp, which takes a while.
+    from pipelines import preflight  # kfp, which takes a while.
+    from pipelines.kubeflow import Server, check_version
 
+    yield preflight.image()
     try:
         tag = Server(access).version
         warning = check_version(tag)

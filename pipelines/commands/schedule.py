@@ -125,7 +125,10 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print("nothing is sent; this would be:")
     else:
+        from pipelines import preflight
+
         server = options.connect(arguments)
+        preflight.check(submission, server.namespace)
         schedule_id, done = _create_or_replace(server, submission, cron)
         print(f"schedule {arguments.name}: {done}\n{server.link('recurringrun', schedule_id)}")
     times = islice(due_times(cron, datetime.now(UTC).replace(tzinfo=None)), 3)

@@ -1,7 +1,6 @@
 """`kubedet submit` runs the pipeline in a cluster; `kubedet tune` searches hyper-parameters there or here."""
 
 import argparse
-import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -77,13 +76,10 @@ def _send(arguments: argparse.Namespace, submission: "Submission") -> int:
 
 
 def start(submission: "Submission", server: "Server") -> tuple[str, str]:
-    """Start a run; return its id and its address in the UI. A missing Secret is a warning on stderr."""
-    from pipelines import wait
+    """Check the cluster and start a run; return its id and its address in the UI."""
+    from pipelines import preflight
 
-    secret = submission.parameters.get("credentials", "")
-    if secret and (namespace := wait.Pods("", server.namespace).without_secret(secret)):
-        missing = f"there is no Secret {secret} in namespace {namespace}: the run gets no keys from it"
-        print(f"warning: {missing}", file=sys.stderr)
+    preflight.check(submission, server.namespace)
     experiment = server.experiment(submission.experiment)
     run_id = server.create_run(submission.name, experiment, submission.package(), {**submission.parameters})
     return run_id, server.link("runs", run_id)
@@ -105,8 +101,7 @@ def _describe(submission: "Submission", access: Access) -> None:
     print(f"  namespace   {access.namespace or '(the default one)'}")
     print(f"  experiment  {submission.experiment}")
     print(f"  run         {submission.name}")
-    own = "" if os.environ.get("KUBEDET_IMAGE") else "  (KUBEDET_IMAGE names another, e.g. your registry's)"
-    print(f"  image       {COMPONENT_IMAGE}{own}")
+    print(f"  image       {COMPONENT_IMAGE}")
     for parameter, value in submission.parameters.items():
         print(f"  {parameter}={argument(value)}")
     print("the equivalent kfp command:")

@@ -1,0 +1,85 @@
+"""Checks before a run is sent: the Secret, the claim, room for its pods, and the image of the steps."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+from kubernetes import client
+
+from components import doctor, launchers
+from components.doctor import Room
+from components.images import COMPONENT_IMAGE
+from components.launchers.backend import Timings
+from components.launchers.cluster.client import ApiError, Cluster, connect
+from components.launchers.cluster.pods import with_labels
+from pipelines.graph import GPU
+from pipelines.submission import Submission
+from trainer.base.errors import ConfigError
+from trainer.launching.doctor import Check
+
+_STANDALONE = "kubeflow"  # Usual namespace of Kubeflow Pipelines for a single user, and of its runs.
+_TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
+_KEYS_NEEDED = ("s3://", "minio://")  # Data roots that mostly need the keys of a Secret.
+
+
+def check(submission: Submission, namespace: str) -> None:
+    """Print warnings about what the pods of a run lack; raise ConfigError if its Secret or claim is missing.
+
+    `namespace` is that of a profile, or empty. Only the image is checked if the cluster's API does not
+    answer, or if the namespace of the runs is unknown.
+    """
+    findings = [image()]
+    required: set[str] = set()
+    if cluster := _cluster_of_runs(namespace):
+        secret, claim = submission.parameters.get("credentials", ""), submission.parameters.get("claim", "")
+        required = {f"secret {secret}", f"volume claim {claim}"}
+        if not secret and submission.get("data_root").startswith(_KEYS_NEEDED):
+            secret = submission.get("credentials")
+        nodes, rooms = submission.job().nodes, dict(_rooms(submission))
+        findings += doctor.check_needs(cluster, secret=secret, claim=claim, nodes=nodes, rooms=rooms)
+    for item in findings:
+        if item.state == "missing" and item.title in required and cluster:
+            where = f"in namespace {cluster.namespace}"
+            raise ConfigError(f"the run cannot start: {item.title} {where}: {item.detail}", fix=item.fix)
+        if item.state != "ok" and not item.detail.startswith(doctor.UNKNOWN):
+            print(f"warning: {item.title}: {item.detail}\n  fix: {item.fix}", file=sys.stderr)
+
+
+def image() -> Check:
+    """Check whether the image of the steps was chosen: a cluster does not have the default one."""
+    is_set = bool(os.environ.get("KUBEDET_IMAGE"))
+    detail = COMPONENT_IMAGE if is_set else f"KUBEDET_IMAGE is not set: nodes must have {COMPONENT_IMAGE}"
+    return Check.ok_if(is_set, "image", detail, "push it (`make images`), and set KUBEDET_IMAGE to its name")
+
+
+def _cluster_of_runs(namespace: str) -> Cluster | None:
+    """Return the cluster with the namespace of the runs, or None if it does not answer or is unknown."""
+    try:
+        cluster = connect(namespace, timings=_TIMINGS)
+        cluster.call("get", "version", client.VersionApi(cluster.api).get_code)
+    except (ConfigError, ApiError):
+        return None
+    if namespace:
+        return cluster
+    for name in dict.fromkeys([_STANDALONE, cluster.namespace]):
+        with suppress(ApiError):  # Another user may not look into it.
+            if with_labels(cluster.within(name), "app=ml-pipeline"):
+                return cluster.within(name)
+    return None
+
+
+def _rooms(submission: Submission) -> Iterator[tuple[str, Room]]:
+    """Yield the room that a step, and the training unless it waits in a queue, needs, by a title."""
+    options, job = submission.options, submission.job()
+    step = {"cpu": submission.get("step_cpu"), "memory": submission.get("step_memory")}
+    step |= {GPU: str(options.gpus)} if options.gpus else {}
+    yield doctor.titled("a step", Room(step, 1))
+    is_job = launchers.entry(submission.get("launcher")).pods and not (options.until or options.trials)
+    if is_job and not (job.kueue_queue or job.runai_queue):
+        requests = {"cpu": job.cpu_request or job.cpu_limit, "memory": job.memory_request or job.memory_limit}
+        requests |= {name: str(number) for name, number in job.resources.items()}
+        requests |= {job.gpu_resource: str(job.gpus)} if job.gpus else {}
+        if requests := {name: amount for name, amount in requests.items() if amount}:
+            count = job.elastic.min_nodes if job.elastic else job.nodes
+            yield doctor.titled("a training pod", Room(requests, count))
