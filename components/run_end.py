@@ -109,7 +109,7 @@ def _pods(run_id: str) -> list[Any]:
         return []
 
 
-def _termination(pod: Any) -> Any:
+def termination(pod: Any) -> Any:
     """Return how the container of a step's code ended (V1ContainerStateTerminated); None if unknown."""
     states = {item.name: item.state for item in pod.status.container_statuses or []}
     return states["main"].terminated if states.get("main") else None
@@ -117,9 +117,9 @@ def _termination(pod: Any) -> Any:
 
 def _decision(pods: list[Any]) -> tuple[str, str]:
     """Return the outcome that a step recorded in its pod's status, and its reason; both may be empty."""
-    for termination in filter(None, map(_termination, pods)):
-        event, _, reason = (termination.message or "").partition("\n")
-        if event in hooks.DECIDED and termination.exit_code == 0:
+    for ended in filter(None, map(termination, pods)):
+        event, _, reason = (ended.message or "").partition("\n")
+        if event in hooks.DECIDED and ended.exit_code == 0:
             return event, reason
     return "", ""
 
@@ -128,16 +128,16 @@ def failures(pods: list[Any]) -> list[Failure]:
     """Return the failed steps among a run's pods, sorted by their ends."""
     failed = []
     for pod in pods:
-        termination = _termination(pod)
-        code = termination.exit_code if termination else 0
+        ended = termination(pod)
+        code = ended.exit_code if ended else 0
         if pod.status.phase != "Failed" and not code:
             continue
-        text = (termination and termination.message) or pod.status.message or ""
-        text = text.strip() or f"no message ({f'exit code {code}' if termination else 'no exit code'})"
+        text = (ended and ended.message) or pod.status.message or ""
+        text = text.strip() or f"no message ({f'exit code {code}' if ended else 'no exit code'})"
         for reason in ("Evicted", "OOMKilled"):
-            if reason in (pod.status.reason, termination and termination.reason):
+            if reason in (pod.status.reason, ended and ended.reason):
                 text = f"{reason}: {text}"
-        when = termination.finished_at.isoformat() if termination and termination.finished_at else ""
+        when = ended.finished_at.isoformat() if ended and ended.finished_at else ""
         path = (pod.metadata.annotations or {}).get(_NODE_NAME, "").split(".")
         nodes = [name for part in path if (name := part.partition("(")[0]) not in ("", "executor")]
         failed.append(Failure(when, [pod.metadata.name, *nodes][-1], text, code))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kfp
@@ -156,8 +157,30 @@ class Server:
         return self._create(f"the run {name}", call, "run_id", run=body)
 
     def run(self, run_id: str) -> kfp_server_api.V2beta1Run:
-        """Return a run with its state."""
-        return self._call(f"look at the run {run_id}", self._client.runs.run_service_get_run, run_id=run_id)
+        """Return a run with its state and its tasks, which it has as `run_details`."""
+        api = self._client.runs.api_client
+        with self._explained(f"look at the run {run_id}"):
+            # Without ML Metadata the API has `tasks` (PipelineTask in its run.proto), and only in this view.
+            response = api.call_api(
+                f"/apis/v2beta1/runs/{run_id}", "GET", query_params=[("view", "FULL")],
+                auth_settings=["Bearer"], _return_http_data_only=True, _preload_content=False,
+                _request_timeout=_SECONDS,
+            )  # fmt: skip
+        try:
+            content = json.loads(response.data)
+            tasks = [
+                {
+                    "display_name": task.get("display_name") or task.get("name"),
+                    "state": task.get("state"),
+                    "error": {"message": (task.get("status_metadata") or {}).get("message")},
+                }
+                for task in content.get("tasks") or []
+            ]
+        except (ValueError, AttributeError):
+            raise _not_the_api(self._where) from None
+        if tasks:
+            content["run_details"] = {"task_details": tasks}
+        return api.deserialize(SimpleNamespace(data=json.dumps(content)), "V2beta1Run")
 
     def schedules(self) -> list[kfp_server_api.V2beta1RecurringRun]:
         """Return the recurring runs of the namespace."""

@@ -18,6 +18,7 @@ from components.launchers.backend import Timings
 from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import events, reason_of, with_labels
 from components.launchers.pod_template import LABEL_NAME
+from components.run_end import termination
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.kubeflow import ENDED, Server, Unavailable, stopped
 from trainer.base.errors import ConfigError, LaunchError
@@ -91,6 +92,13 @@ class Pods:
         for cluster, pod in self._newest():
             if text := _failure_of(cluster, pod):
                 yield Cause(_step_of(pod), *_FIX.split(text, maxsplit=1))
+
+    def recorded(self) -> Iterator[str]:
+        """Yield what steps recorded in their pods' status: how the run ended, the best trial of a search."""
+        for _, pod in self._newest():
+            ended = termination(pod)
+            if ended and ended.exit_code == 0 and ended.message:
+                yield f"{_step_of(pod)}: {'; '.join(ended.message.splitlines())}"
 
     def without_secret(self, name: str) -> str:
         """Return the run's namespace if the Secret is missing there; empty if it exists, or if unknown."""
@@ -241,14 +249,21 @@ def follow(
                 show(f"{name}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
         if run.state in ENDED:
             raise_failure(server, run, pods, deadline, secret)
-            if conditional and TITLES["train"] not in shown:
-                show("nothing new: nothing was trained; see the step that prepares the data")
+            for text in _results(pods, skipped=conditional and TITLES["train"] not in shown):
+                show(text)
             return
         for step, reason, text in pods.waiting():
             if (step, reason) not in reported:
                 reported.add((step, reason))
                 show(f"{step} waits: {reason}: {text}")
         time.sleep(SECONDS)
+
+
+def _results(pods: Pods, *, skipped: bool) -> Iterator[str]:
+    """Yield what to print at the end of a run that succeeded, and perhaps `skipped` its training."""
+    if skipped:
+        yield "nothing new: nothing was trained; see the step that prepares the data"
+    yield from pods.recorded()
 
 
 def _tasks(run: Any) -> list[Any]:

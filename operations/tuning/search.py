@@ -25,7 +25,7 @@ from optuna import distributions, importance, pruners, samplers
 from optuna.storages import JournalStorage, journal
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from components import starting_weights
+from components import starting_weights, steps
 from components.launchers.guarded_process import GuardedProcess
 from operations.tuning.space import ENDED, Choices, Range, parse, to_json
 from trainer import storage
@@ -317,6 +317,7 @@ def choose(paths: tuple[str, str], data_root: str, *search: Any) -> dict[str, di
     """Write the page and the best configuration of a search, also into two local files, `paths`."""
     study = Study(data_root, *search)
     best = finish(study)
+    steps.record(f"best: {describe(best)}")
     uris = [storage.join(study.uri, file) for file in (PAGE, BEST)]
     for path, uri in zip(paths, uris, strict=True):
         Path(path).write_bytes(storage.read_bytes(uri))

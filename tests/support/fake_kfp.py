@@ -26,6 +26,9 @@ class FakeKfp:
         self.logs = {}  # By the pod's name.
         self.tag = "2.17.0"
         self.multi_user = False
+        self.has_metadata = (
+            True  # Otherwise a run has `tasks` in place of `run_details`, if they are asked for.
+        )
         self.started = lambda run: None  # Called with every new run.
         self._server = WebServer(_handler(self))
         self.url = f"{self._server.url}/pipeline"
@@ -80,7 +83,10 @@ class FakeKfp:
         (run,) = [run for run in self.runs if run["run_id"] == rest[0]]
         now = self.states.pop(0) if len(self.states) > 1 else self.states[0] if self.states else "SUCCEEDED"
         state, details, further = (*now, {})[:3] if isinstance(now, tuple) else (now, [], {})
-        return 200, run | {"state": state, "run_details": {"task_details": details}} | further
+        tasks = {"run_details": {"task_details": details}}
+        if not self.has_metadata:
+            tasks = {"tasks": details} if query.get("view") == ["FULL"] else {}
+        return 200, run | {"state": state} | tasks | further
 
     def _schedules(self, method, rest, query, body):
         if method == "POST" and not rest:

@@ -203,7 +203,9 @@ def trials(asked):
     return search.Study(*asked).trials()
 
 
-def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path, training):
+def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path, training, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(search.steps, "record", recorded.append)
     ended = [search.train_trial(number, 2, *asked) for number in ("2", "0", "1")]
     assert [line.split(":")[0] for line in ended] == ["trial 2", "trial 0", "trial 1"]
     study = tmp_path / "tuning" / "tune-debug"
@@ -219,6 +221,7 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
     best = max(written, key=lambda trial: trial.value * (trial.state.name == "COMPLETE"))
     assert found["metrics"] == {"coco/AP": best.value, "trial": best.number}
     assert found["shown"] == {"uri": str(study / "best.yaml")}
+    assert recorded == [f"best: {search.describe(best)}"]  # `kubedet tune --wait` shows it.
     assert paths[0].read_bytes() == (study / "tuning.html").read_bytes()
     assert paths[1].read_bytes() == (study / "best.yaml").read_bytes()
     recipe, overrides = recipes.named(str(study / "best.yaml"))
