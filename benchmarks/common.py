@@ -22,8 +22,8 @@ from trainer.base import log
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.launching.worker_failures import report_error
 from trainer.model import fused_functions
+from trainer.model.architectures.retinanet.backbone import freeze
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.pyramid_detector import freeze
 
 Times = dict[str, float]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

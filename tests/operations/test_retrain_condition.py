@@ -102,8 +102,8 @@ def test_a_warm_start_has_the_champions_weights_and_a_quarter_of_the_epochs(cham
     assert from_champion("small", {}, champion, "another") == {}
     with pytest.raises(ConfigError, match="warm_start 'best'"):
         check_warm_start("best")
-    with pytest.raises(ConfigError, match=r"of model\.architecture retinanet, the recipe of fcos"):
-        from_champion("small", {"model.architecture": "fcos"}, champion, "sample")
+    with pytest.raises(ConfigError, match=r"of model\.architecture retinanet, the recipe of dfine"):
+        from_champion("small", {"model.architecture": "dfine"}, champion, "sample")
 
 
 def test_a_warm_run_that_was_begun_keeps_what_it_began_with(champion, tmp_path):

@@ -117,20 +117,15 @@ def test_the_installed_torchvision_has_the_published_defaults():
     assert limits == [(0.875, 1.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05), (1.0, 4.0)]
     assert [each.p for each in (distort, v2.RandomZoomOut(), v2.RandomHorizontalFlip())] == [0.5] * 3
     assert (crop.min_scale, crop.max_scale, crop.min_aspect_ratio, crop.max_aspect_ratio) == (0.3, 1, 0.5, 2)
-    built = {
-        "coco_r50": (detection.RetinaNet, "", detection.RetinaNet_ResNet50_FPN_V2_Weights),
-        "fcos_r50": (detection.FCOS, "", detection.FCOS_ResNet50_FPN_Weights),
-        "faster_rcnn_r50": (detection.FasterRCNN, "box_", detection.FasterRCNN_ResNet50_FPN_V2_Weights),
-    }
-    for name, (kind, prefix, weights) in built.items():
-        theirs = inspect.signature(kind).parameters
-        assert shown(weights.COCO_V1.meta["_metrics"]["COCO-val2017"]["box_map"]) == PUBLISHED[name]["AP"]
-        assert (theirs["min_size"].default, theirs["max_size"].default) == (800, 1333)
-        for key, argument in {
-            "model.detections_per_image": "detections_per_img", "model.score_threshold": "score_thresh",
-            "model.nms_threshold": "nms_thresh",
-        }.items():  # fmt: skip
-            assert shown(theirs[prefix + argument].default) == PUBLISHED[name][key]
+    theirs = inspect.signature(detection.RetinaNet).parameters
+    ap = detection.RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1.meta["_metrics"]["COCO-val2017"]["box_map"]
+    assert shown(ap) == PUBLISHED["coco_r50"]["AP"]
+    assert (theirs["min_size"].default, theirs["max_size"].default) == (800, 1333)
+    for key, argument in {
+        "model.detections_per_image": "detections_per_img", "model.score_threshold": "score_thresh",
+        "model.nms_threshold": "nms_thresh",
+    }.items():  # fmt: skip
+        assert shown(theirs[argument].default) == PUBLISHED["coco_r50"][key]
 
 
 _OF_BACKBONE, _OF_REST = "(?=.*backbone)", "(?=.*(?:encoder|decoder))"

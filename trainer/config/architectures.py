@@ -32,13 +32,10 @@ def _own(module: str, name: str) -> Entry:
 
 ARCHITECTURES = {
     "retinanet": _own("retinanet.retinanet", "RetinaNet"),
-    "faster_rcnn": _own("faster_rcnn.faster_rcnn", "FasterRcnn"),
-    "fcos": _own("fcos.fcos", "Fcos"),
     "dfine": _own("detr.detr", "DFine"),
     "rtdetr": _own("detr.detr", "RTDetr"),
     "rfdetr": _own("detr.group_detr", "RFDetr"),
     "deimv2": _own("detr.deim", "Deimv2"),
-    "lwdetr": _own("detr.group_detr", "LWDetr"),
 }
 """Every architecture by its name."""
 

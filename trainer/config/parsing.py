@@ -84,24 +84,11 @@ def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
             f"  loader.image_size: {model.architecture} takes multiples of {model.stride}, not {size}; "
             f"the next are {below} and {below + model.stride}"
         )
-    if config.train.negatives == "verified" and not model.federated:
-        problems.append(
-            f"  train.negatives: {model.architecture} cannot leave out classes: only 'all', not \"verified\""
-        )
-    scheme, colon, name = model.weights.partition(":")
+    scheme, colon, _ = model.weights.partition(":")
     library = _LIBRARIES.get(scheme, "") if colon else ""
-    published_for = [
-        architecture
-        for architecture in (architectures.ARCHITECTURES if library == "torchvision" else ())
-        if (published := architectures.options_class(architecture).published) != model.published
-        and published
-        and name.startswith(published)
-    ]
     misfit = model.misfit()
     if library and model.library not in ("", library):
         misfit = f"{model.weights} are weights of {library}, not of {model.architecture}"
-    elif published_for:
-        misfit = f"{model.weights} are of the architecture {published_for[0]}, not of {model.architecture}"
     if misfit:
         problems.append(f"  model.weights: {misfit}")
     return (None if problems else replace(config, model=model)), problems

@@ -168,10 +168,6 @@ class ModelConfig:
     """The sides of the input square must be multiples of it, in pixels."""
     library: ClassVar[str] = ""
     """Library of its weights, torchvision or transformers; empty accepts any."""
-    published: ClassVar[str] = ""
-    """Prefix of the names of torchvision's weights of this detector, if any."""
-    federated: ClassVar[bool] = False
-    """Whether the losses can ignore classes that were not verified in an image."""
 
     architecture: str = architectures.DEFAULT
     """Detector family. Each has its own options: those of another are refused."""

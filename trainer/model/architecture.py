@@ -68,7 +68,7 @@ class Architecture(nn.Module, ABC):
             color: fp32 [B, 3, 4], an affine map of RGB in 0..1 for each image (photometric
                 augmentation), or None.
             verified: bool [B, C], the classes that may be negatives of each image (targets always count), or
-                None for all. Given only to detectors with `config.federated`.
+                None for all.
 
         Returns:
             A scalar for each of `loss_names`, a mean over the images; their sum is minimized.

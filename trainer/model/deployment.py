@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import nms
 
-from trainer.model.pyramid_options import PyramidOptions
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
 INPUT = "images"
 OUTPUTS = ("boxes", "scores", "labels", "num")
@@ -108,7 +108,7 @@ def served(boxes: Tensor, scores: Tensor, labels: Tensor, rows: int) -> tuple[Te
 
 
 def postprocess(
-    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, image_size: int, config: PyramidOptions
+    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, image_size: int, config: RetinaNetOptions
 ) -> Detections:
     """Suppress T candidates of each image and keep the best, equal to torchvision.
 
@@ -135,7 +135,7 @@ def postprocess(
     )
 
 
-def _suppress(boxes: Tensor, scores: Tensor, config: PyramidOptions) -> Tensor:
+def _suppress(boxes: Tensor, scores: Tensor, config: RetinaNetOptions) -> Tensor:
     """NMS: [B, T] bool, which candidates are kept; exact for the first `detections_per_image` of them.
 
     Whether a candidate is kept depends only on better ones, so a prefix is enough if it yields enough

@@ -12,15 +12,12 @@ from trainer.config.types import Overrides
 from trainer.model.architectures.detr import detr_options
 from trainer.model.architectures.detr.deim_options import deimv2_s
 from trainer.model.architectures.detr.group_detr_options import rfdetr_finetune, rfdetr_m
-from trainer.model.architectures.faster_rcnn.faster_rcnn_options import faster_rcnn_r50
-from trainer.model.architectures.fcos.fcos_options import fcos_r50
 from trainer.model.architectures.retinanet import retinanet_options
 
 _RECIPES = (
     retinanet_options.debug, retinanet_options.small, retinanet_options.small_pretrained,
     retinanet_options.coco_r50,
     retinanet_options.openimages_r50, retinanet_options.mlperf, retinanet_options.finetune,
-    fcos_r50, faster_rcnn_r50,
     detr_options.dfine_small, detr_options.dfine_finetune, *detr_options.PUBLISHED,
     rfdetr_finetune, rfdetr_m, deimv2_s,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fits tensors of torchvision's detectors and classifiers to a detector of the same layout, and back.
+"""Fits tensors of torchvision's RetinaNet and classifiers to a detector of the same layout, and back.
 
 torchvision's detectors have outputs for a background and unused ids, ours do not. An output layer has
 anchors * classes * n channels: all classes of the first anchor first.
@@ -21,33 +21,31 @@ COCO_OUTPUTS = len(_COCO_NAMES)
 """Outputs of torchvision's detectors of COCO: one for each id up to 90, though only 80 are classes."""
 COCO_PLACES = {name: place for place, name in enumerate(_COCO_NAMES) if name not in ("__background__", "N/A")}
 """The output of each class of COCO in them."""
+_HEAD = "head.classification_head."
+_FCOS = "head.regression_head.bbox_ctrness."
+"""Prefix of names that torchvision's FCOS has, whose other names are those of RetinaNet."""
 LAYER = "head.classification_head.cls_logits."
-"""Prefix of the weight and bias of a dense detector's last classification convolution."""
+"""Prefix of the weight and bias of the last classification convolution."""
 UNUSED_BIAS = -20.0  # bias of an output that is never detected: a score of 2e-9
 
 
-def as_detector(
-    state: dict[str, Tensor], source: str, kind: str, head: str, foreign: str = ""
-) -> dict[str, Tensor]:
-    """Name tensors of a detector or ResNet as torchvision's detectors do, without a classifier's last layer.
-
-    All detectors of a `kind` have names that begin with `head`, and none has some that begin with `foreign`.
-    """
+def as_retinanet(state: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Name tensors of a RetinaNet or ResNet as torchvision's RetinaNet, without a classifier's last layer."""
     state = {name.removeprefix("module."): value for name, value in state.items()}
     if "conv1.weight" in state:
         return {f"{BODY}{name}": value for name, value in state.items() if not name.startswith("fc.")}
     if f"{BODY}conv1.weight" not in state:
         raise CheckpointError(
-            f"weights {source} contain neither a torchvision {kind} nor a torchvision ResNet",
+            f"weights {source} contain neither a torchvision RetinaNet nor a torchvision ResNet",
             fix=f"the tensors must be named {BODY}conv1.weight, ... or conv1.weight, ...",
         )
-    reason = "" if any(name.startswith(head) for name in state) else f"no tensor is named {head}..."
-    if foreign and any(name.startswith(foreign) for name in state):
-        reason = f"some tensors are named {foreign}..."
+    reason = "" if any(name.startswith(_HEAD) for name in state) else f"no tensor is named {_HEAD}..."
+    if any(name.startswith(_FCOS) for name in state):
+        reason = f"some tensors are named {_FCOS}..."
     if reason and not all(name.startswith("backbone.") for name in state):
         raise CheckpointError(
-            f"weights {source} are for a detector other than {kind}: {reason}",
-            fix="use weights of that detector or of a backbone, or set model.architecture to theirs",
+            f"weights {source} are for a detector other than RetinaNet: {reason}",
+            fix="use weights of RetinaNet or of a backbone, or set model.architecture to theirs",
         )
     return state
 
@@ -122,7 +120,7 @@ def chosen(total: int, count: int) -> list[int]:
 
 
 def from_torchvision(state: dict[str, Tensor], count: int, anchors: int) -> dict[str, Tensor]:
-    """Weights of a dense detector without the outputs of background and unused ids, if `count` remain."""
+    """Weights of a RetinaNet without the outputs of background and unused ids, if `count` remain."""
     total = len(state.get(LAYER + "bias", ())) // anchors
     kept = chosen(total, count)
     return {
@@ -134,7 +132,7 @@ def from_torchvision(state: dict[str, Tensor], count: int, anchors: int) -> dict
 def to_torchvision(
     state: dict[str, Tensor], names: Sequence[str], anchors: int
 ) -> tuple[dict[str, Tensor], int]:
-    """Weights of a dense detector with torchvision's outputs, and their number."""
+    """Weights of a RetinaNet with torchvision's outputs, and their number."""
     classes, total = places(names)
     wider = {
         LAYER + part: spread(state[LAYER + part], classes, total, anchors, unused)

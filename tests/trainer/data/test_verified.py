@@ -7,7 +7,7 @@ from batches import take
 from openimages_mirror import MIDS
 from source_rows import shards_of
 
-from trainer.base.errors import ConfigError, DataError
+from trainer.base.errors import DataError
 from trainer.config.schema import LoaderConfig
 from trainer.data.sample_order import check_verified
 from trainer.data.shard_index import ShardDataset
@@ -48,12 +48,9 @@ def test_of_a_mosaic_only_what_is_known_of_all_four(open_images):
         assert batch.verified.sum() <= 4
 
 
-def test_data_and_detectors_that_cannot_are_refused(shards, tiny, tmp_path):
+def test_data_that_cannot_is_refused(shards, tiny, tmp_path):
     with pytest.raises(DataError, match=r"of 24 images in .* no image lists the classes") as caught:
         train(tiny(train__negatives="verified"), shards, str(tmp_path))
     assert "labels=all" in caught.value.fix and "train.negatives=all" in caught.value.fix
     with pytest.raises(DataError, match="no image lists"):
         check_verified(ShardDataset(shards, "train"))
-    for recipe, architecture in (("fcos_r50", "fcos"), ("faster_rcnn_r50", "faster_rcnn")):
-        with pytest.raises(ConfigError, match=rf"train\.negatives: {architecture} cannot leave out classes"):
-            recipes.load(recipe, {"train.negatives": "verified"})

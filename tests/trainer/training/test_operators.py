@@ -13,18 +13,14 @@ from trainer.model import recipes
 from trainer.training.state import TrainState
 
 _PYRAMID = {"model.backbone_width": 16, "model.fpn_channels": 32}
-_SAMPLED = {"model.head_width": 32, "model.proposals": 40, "model.trained_proposals": 32}
 # One wait is for the guard's result of the step before, which a GPU has long sent. The others are of a pass.
 MOST = {
     "small": ({}, 2500, 1),
     "coco_r50": (_PYRAMID, 1500, 1),
-    "fcos_r50": (_PYRAMID, 1650, 1),
-    "faster_rcnn_r50": (_PYRAMID | _SAMPLED, 1300, 3),
     "dfine_s": ({"model.width": 0.25}, 3000, 2),
     "dfine_l": ({"model.width": 0.25}, 3500, 2),
     "rtdetr_r50": ({"model.width": 0.25}, 3500, 2),
     "rfdetr_finetune": ({"model.width": 0.25}, 3500, 2),
-    "lwdetr": ({"model.width": 0.25, "loader.image_size": 128}, 3500, 2),
     "deimv2": ({"model.width": 0.25}, 3500, 2),
 }
 """Overrides that leave the counts as they are; operators except views, and waits, of a step of one pass with

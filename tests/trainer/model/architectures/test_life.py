@@ -28,14 +28,8 @@ _PYRAMID = {
 _DETR = {"model.width": 0.25, "model.queries": 20, "model.denoising": 10, "model.score_threshold": 0.0}
 _GROUPS = {"model.width": 0.25, "model.queries": 20, "model.groups": 2, "model.score_threshold": 0.0}
 NARROW = {
-    "faster_rcnn": _PYRAMID | {
-        "model.head_width": 32, "model.anchor_sizes": [8.0, 16.0, 32.0, 48.0, 64.0],
-        "model.proposals": 40, "model.trained_proposals": 32,
-    },
     "dfine": _DETR | {"model.size": "n"},
-    "fcos": _PYRAMID | {"model.score_threshold": 0.05},
     "rtdetr": _DETR | {"model.size": "r18"},
-    "lwdetr": _GROUPS | {"model.size": "tiny"},
     "deimv2": _DETR | {"model.size": "n"},
     "rfdetr_finetune": _GROUPS,
     "rfdetr_m": _GROUPS,
@@ -51,13 +45,11 @@ def narrow(tiny):
     def config(architecture, **overrides):
         if "model.width" in NARROW[architecture] and not importlib.util.find_spec("transformers"):
             pytest.skip("transformers is not installed")
-        side = 128 if architecture == "lwdetr" else 160
         kind = {} if architecture in recipes.RECIPES else {"model.architecture": architecture}
-        chosen = {"loader.image_size": side, "loader.sizes": [], **kind, **NARROW[architecture]}
+        chosen = {"loader.image_size": 160, "loader.sizes": [], **kind, **NARROW[architecture]}
         chosen |= {"model.weights": "", "model.sync_batchnorm": False}
         model = recipes.load("debug" if kind else architecture, chosen).model
-        size = {"loader__image_size": side} if architecture == "lwdetr" else {}
-        return dataclasses.replace(tiny(**size, **overrides), model=model)
+        return dataclasses.replace(tiny(**overrides), model=model)
 
     return config
 
@@ -65,9 +57,7 @@ def narrow(tiny):
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(
-            name, marks=[] if name in ("faster_rcnn", "dfine", "rfdetr_finetune") else pytest.mark.extra
-        )
+        pytest.param(name, marks=[] if name in ("dfine", "rfdetr_finetune") else pytest.mark.extra)
         for name in NARROW
     ],
 )
@@ -100,7 +90,7 @@ def assert_images_are_found_alone_as_together(runtime, path):
 @pytest.mark.parametrize(
     "architecture",
     [
-        pytest.param(name, marks=[] if name == "fcos" else pytest.mark.extra)
+        pytest.param(name, marks=[] if name == "dfine" else pytest.mark.extra)
         for name in NARROW
         if name != "rtdetr"
     ],

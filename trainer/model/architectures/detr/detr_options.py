@@ -21,7 +21,7 @@ _NAMES = {"nano": "n", "small": "s", "medium": "m", "large": "l", "xlarge": "x"}
 """Sizes in the names of the hub."""
 _PUBLISHED = {
     "dfine": "n s m l x", "rtdetr": "r18 r34 r50 r101", "rfdetr": "nano small medium large",
-    "lwdetr": "tiny small medium large xlarge", "deimv2": "atto femto pico n s m l x",
+    "deimv2": "atto femto pico n s m l x",
 }  # fmt: skip
 """Published sizes of each architecture."""
 
@@ -70,7 +70,6 @@ class SetOptions(ModelConfig):
 
     stride: ClassVar[int] = 32
     library: ClassVar[str] = "transformers"
-    federated: ClassVar[bool] = True
 
     size: str = ""
     """Published size."""

@@ -1,4 +1,4 @@
-"""RF-DETR (arXiv:2511.09554) and LW-DETR (arXiv:2406.03459): transformers' networks in groups of queries.
+"""RF-DETR (Robinson et al. 2025, arXiv:2511.09554): transformers' network in groups of queries.
 
 In training each group of queries is selected, attends to itself and is matched for itself (Group DETR); the
 decoder's weights are shared. This module computes the selection of all groups at once.
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LwDetrForObjectDetection, RfDetrForObjectDetection
+from transformers import RfDetrForObjectDetection
 
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import ParameterGroups
 from trainer.model.architectures.detr.denoising import Denoising
 from trainer.model.architectures.detr.detr import FIRST_LOGIT, Detr, draw, integers
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, ia_bce
-from trainer.model.architectures.detr.group_detr_options import GroupOptions, LWDetrOptions, RFDetrOptions
+from trainer.model.architectures.detr.group_detr_options import RFDetrOptions
 from trainer.model.upstream_fitting import chosen, select
 
 _WEIGHTS = {"ia_bce": 1.0, "bbox": 5.0, "giou": 2.0}
@@ -25,10 +25,12 @@ _PLAIN = ("gamma", "embeddings", "bias", "norm")
 """Parts of names of the vision transformer's weights that do not decay."""
 
 
-class GroupDetr(Detr):
-    """RF-DETR or LW-DETR."""
+class RFDetr(Detr):
+    """RF-DETR."""
 
-    config: GroupOptions
+    config: RFDetrOptions
+    upstream = RfDetrForObjectDetection
+    label = "RF-DETR"
     pixel_scale = True
     heads = ("class_embed.", "model.enc_out_class_embed.")
 
@@ -45,12 +47,11 @@ class GroupDetr(Detr):
 
     def outputs(self, pixels: Tensor, noise: Denoising | None) -> Outputs:
         """The decoder's outputs for normalised images [B, 3, S, S]; in training of all groups."""
-        del noise  # these detectors have none
+        del noise  # this detector has none
         model, groups = self.model, self.config.groups if self.training else 1
-        found = model.backbone.projector(self.backbone_levels(pixels))
-        levels = found if isinstance(found, list) else [found]
-        memory = torch.cat([level.flatten(2).transpose(1, 2) for level in levels], dim=1)
-        shapes = [(level.shape[-2], level.shape[-1]) for level in levels]
+        level = model.backbone.projector(self.backbone_levels(pixels))
+        memory = level.flatten(2).transpose(1, 2)
+        shapes = [(level.shape[-2], level.shape[-1])]
         anchors, valid = self._anchors(shapes, memory)
         anchors = anchors.sigmoid()
         count = min(self.config.queries, memory.shape[1])
@@ -140,22 +141,6 @@ class GroupDetr(Detr):
         return super().load_upstream(fitting, source)
 
 
-class RFDetr(GroupDetr):
-    """RF-DETR (Robinson et al. 2025)."""
-
-    config: RFDetrOptions
-    upstream = RfDetrForObjectDetection
-    label = "RF-DETR"
-
-
-class LWDetr(GroupDetr):
-    """LW-DETR (Chen et al. 2024)."""
-
-    config: LWDetrOptions
-    upstream = LwDetrForObjectDetection
-    label = "LW-DETR"
-
-
 def _each(values: Tensor, layers: Sequence[Any] | nn.ModuleList) -> Tensor:
     """A linear layer of each group's own: [B, N, n] or [B, G, N, n] -> [B, G, N, m]."""
     weight, bias = (torch.stack([getattr(layer, part) for layer in layers]) for part in ("weight", "bias"))
@@ -171,7 +156,7 @@ def _moved(boxes: Tensor, moves: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _draw_first_weights(detector: GroupDetr) -> None:
+def _draw_first_weights(detector: RFDetr) -> None:
     """Draw the weights of projector, decoder and heads as the authors do, in place.
 
     Source: `Transformer._reset_parameters` and `LWDETR.__init__` in rfdetr/models of

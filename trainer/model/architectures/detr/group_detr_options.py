@@ -1,8 +1,8 @@
-"""Options of RF-DETR and LW-DETR, their published sizes, and recipes of RF-DETR."""
+"""Options of RF-DETR, its published sizes, and its recipes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -15,42 +15,24 @@ _RF: Arguments = {
     "model_type": "rf_detr_dinov2", "patch_size": 16, "num_attention_heads": 6, "num_windows": 2,
     "out_indices": [3, 6, 9, 12],
 }  # fmt: skip
-_LW: Arguments = {
-    "model_type": "lw_detr_vit", "num_hidden_layers": 10, "window_block_indices": [0, 1, 3, 6, 7, 9],
-    "out_indices": [3, 5, 6, 10], "image_size": 1024,  # only checked
+_SIZES: dict[str, tuple[int, int]] = {
+    "nano": (384, 2), "small": (512, 3), "medium": (576, 4), "large": (704, 4)
 }  # fmt: skip
-_LARGE: Arguments = {"projector_scale_factors": [2.0, 0.5], "decoder_n_points": 4}
-_SIZES: dict[str, dict[str, tuple[int, int, Arguments, Arguments]]] = {
-    "rfdetr": {
-        # transformers' own epsilon is 1e-5; rfdetr/models/backbone/projector.py has 1e-6.
-        name: (384, 256, _RF | {"image_size": side}, {"decoder_layers": layers, "layer_norm_eps": 1e-6})
-        for name, side, layers in (
-            ("nano", 384, 2), ("small", 512, 3), ("medium", 576, 4), ("large", 704, 4),
-        )
-    },
-    "lwdetr": {
-        "tiny": (
-            192, 256,
-            _LW | {"num_hidden_layers": 6, "window_block_indices": [0, 2, 4], "out_indices": [2, 4, 6]}, {},
-        ),
-        "small": (192, 256, _LW, {}),
-        "medium": (384, 256, _LW, {}),
-        "large": (384, 384, _LW, _LARGE),
-        "xlarge": (768, 384, _LW, _LARGE),
-    },
-}  # fmt: skip
-"""Width of the vision transformer and of the decoder, and what differs of both from transformers' arguments.
-RF-DETR: `rfdetr/config.py` of github.com/roboflow/rf-detr (35ac6ab). LW-DETR: `scripts/*_coco_train.sh` of
-github.com/Atten4Vis/LW-DETR (d5e6e6c). Both Apache-2.0."""
+"""Input size in pixels and layers of the decoder: `rfdetr/config.py` of github.com/roboflow/rf-detr (35ac6ab,
+Apache-2.0)."""
+_CHANNELS, _HIDDEN = 384, 256  # of the vision transformer and of the decoder
 _STORAGE = "https://storage.googleapis.com/rfdetr/"
 """Weights of RF-DETR's authors: `rfdetr/main.py`."""
 _HEAD = 32  # channels of an attention head of the decoder; half of it when a query attends to places
 
 
 @dataclass(config=STRICT, frozen=True)
-class GroupOptions(SetOptions):
-    """Options of RF-DETR and LW-DETR."""
+class RFDetrOptions(SetOptions):
+    """RF-DETR on DINOv2 with windows, by transformers (extra `detr`)."""
 
+    architecture: Literal["rfdetr"] = "rfdetr"
+    size: Literal["nano", "small", "medium", "large"] = "nano"
+    """Published size: 30, 32, 34 and 34 million parameters, at 384, 512, 576 and 704 pixels."""
     groups: Depth = 13
     """Groups of queries in training, each matched separately (Group DETR, arXiv:2207.13085); predictions use
     the first."""
@@ -68,16 +50,20 @@ class GroupOptions(SetOptions):
         return {"groups": groups, "queries": rows // groups} if rows else {}
 
     def arguments(self) -> Arguments:
-        """Arguments of transformers' RfDetrConfig or LwDetrConfig for a size and width."""
-        channels, hidden, backbone, further = _SIZES[self.architecture][self.size]
-        (hidden,) = scaled([hidden], self.width, _HEAD)
-        if self.architecture == "lwdetr":
-            further = {"projector_scale_factors": [1.0]} | further
+        """Arguments of transformers' RfDetrConfig for a size and width."""
+        side, layers = _SIZES[self.size]
+        (hidden,) = scaled([_HIDDEN], self.width, _HEAD)
         return {
             "decoder_n_points": 2,
-            **further,
-            # 12 heads divide it, or 6.
-            "backbone_config": backbone | {"hidden_size": scaled([channels], self.width, 24)[0]},
+            "decoder_layers": layers,
+            # transformers' own epsilon is 1e-5; rfdetr/models/backbone/projector.py has 1e-6.
+            "layer_norm_eps": 1e-6,
+            # 12 heads divide the channels, or 6.
+            "backbone_config": _RF
+            | {
+                "image_size": side,
+                "hidden_size": scaled([_CHANNELS], self.width, 24)[0],
+            },
             "d_model": hidden,
             "dropout": 0.0,
             "decoder_ffn_dim": scaled([2048], self.width)[0],
@@ -86,27 +72,6 @@ class GroupOptions(SetOptions):
             "num_queries": self.queries,
             "group_detr": self.groups,
         }
-
-
-@dataclass(config=STRICT, frozen=True)
-class RFDetrOptions(GroupOptions):
-    """RF-DETR on DINOv2 with windows, by transformers (extra `detr`)."""
-
-    architecture: Literal["rfdetr"] = "rfdetr"
-    size: Literal["nano", "small", "medium", "large"] = "nano"
-    """Published size: 30, 32, 34 and 34 million parameters, at 384, 512, 576 and 704 pixels."""
-
-
-@dataclass(config=STRICT, frozen=True)
-class LWDetrOptions(GroupOptions):
-    """LW-DETR on a plain vision transformer, by transformers (extra `detr`)."""
-
-    stride: ClassVar[int] = 64
-
-    architecture: Literal["lwdetr"] = "lwdetr"
-    size: Literal["tiny", "small", "medium", "large", "xlarge"] = "tiny"
-    """Published size: 12, 15, 28, 47 and 118 million parameters, at 640 pixels. The authors train tiny with
-    100 queries."""
 
 
 def rfdetr_finetune() -> Config:

@@ -2,9 +2,9 @@
 
 Sources: `state_dict` of the networks in src/zoo/dfine of github.com/Peterande/D-FINE (4a1f73a), in
 rtdetrv2_pytorch/src/zoo/rtdetr of github.com/lyuwenyu/RT-DETR (068dfde), in rfdetr/models of
-github.com/roboflow/rf-detr (35ac6ab), in models of github.com/Atten4Vis/LW-DETR (d5e6e6c), and in engine of
-github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4). The hub's files are those of `save_pretrained`, also of older
-versions of transformers; RF-DETR's and DEIMv2's have their authors' names.
+github.com/roboflow/rf-detr (35ac6ab), and in engine of github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4). The
+hub's files are those of `save_pretrained`, also of older versions of transformers; RF-DETR's and DEIMv2's
+have their authors' names.
 """
 
 import re
@@ -75,8 +75,8 @@ _GROUP: _Rules = (
     (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
     (r"\.out_proj\.", ".o_proj."),
 )
-"""Decoder of RF-DETR and LW-DETR."""
-_PROJECTED: _Rules = (
+"""Decoder of RF-DETR."""
+_DINO: _Rules = (
     (r"^0\.encoder\.(encoder\.)?", "backbone."),
     (r"^0\.projector\.", "projector."),
     (r"\.attention\.attention\.(q|k|v)(?:uery|ey|alue)\.", r".attention.\1_proj."),
@@ -84,29 +84,10 @@ _PROJECTED: _Rules = (
     (r"\.m\.(\d+)\.", r".bottlenecks.\1."),
     (r"\.cv(\d)\.", r".conv\1."),
     (r"^(projector\..*)\.bn\.", r"\1.norm."),
-)
-_DINO: _Rules = (
-    *_PROJECTED,
     (r"^projector\.stages\.0\.0\.", "projector.projector_layer."),
     (r"^projector\.stages\.0\.1\.", "projector.layer_norm."),
 )
 """Backbone of RF-DETR."""
-_VIT: _Rules = (
-    *_PROJECTED,
-    (r"^projector\.stages\.(\d)\.0\.", r"projector.scale_layers.\1.projector_layer."),
-    (r"^projector\.stages\.(\d)\.1\.", r"projector.scale_layers.\1.layer_norm."),
-    (r"^projector\.stages_sampling\.(\d)\.(\d)\.", r"projector.scale_layers.\1.sampling_layers.\2.layers."),
-    (r"\.pos_embed$", ".embeddings.position_embeddings"),
-    (r"\.patch_embed\.proj\.", ".embeddings.projection."),
-    (r"^backbone\.blocks\.", "backbone.encoder.layer."),
-    (r"\.norm1\.", ".layernorm_before."),
-    (r"\.norm2\.", ".layernorm_after."),
-    (r"\.attn\.(q|v)_bias$", r".attention.\1_proj.bias"),
-    (r"\.attn\.proj\.", ".attention.o_proj."),
-    (r"\.attn\.", ".attention."),
-    (r"\.mlp\.fc", ".intermediate.fc"),
-)
-"""Backbone of LW-DETR."""
 _DFINE_MLP: _Rules = ((r"\.(?:linear|fc)1\.", ".mlp.layers.0."), (r"\.(?:linear|fc)2\.", ".mlp.layers.1."))
 _RTDETR_MLP: _Rules = (
     (r"\.num_points_scale$", ".n_points_scale"),
@@ -155,7 +136,6 @@ _RULES: dict[str, tuple[str, _Rules, _Rules]] = {
     "dfine": ("model.backbone.model.", _HGNET, (*_HYBRID, *_DFINE_MLP)),
     "rtdetr": ("model.backbone.model.", _RESNET, (*_HYBRID, *_RTDETR_MLP)),
     "rfdetr": ("model.backbone.", _DINO, _GROUP),
-    "lwdetr": ("model.backbone.", _VIT, _GROUP),
     "deimv2": ("model.conv_encoder.model.", _HGNET, _DEIM),
     "deimv2 dino": ("model.conv_encoder.", _DEIM_DINO, _DEIM),
     "deimv2 lite": ("model.conv_encoder.model.", _HGNET, _DEIM_LITE),

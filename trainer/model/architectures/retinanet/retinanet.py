@@ -4,40 +4,46 @@ Targets are padded to one length, so no shape depends on the data and no step wa
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.retinanet import RetinaNetHead, _v1_to_v2_weights
-from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
 from trainer.data.batch import PADDING
 from trainer.model import boxes as box_ops
 from trainer.model import upstream_fitting
-from trainer.model.architecture import UpstreamWeights
+from trainer.model.architecture import MEAN, STD, Architecture, UpstreamWeights, recolored
+from trainer.model.architectures.retinanet.anchor_matching import match
+from trainer.model.architectures.retinanet.backbone import build_backbone, group_norm
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, fold
+from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph, best_pairs, nms_keep, postprocess, served
 from trainer.model.focal import conv_focal_loss, focal_loss, supports
 from trainer.model.fused_functions import compiled_for_steps, fused
-from trainer.model.pyramid_detector import DenseDetector, build_backbone, group_norm, match, shape_of
 
 LEVELS = 5
 _EPS_FREE_WEIGHTS = "torchvision:RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
 
-class RetinaNet(DenseDetector):
+class RetinaNet(Architecture):
     """RetinaNet in torchvision's state-dict layout (backbone.*, head.*)."""
 
     config: RetinaNetOptions
+    mean: Tensor
+    std: Tensor
     loss_names = ("classification", "boxes")
 
     def __init__(self, config: RetinaNetOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
+        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1) * 255, persistent=False)
+        self._anchors: dict[tuple[int, torch.device], list[Tensor]] = {}
         self.label_offset = int(config.background_class)
-        self.backbone = build_backbone(config, first=3, extra=partial(_coarser_levels, config.version))
+        self.backbone = build_backbone(config)
         width, norm_layer = config.fpn_channels, group_norm if config.version == "v2" else None
         outputs = num_classes + self.label_offset
         self.head = RetinaNetHead(width, self.anchors_at_a_place, outputs, norm_layer=norm_layer)
@@ -68,7 +74,7 @@ class RetinaNet(DenseDetector):
     ) -> dict[str, Tensor]:  # fmt: skip
         """Losses of a batch: focal loss of the classes, regression loss of the boxes."""
         features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
-        anchors = self.anchors([shape_of(level) for level in features], images.shape[-1])
+        anchors = self.anchors([_shape_of(level) for level in features], images.shape[-1])
         labels = torch.where(labels == PADDING, PADDING, labels + self.label_offset)
         if verified is not None:
             # The background output, if there is one, is never an object.
@@ -90,6 +96,37 @@ class RetinaNet(DenseDetector):
         self._compiled_trunk = compiled_for_steps(self.trunk, mode, fullgraph=True)
         return True
 
+    def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
+        """fp32 network input from uint8 images, in the memory format of the weights."""
+        values = (recolored(images.float(), color, 255) - self.mean) / self.std
+        if self.backbone.body.conv1.weight.is_contiguous(memory_format=torch.channels_last):
+            values = values.contiguous(memory_format=torch.channels_last)
+        return values
+
+    def features(self, images: Tensor) -> list[Tensor]:
+        """Levels [B, fpn_channels, h, w] for normalised images [B, 3, S, S], the finest first."""
+        return list(self.backbone(images).values())
+
+    def anchors(self, shapes: list[tuple[int, int]], image_size: int) -> list[Tensor]:
+        """Anchors [n, 4] of each level; always fp32: in bf16 they would move by up to 6 pixels at 800 px."""
+        key = (image_size, self.mean.device)
+        if key not in self._anchors:
+            self.anchor_generator.set_cell_anchors(torch.float32, self.mean.device)
+            strides = [
+                [torch.tensor(image_size // side, device=self.mean.device) for side in shape]
+                for shape in shapes
+            ]
+            with torch.inference_mode(False):
+                self._anchors[key] = self.anchor_generator.grid_anchors([list(s) for s in shapes], strides)
+        return self._anchors[key]
+
+    def located(self, images: Tensor, anchors: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+        """Features of uint8 images, and the anchors [N, 4] of all levels, which are made unless given."""
+        features = self.features(self.normalize(images))
+        if anchors is None:
+            anchors = torch.cat(self.anchors([_shape_of(level) for level in features], images.shape[-1]))
+        return features, anchors
+
     def outputs(self, features: list[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Logits [B, A, C, h * w] of each level without the background, and offsets [B, N, 4]."""
         head = self.head.classification_head
@@ -101,15 +138,57 @@ class RetinaNet(DenseDetector):
         ]
         return logits, self.head.regression_head(features)
 
-    def decode(self, offsets: Tensor, anchors: Tensor) -> Tensor:
-        return box_ops.decode(offsets, anchors)
+    def candidates(
+        self, outputs: list[Tensor], offsets: Tensor, anchors: Tensor, image_size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Boxes [B, T, 4], scores and labels [B, T] of the best pairs of each level, the finest level first.
+
+        `outputs` and `offsets` are those of `outputs()`, `anchors` [N, 4] those of all levels.
+        """
+        parts, start = [], 0
+        for level in outputs:
+            best, anchor, label = best_pairs(level, self.config.topk_candidates)
+            parts.append((best, anchor + start, label))
+            start += level.shape[1] * level.shape[3]
+        # Decoded for all levels at once: many small operators cost more than the arithmetic.
+        best, anchor, labels = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+        chosen = offsets.gather(1, anchor[:, :, None].expand(-1, -1, 4)).float()
+        return box_ops.decode(chosen, anchors[anchor]).clamp(0, image_size), best.float().sigmoid(), labels
+
+    def found(self, images: Tensor, anchors: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Boxes [B, T, 4], scores and labels [B, T] that go into the suppression; see `located`."""
+        features, anchors = self.located(images, anchors)
+        return self.candidates(*self.outputs(features), anchors, images.shape[-1])
+
+    def raw(self, images: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """All boxes [B, N, 4] in pixels, and scores [B, N, C]."""
+        outputs, offsets = self.outputs(self.features(self.normalize(images)))
+        # [B, A, C, h * w] -> [B, h * w * A, C], the order of the anchors.
+        levels = [level.permute(0, 3, 1, 2).flatten(1, 2) for level in outputs]
+        boxes = box_ops.decode(offsets, anchors).clamp(0, images.shape[-1])
+        return boxes, torch.cat(levels, dim=1).float().sigmoid()
+
+    @torch.inference_mode()
+    def predict(self, images: Tensor) -> Detections:
+        return postprocess(*self.found(images), self.num_classes, images.shape[-1], self.config)
+
+    def deployment_graph(self, image_size: int) -> Graph:
+        return RetinaNetGraph(self, image_size)
+
+    def raw_graph(self, image_size: int) -> Graph:
+        return RawGraph(self, image_size)
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        return {**super().thresholds, "nms": self.config.nms_threshold}
+
+    def folded(self) -> Self:
+        fold(self.backbone.body, TORCHVISION_PAIRS)
+        return self
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load weights of torchvision's RetinaNet or of a ResNet; see `upstream_fitting`."""
-        named = upstream_fitting.as_detector(
-            state, source, "RetinaNet", "head.classification_head.",
-            foreign="head.regression_head.bbox_ctrness.",
-        )  # fmt: skip
+        named = upstream_fitting.as_retinanet(state, source)
         for branch in ("classification", "regression"):
             # Names of torchvision before 0.14.
             _v1_to_v2_weights(named, f"head.{branch}_head.")
@@ -135,11 +214,45 @@ class RetinaNet(DenseDetector):
         return len(self.config.anchor_scales) * len(self.config.aspect_ratios)
 
 
-def _coarser_levels(version: str, channels: int, width: int) -> LastLevelP6P7:
-    """Make P6 and P7, from C5 in version 2 and from P5 in version 1."""
-    levels = LastLevelP6P7(channels if version == "v2" else width, width)
-    levels.use_P5 = version == "v1"  # It would guess it from equal widths.
-    return levels
+class RetinaNetGraph(Graph):
+    """uint8 [B, 3, S, S] in, detections out; anchors and thresholds are constants of the graph."""
+
+    anchors: Tensor  # fp32 [N, 4] of all levels, x1 y1 x2 y2
+
+    def __init__(self, detector: RetinaNet, image_size: int) -> None:
+        super().__init__()
+        self.detector, self.config, self.image_size = detector.eval(), detector.config, image_size
+        blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8, device=detector.mean.device)
+        # Not in inference mode, whose tensors no exporter can trace.
+        with torch.no_grad():
+            self.register_buffer("anchors", detector.located(blank)[1])
+            candidates = detector.found(blank, self.anchors)[1].shape[1]
+        self.rows = min(self.config.detections_per_image, candidates)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        boxes, scores, labels = self.detector.found(images, self.anchors)
+        kept = nms_keep(
+            boxes, scores, labels, self.detector.num_classes,
+            self.config.nms_threshold, self.config.score_threshold,
+        )  # fmt: skip
+        return served(boxes, scores * kept, labels, self.rows)
+
+
+class RawGraph(RetinaNetGraph):
+    """uint8 [B, 3, S, S] in; boxes and scores before the suppression out.
+
+    The inputs of TensorRT's EfficientNMS_TRT (box_coding 0, score_activation 0, background_class -1).
+    """
+
+    names = RAW_OUTPUTS
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return self.detector.raw(images, self.anchors)
+
+
+def _shape_of(level: Tensor) -> tuple[int, int]:
+    """Height and width of a feature map [B, C, h, w]."""
+    return level.shape[-2], level.shape[-1]
 
 
 class Matches(NamedTuple):

@@ -1,26 +1,46 @@
 """Options and recipes of RetinaNet."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config.schema import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
-from trainer.config.types import STRICT, Depth, Sizes
-from trainer.model.pyramid_options import PyramidOptions
+from trainer.config.schema import Config, DataConfig, EvaluationConfig, LoaderConfig, ModelConfig, TrainConfig
+from trainer.config.types import STRICT, Depth, Detected, Fraction, Overrides, Sizes, Width, as_integer
 
+Backbone = Literal[
+    "resnet18", "resnet34", "resnet50", "resnet101",
+    "resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d",
+]  # fmt: skip
+
+_STAGES = 5
+_PREFIXES = ("", "backbone.body.", "module.", "module.backbone.body.")
 _RESNET50 = "torchvision:ResNet50_Weights.IMAGENET1K_V2"
 
 
 @dataclass(config=STRICT, frozen=True)
-class RetinaNetOptions(PyramidOptions):
+class RetinaNetOptions(ModelConfig):
     """RetinaNet: backbone, feature pyramid, heads, anchors, postprocessing."""
 
-    published: ClassVar[str] = "RetinaNet_"
-    federated: ClassVar[bool] = True
+    library: ClassVar[str] = "torchvision"
 
     architecture: Literal["retinanet"] = "retinanet"
+    backbone: Backbone = "resnet50"
+    """Residual network that extracts the features."""
+    backbone_width: Annotated[Width, Field(le=512)] = 64
+    """Channels of the backbone's first stage; 64 is the published network."""
+    norm: Literal["batch", "frozen", "group"] = "batch"
+    """Normalization of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
+    trainable_layers: Annotated[int, BeforeValidator(as_integer), Field(ge=0, le=_STAGES)] = _STAGES
+    """Backbone stages that are trained, counted from the last; 5 is all of it."""
+    fpn_channels: Width = 256
+    """Width of the feature pyramid and of the heads."""
+    nms_threshold: Fraction = 0.5
+    """Overlap above which the weaker detection of a class is dropped."""
+    topk_candidates: Detected = 1000
+    """Maximum number of candidates per pyramid level before suppression."""
     version: Literal["v1", "v2"] = "v2"
     """torchvision's retinanet_*_fpn (v1) or retinanet_*_fpn_v2: in v2 the heads have
     GroupNorm, P6 comes from C5 instead of P5, and boxes are trained on GIoU, not L1."""
@@ -40,6 +60,22 @@ class RetinaNetOptions(PyramidOptions):
     """Keep an output for class 0 that is never a target, as torchvision's own models have it
     (91 outputs for COCO, 601 for Open Images). Not needed to load their weights, nor to write
     weights for them: `python -m trainer weights`."""
+
+    def misfit(self) -> str:
+        """Return whether the weights are those of another detector of torchvision, judging by their name."""
+        scheme, _, name = self.weights.partition(":")
+        other = scheme == "torchvision" and "_FPN_" in name and not name.startswith("RetinaNet_")
+        return f"{self.weights} are of another detector, not of {self.architecture}" if other else ""
+
+    def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Overrides:
+        """The width of the residual network in a detector's or classifier's weights."""
+        found = (shapes.get(f"{prefix}conv1.weight") for prefix in _PREFIXES)
+        return next(({"backbone_width": sides[0]} for sides in found if sides), {})
+
+    def freezing(self) -> Overrides:
+        """Return the options that freeze loaded weights, each with the value that trains them."""
+        frozen = {"norm": "batch"} if self.norm == "frozen" else {}
+        return frozen | ({"trainable_layers": _STAGES} if self.trainable_layers < _STAGES else {})
 
 
 def debug() -> Config:

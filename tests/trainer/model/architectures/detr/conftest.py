@@ -11,14 +11,13 @@ pytest.importorskip("transformers")
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.deim_options import Deimv2Options
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
-from trainer.model.architectures.detr.group_detr_options import LWDetrOptions, RFDetrOptions
+from trainer.model.architectures.detr.group_detr_options import RFDetrOptions
 from trainer.model.global_batch import Part, random_keys
 
 NARROW = {
     "dfine": DFineOptions(size="n", width=0.25, queries=30, denoising=20),
     "rtdetr": RTDetrOptions(size="r18", width=0.25, queries=30, denoising=20),
     "rfdetr": RFDetrOptions(size="nano", width=0.25, queries=30, groups=3),
-    "lwdetr": LWDetrOptions(size="tiny", width=0.25, queries=30, groups=2),
     "deimv2": Deimv2Options(size="n", width=0.25, queries=30, denoising=20),
 }
 SIZE, CLASSES = 128, 3

@@ -18,7 +18,7 @@ from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.deim_options import Deimv2Options
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
-from trainer.model.architectures.detr.group_detr_options import LWDetrOptions, RFDetrOptions
+from trainer.model.architectures.detr.group_detr_options import RFDetrOptions
 
 DETRS = [name for name, entry in ARCHITECTURES.items() if ".detr." in entry.network]
 
@@ -151,8 +151,7 @@ RESNETS = {"r18": 20.2, "r34": 31.4, "r50": 42.9, "r101": 76.6}
 """RT-DETRv2's README: 20, 31, 42 and 76 million."""
 GROUPS = {
     "rfdetr nano": 30.5, "rfdetr small": 32.1, "rfdetr medium": 33.7, "rfdetr large": 33.9,
-    "lwdetr tiny": 12.1, "lwdetr small": 14.6, "lwdetr medium": 28.2, "lwdetr large": 46.8,
-    "lwdetr xlarge": 118.0, "deimv2 atto": 0.5, "deimv2 femto": 1.0, "deimv2 pico": 1.5,
+    "deimv2 atto": 0.5, "deimv2 femto": 1.0, "deimv2 pico": 1.5,
     "deimv2 n": 3.6, "deimv2 s": 9.8, "deimv2 m": 18.4, "deimv2 l": 32.5, "deimv2 x": 51.2,
 }  # fmt: skip
 """The READMEs' numbers; of DEIMv2's last four, which the README gives for networks with joined convolutions
@@ -166,8 +165,6 @@ GROUPS = {
         *(RTDetrOptions(size=size) for size in ("r18", "r34", "r50", "r101")),
         *(RFDetrOptions(size=size) for size in ("nano", "small", "medium", "large")),
         *(Deimv2Options(size=size) for size in ("atto", "femto", "pico", "n", "s", "m", "l", "x")),
-        LWDetrOptions(size="tiny", queries=100),
-        *(LWDetrOptions(size=size) for size in ("small", "medium", "large", "xlarge")),
     ],
     ids=lambda options: f"{options.architecture} {options.size}",
 )

@@ -68,7 +68,7 @@ CASES = {
     "r50 without noise": Case(BETWEEN, 6, scale=0.0, noisy=False),
     "rfdetr": Case(MANY, 2, scale=0.0, noisy=False, groups=3, loss="ia_bce"),
     "rfdetr without targets": Case(NONE, 2, scale=0.0, noisy=False, groups=3, loss="ia_bce"),
-    "lwdetr": Case(BETWEEN, 3, scale=0.0, noisy=False, classes=5, groups=2, loss="ia_bce"),
+    "rfdetr of two groups": Case(BETWEEN, 3, scale=0.0, noisy=False, classes=5, groups=2, loss="ia_bce"),
     "deimv2 s": Case([2, 4, 9], 4, classes=5, loss="mal"),
     "deimv2 s without targets": Case(NONE, 4, loss="mal"),
     "deimv2 atto": Case(MANY, 3, loss="mal", local=False),

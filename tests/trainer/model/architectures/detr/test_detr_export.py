@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.extra]
 
 MODELS = {
     "dfine": {"model.size": "n", "model.denoising": 30},
-    "lwdetr": {"model.groups": 3},
     "deimv2": {"model.denoising": 30},
     "rfdetr_finetune": {"model.groups": 3},
     "rfdetr_m": {"model.groups": 3},
@@ -46,9 +45,6 @@ def learnt(request, tmp_path_factory, tiny):
     kind = {} if request.param in recipes.RECIPES else {"model.architecture": request.param}
     options = {"model.width": 0.25, **MODELS[request.param], **every, **kind}
     options |= {"model.weights": "", "model.sync_batchnorm": False, "loader.sizes": []}
-    if request.param == "lwdetr":
-        options["loader.image_size"] = 128
-        config = dataclasses.replace(config, loader=dataclasses.replace(config.loader, image_size=128))
     config = dataclasses.replace(
         config, model=recipes.load("debug" if kind else request.param, options).model
     )

@@ -4,8 +4,8 @@ authors_networks.json.gz holds, for each network, the names and shapes of the `s
 code builds, the constants in it, and what that network computed in evaluation mode in fp64: its ten best
 logits, and sum and norm of all logits and boxes. Its weights were `drawn`; of DEIMv2, `Tensor.float` was
 `Tensor.double`, as its norms use it, and positions were fp64. Repositories and commits:
-github.com/Peterande/D-FINE 4a1f73a, lyuwenyu/RT-DETR 068dfde, roboflow/rf-detr 35ac6ab, Atten4Vis/LW-DETR
-d5e6e6c, Intellindust-AI-Lab/DEIMv2 0fff8d4.
+github.com/Peterande/D-FINE 4a1f73a, lyuwenyu/RT-DETR 068dfde, roboflow/rf-detr 35ac6ab,
+Intellindust-AI-Lab/DEIMv2 0fff8d4.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from trainer.base.errors import CheckpointError
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.deim_options import Deimv2Options
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
-from trainer.model.architectures.detr.group_detr_options import LWDetrOptions, RFDetrOptions
+from trainer.model.architectures.detr.group_detr_options import RFDetrOptions
 from trainer.model.pretrained import load_pretrained
 
 AUTHORS = json.loads(gzip.decompress(Path(__file__).with_name("authors_networks.json.gz").read_bytes()))
@@ -31,7 +31,6 @@ OPTIONS = {
     "dfine n": DFineOptions(size="n"),
     "rtdetr r18": RTDetrOptions(size="r18"),
     "rfdetr nano": RFDetrOptions(size="nano"),
-    "lwdetr tiny": LWDetrOptions(size="tiny", queries=100),
     "deimv2 n": Deimv2Options(size="n"),
     "deimv2 s": Deimv2Options(size="s"),
     "deimv2 x": Deimv2Options(size="x"),
@@ -61,7 +60,7 @@ def authors_file(which):
 def published(which):
     """The file as its authors publish it."""
     state = authors_file(which)
-    if which.startswith(("rfdetr", "lwdetr")):
+    if which.startswith("rfdetr"):
         return {"model": state, "args": argparse.Namespace(lr=1.0), "epoch": 3}
     return {"date": "2024", "model": {}, "ema": {"module": state, "updates": 3}}
 
@@ -97,7 +96,7 @@ def test_a_file_of_other_weights_is_refused_by_name(tmp_path):
 
 
 def test_weights_choose_the_queries_of_groups():
-    names = AUTHORS["lwdetr tiny"]["names"]
-    assert LWDetrOptions().implied({}, names) == {"groups": 13, "queries": 100}
-    assert LWDetrOptions().implied({"group_detr": 10}, names) == {"groups": 10, "queries": 130}
+    names = AUTHORS["rfdetr nano"]["names"]
+    assert RFDetrOptions().implied({}, names) == {"groups": 13, "queries": 300}
+    assert RFDetrOptions().implied({"group_detr": 10}, names) == {"groups": 10, "queries": 390}
     assert RFDetrOptions().implied({}, {"backbone.a": (3,)}) == {}

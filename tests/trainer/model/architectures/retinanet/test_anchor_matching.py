@@ -6,10 +6,10 @@ from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
 from trainer.data.batch import PADDING
-from trainer.model import pyramid_detector
+from trainer.model.architectures.retinanet import anchor_matching
+from trainer.model.architectures.retinanet.anchor_matching import match
 from trainer.model.architectures.retinanet.retinanet import pad_targets
 from trainer.model.focal import BACKGROUND, IGNORED
-from trainer.model.pyramid_detector import match
 
 
 def random_boxes(count, generator):
@@ -38,7 +38,7 @@ def padded_targets(counts, anchors, generator):
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("counts", [[0, 1], [5, 200], [1000, 3]])
 def test_identical_to_torchvision(seed, counts, at_once, monkeypatch):
-    monkeypatch.setattr(pyramid_detector, "_OVERLAPS_AT_ONCE", at_once)
+    monkeypatch.setattr(anchor_matching, "_OVERLAPS_AT_ONCE", at_once)
     generator, anchors = torch.Generator().manual_seed(seed), grid_anchors()
     boxes, labels = padded_targets(counts, anchors, generator)
     matched = match(*pad_targets(boxes, labels), anchors)
