@@ -59,5 +59,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "making the environment in $(VENV) (about 5 GB, a few minutes) ..."
 	@rm -f $(STAMP)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,openvino,signing,registry,docs,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,signing,registry,docs,dev]'
 	@touch $(STAMP)

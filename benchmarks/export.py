@@ -2,8 +2,8 @@
 
     python -m benchmarks.export --size 320 --threads 2 --rounds 15
 
-The deployment graph in PyTorch (eager, inference mode) against onnxruntime (fp32 and static int8) and, if
-installed, OpenVINO, interleaved and with the same threads. The ratio is eager to fp32 in onnxruntime.
+The deployment graph in PyTorch (eager, inference mode) against onnxruntime (fp32 and static int8),
+interleaved and with the same threads. The ratio is eager to fp32 in onnxruntime.
 The weights are random; the bias of the scores lets about a hundred boxes reach the NMS.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, interleaved, report
-from trainer.export.formats import OnnxRuntime, OpenVino, write_onnx
+from trainer.export.formats import OnnxRuntime, write_onnx
 from trainer.export.quantize import quantize
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
@@ -70,15 +70,14 @@ def main() -> None:
             "onnx": OnnxRuntime(folder / "fp32.onnx", options.threads),
             "onnx-int8": OnnxRuntime(folder / "int8.onnx", options.threads),
         }
-        openvino = _openvino(folder, options.threads)
         candidates: dict[str, Any] = {"eager": torch.inference_mode()(lambda: graph(images))}
         pixels = images.numpy()
-        for name, runtime in (runtimes | openvino).items():
+        for name, runtime in runtimes.items():
             candidates[name] = lambda runtime=runtime: runtime.run(pixels)
         seconds = interleaved(candidates, options.rounds, options.device, options.clock)
         weights = (folder / "weights").stat().st_size
         figures: dict[str, Any] = {f"{name}_ms": value * 1000 for name, value in seconds.items()}
-        figures |= {f"{name}_times": seconds["eager"] / seconds[name] for name in runtimes | openvino}
+        figures |= {f"{name}_times": seconds["eager"] / seconds[name] for name in runtimes}
         figures["onnx_size_ratio"] = (folder / "fp32.onnx").stat().st_size / weights
         figures["int8_size_ratio"] = (folder / "int8.onnx").stat().st_size / weights
         figures["weights_mb"] = weights / 1e6
@@ -88,15 +87,6 @@ def main() -> None:
         at_least={"onnx_times": 1.4, "onnx-int8_times": 3} if size == 320 else {},
         at_most={"onnx_size_ratio": 1.02, "int8_size_ratio": 0.27},
     )  # fmt: skip
-
-
-def _openvino(folder: Path, threads: int) -> dict[str, Any]:
-    try:
-        import openvino
-    except ImportError:
-        return {}
-    openvino.save_model(openvino.convert_model(str(folder / "fp32.onnx")), str(folder / "model.xml"))
-    return {"openvino": OpenVino(folder / "model.xml", threads)}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     python -m benchmarks.loader
     python -m benchmarks.loader --cases 1024x768:512 --images 256 --rounds 9
-    python -m benchmarks.loader --decoder gpu --workers 16      # a GPU: decoded there as well
 
 `half_dct` and `full_decode` decode and resize the same JPEGs from memory with the libraries' plain calls and
 as many threads as the loader, with and without scaling in the decoder; `half_dct` is the limit. `loader`
@@ -15,7 +14,6 @@ the shards to a batch: warm from a local disk, cold from S3 behind a link of 20 
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import re
 import statistics
@@ -44,7 +42,6 @@ from trainer.base.errors import ConfigError
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config, LoaderConfig
 from trainer.data.batch import Batch
-from trainer.data.device_decode import check
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import SampleStream
 from trainer.data.shard_index import ShardCache, ShardDataset
@@ -129,9 +126,6 @@ def by_the_clock(uri: str, size: int, rounds: int, options: argparse.Namespace) 
     count = len(dataset) // BATCH
     config = LoaderConfig(image_size=size, workers=options.workers)
     ways = {"loader": config, "augmented": like_photographs(config)}
-    if options.decoder == "gpu":
-        drawn = dataclasses.replace(config, decoder="gpu")
-        ways |= {"gpu_loader": drawn, "gpu_augmented": like_photographs(drawn)}
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, one in ways.items():
@@ -248,11 +242,8 @@ def resume(folder: Path) -> tuple[float, float]:
 def main() -> None:
     """Measure every case and print the figures."""
     options = arguments(
-        __doc__, cases="1024x768:512,1024x768:800", images=96, cold_images=1000, workers=2,
-        decoder=("cpu", "gpu"),
+        __doc__, cases="1024x768:512,1024x768:800", images=96, cold_images=1000, workers=2
     )  # fmt: skip
-    if options.decoder == "gpu":
-        check_decoder(options.device)
     cases = [parse(case) for case in [FIRST, *filter(None, options.cases.split(","))]]
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as text:
@@ -287,15 +278,6 @@ def main() -> None:
     )  # fmt: skip
 
 
-def check_decoder(device: torch.device) -> None:
-    """Check that the device can decode; raises ConfigError."""
-    try:
-        check(device)
-    except ConfigError as error:
-        message, fix = (text.replace("loader.decoder=", "--decoder ") for text in (error.message, error.fix))
-        raise ConfigError(message, fix=fix) from None
-
-
 def parse(case: str) -> tuple[int, int, int]:
     """Read WIDTHxHEIGHT:SIZE; raises ConfigError."""
     match = re.fullmatch(r"(\d+)x(\d+):(\d+)", case)
@@ -307,12 +289,10 @@ def parse(case: str) -> tuple[int, int, int]:
 
 
 def keeping_up(figures: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
-    """Goals of the chosen decoder on a GPU."""
+    """Goals on a machine with a GPU."""
     if options.device.type != "cuda":
         return {}
-    ways = ("gpu_loader_wall_", "gpu_augmented_wall_") if options.decoder == "gpu" else (
-        "loader_wall_", "augmented_wall_",
-    )  # fmt: skip
+    ways = ("loader_wall_", "augmented_wall_")
     return {name: KEEPS_UP for name in figures if name.startswith(ways) and name.endswith("_to_800")}
 
 

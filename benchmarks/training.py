@@ -34,7 +34,7 @@ def step_of(state: TrainState, config: Config, images: int) -> TrainStep:
 
 def like_photographs(config: LoaderConfig) -> LoaderConfig:
     """The same, with the augmentation of photographs."""
-    parts = ("image_size", "workers", "prefetch", "decoder")
+    parts = ("image_size", "workers", "prefetch")
     return dataclasses.replace(PHOTOGRAPHS, **{part: getattr(config, part) for part in parts})
 
 

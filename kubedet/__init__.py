@@ -43,10 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 @translate_errors("kubedet.load")
-def load(
-    model: str | os.PathLike[str], *, data_root: str = "", format: str = "", tile: int = -1,
-    run_code: bool = False,
-) -> "Model":  # fmt: skip
+def load(model: str | os.PathLike[str], *, data_root: str = "", format: str = "", tile: int = -1) -> "Model":
     """Load a model to predict with.
 
     Args:
@@ -55,7 +52,6 @@ def load(
         data_root: where published models are; by default that of `kubedet run`.
         format: format of the bundle to run, as for `kubedet predict`.
         tile: side of the tiles, in pixels, that images are detected in; 0: the whole image; -1: as trained.
-        run_code: open the format torch-export too, which can run code with your permissions.
 
     Examples:
         >>> kubedet.load("runs/first/model").names
@@ -68,7 +64,7 @@ def load(
     from trainer.export.predict import open_model
 
     root = data_root or LOCAL["data_root"].default
-    return Model(open_model(os.fspath(model), root, format, run_code=run_code, tile=tile))
+    return Model(open_model(os.fspath(model), root, format, tile=tile))
 
 
 @translate_errors("kubedet.train")

@@ -1,6 +1,5 @@
 """What many tests share: a tiny data set and a detector small enough for a second of CPU."""
 
-import importlib.util
 import logging
 import multiprocessing
 import os
@@ -180,7 +179,5 @@ def trained(made_once, shards, tiny):
 @pytest.fixture(scope="session")
 def exported(made_once, trained, shards, tiny):
     """Folder of the bundle of that checkpoint in every format."""
-    formats = ["onnx", "onnx-int8", "torch-export", "raw"]
-    formats += ["openvino"] if importlib.util.find_spec("openvino") else []
-    config = tiny(export__formats=formats, export__max_ap_change_int8=1.0)
+    config = tiny(export__formats=["onnx", "onnx-int8", "raw"], export__max_ap_change_int8=1.0)
     return made_once("shared_model", lambda folder: export(trained, shards, str(folder), config))

@@ -49,7 +49,7 @@ def add(commands: Commands) -> None:
     layout = verb(verbs, "layout", _layout, "write a Triton repository and a KServe service")
     options.add_model(layout)
     option(layout, "-o --output URI", "folder to write to", required=True)
-    option(layout, "--format F", "onnx, onnx-int8 or openvino", "onnx", dest="kind")
+    option(layout, "--format F", "onnx or onnx-int8", "onnx", dest="kind")
     option(layout, "--max-batch N", "largest batch", 8)
     text = "URI of the Triton repository for KServe (default: --output, if that is in a bucket)"
     option(layout, "--storage-uri URI", text)

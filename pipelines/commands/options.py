@@ -85,12 +85,9 @@ def add_inference(parser: Group) -> None:
         "decoding: a file of a few kilobytes can need gigabytes of memory", 50_000_000,
     )  # fmt: skip
     option(
-        parser, "--format F", "format of the model to run: onnx, openvino, onnx-int8, raw, torch-export "
-        "(default: the first available, else its weights in PyTorch)", dest="kind",
+        parser, "--format F", "format of the model to run: onnx, onnx-int8, raw (default: the first "
+        "available, else its weights in PyTorch)", dest="kind",
     )  # fmt: skip
-    option(
-        parser, "--run-code", "open torch-export's model.pt2 too, which can run code with your permissions"
-    )
 
 
 TILE = (

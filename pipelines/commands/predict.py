@@ -41,9 +41,7 @@ def _predict(options: argparse.Namespace) -> int:
     if len(set(names.values())) < len(paths) or "detections" in names.values():
         names = {path: f"{number:05d}_{path.stem}" for number, path in enumerate(paths)}
     everything, failed = {}, []
-    model = open_model(
-        options.model, options.data_root, options.kind, run_code=options.run_code, tile=options.tile
-    )
+    model = open_model(options.model, options.data_root, options.kind, tile=options.tile)
     title = model.model.title
     show(f"{title}, {model.kind} in {model.model.runtime}")
     for path in paths:
@@ -129,6 +127,6 @@ def _serve(options: argparse.Namespace) -> int:
 
     most_pixels = checked_pixel_limit(options)
     source = published_models.load(options.model, options.data_root)
-    model = open_bundle(source, options.kind, run_code=options.run_code)
+    model = open_bundle(source, options.kind)
     serve(model, options.host, options.port, most_pixels, options.names)
     return 0

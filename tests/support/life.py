@@ -1,6 +1,5 @@
 """A detector's whole life: trained, stopped, resumed, evaluated, exported; its weights out and in again."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from trainer.model.pretrained import load_pretrained
 from trainer.training import checkpoint
 
 
-def live(config: Config, shards: str, folder: Path, stop: int, formats: list[str]) -> dict[str, Any]:
+def live(config: Config, shards: str, folder: Path, stop: int) -> dict[str, Any]:
     """Train, once without a break and once with one; evaluate, export, write weights and load them."""
     first, _ = train_in_parts(config, shards, folder, stop)
     evaluate(first["checkpoint"], shards, str(folder / "evaluation"), config)
-    config = replace(config, export=replace(config.export, formats=formats))
     made = export(first["checkpoint"], shards, str(folder / "model"), config)
     given = checkpoint.write_weights(first["checkpoint"], str(folder / "weights.safetensors"))
     trained, _ = checkpoint.load_model(first["checkpoint"])

@@ -108,8 +108,6 @@ class LoaderConfig:
     """Gray value of the padding, 0 to 255."""
     workers: Positive = 4
     """Number of threads per process that read, decode and augment."""
-    decoder: Literal["cpu", "gpu"] = "cpu"
-    """Decoder of training images: these threads, or the GPU (experimental: nvJPEG; needs torchcodec)."""
     prefetch: Positive = 4
     """Batches prepared ahead of the training step."""
     flip: Fraction = 0.5
@@ -216,9 +214,6 @@ class TrainConfig:
     global_batch: Count = 0
     """Images of one optimizer step over all processes, split evenly into as many forward passes as
     needed. 0 is batch_size x accumulate x processes at the start of the run."""
-    find_batch_size: bool = False
-    """On a GPU, find the maximum number of images per forward pass that fit into its memory, instead of
-    batch_size. The global batch does not change."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Update rule."""
     lr: Annotated[float, Field(gt=0)] = 0.01
@@ -263,11 +258,6 @@ class TrainConfig:
     compile: Literal["off", "loss", "model", "graphs"] = "loss"
     """What is compiled: nothing; the loss; the network too; both with CUDA graphs. The first step of a
     process then takes about 14 s."""
-    compile_cache: bool = False
-    """Save compiled code in the run's folder, for later processes of the run. They execute it: use it only if
-    nobody else can write there."""
-    gradient_compression: bool = False
-    """Exchange gradients in bf16: half the bytes, for networks of at most 100 Gbit/s."""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay of the moving average of the weights that is evaluated; 0 disables it."""
     ema_ramp: Literal["inverse", "exponential", "constant"] = "inverse"
@@ -319,8 +309,6 @@ class EvaluationConfig:
     """Format of stored predictions; json is COCO's results format, and larger."""
     split: Literal["", "train", "val", "test"] = ""
     """Split to score; if empty, test, or val if there is no test."""
-    run_code: bool = False
-    """Whether to score an exported model by its model.pt2, which can run code with your permissions."""
     baseline: Uri = ""
     """URI of the evaluation, checkpoint or exported model to compare with; empty is the last version of this
     model that passed; none compares with nothing."""
@@ -341,8 +329,7 @@ class ExportConfig:
     opset: Annotated[int, BeforeValidator(as_integer), Field(ge=18)] = 18
     """ONNX operator set."""
     formats: Annotated[list[ExportFormat], Field(min_length=1)] = field(default_factory=lambda: ["onnx"])
-    """Formats to write: onnx, onnx-int8 (quantized), torch-export, openvino, raw (for TensorRT, with a
-    script that builds and checks an engine)."""
+    """Formats to write: onnx, onnx-int8 (quantized), raw (boxes and scores before their selection)."""
     check_images: Positive = 500
     """Maximum number of validation images on which exported files are compared with the trained model."""
     min_match: Fraction = 0.98

@@ -42,7 +42,7 @@ CocoMetric = Literal[
     "coco/AP", "coco/AP50", "coco/AP75", "coco/APs", "coco/APm", "coco/APl",
     "coco/AR1", "coco/AR10", "coco/AR100", "coco/ARs", "coco/ARm", "coco/ARl",
 ]  # fmt: skip
-ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "openvino", "raw"]
+ExportFormat = Literal["onnx", "onnx-int8", "raw"]
 Precision = Literal["bf16", "fp16", "fp32"]
 Int = Annotated[int, BeforeValidator(as_integer)]
 Count = Annotated[int, BeforeValidator(as_integer), Field(ge=0)]

@@ -61,12 +61,7 @@ class TrainLoader:
         self.passes = forward_passes(global_batch, batch_size, world.size)
         self._stream = SampleStream(dataset.shard_sizes, seed, weights)
         self._augmentation = Augmentation(config, self._stream, dataset.sizes, seed=seed, epochs=epochs)
-        if config.decoder == "gpu":
-            from trainer.data.device_decode import DeviceDecoder
-
-            self._decoder: Decoder = DeviceDecoder(dataset, world.device)
-        else:
-            self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
+        self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="decode")
 
     def batches(self, start: int) -> Generator[Batch, None, None]:

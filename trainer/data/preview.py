@@ -1,6 +1,5 @@
 """A contact sheet: images of a split side by side, with their boxes, also as a training sees them."""
 
-import dataclasses
 import textwrap
 from collections.abc import Sequence
 from contextlib import closing
@@ -59,7 +58,7 @@ def training_sheet(
     whole = min(config.train.global_batch or config.train.batch_size * config.train.accumulate, samples)
     world = World(0, 1, torch.device("cpu"))
     loader = TrainLoader(
-        dataset, dataclasses.replace(config.loader, decoder="cpu"), global_batch=whole,
+        dataset, config.loader, global_batch=whole,
         batch_size=config.train.batch_size, seed=config.train.seed, world=world,
         max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
         weights=image_weights(dataset, config.loader, world),

@@ -44,7 +44,7 @@ _SUMMARY_FORM = storage.Form(
     },
     remedy="evaluate the model again",
 )
-_MODEL_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
+_MODEL_FILES = (".pt", ".safetensors", ".onnx")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _dataset(shards_uri: str, only: str) -> ShardDataset:
 
 
 def _load(uri: str, dataset: ShardDataset, config: Config, world: World) -> ScoredModel:
-    model = loading.load(uri, world.device, run_code=config.evaluation.run_code)
+    model = loading.load(uri, world.device)
     names = [category["name"] for category in model.categories]
     if difference := name_difference(dataset.index.names, names, "the data", "the model"):
         raise EvaluationError(

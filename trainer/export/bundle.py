@@ -2,7 +2,6 @@
 
 - `model.safetensors`: weights in torchvision's layout
 - `model.onnx` and others: the exported formats
-- `build_engine.py`, `check.zip`: with model.raw.onnx: build and check a TensorRT engine
 - `model_metadata.json`: classes, input, outputs, thresholds, origin, checks
 - `MODEL_CARD.md`: the same for people
 - `sbom.cdx.json`: CycloneDX: the files, and the packages that made them

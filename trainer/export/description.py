@@ -28,7 +28,7 @@ from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
 
 _MAX_CLASSES = 100
-_EXTRAS = re.compile(r'extra == "(pod|export|openvino|detr)"')
+_EXTRAS = re.compile(r'extra == "(pod|export|detr)"')
 """The extras of kubedet whose packages make a bundle."""
 
 
@@ -93,9 +93,9 @@ def describe(
         "thresholds": detector.thresholds,
         "formats": {
             each: {
-                "files": list(FORMATS[each].files),
+                "files": [FORMATS[each].file],
                 "outputs": list(RAW_OUTPUTS if FORMATS[each].raw else OUTPUTS),
-                "bytes": {file: (folder / file).stat().st_size for file in FORMATS[each].files},
+                "bytes": {FORMATS[each].file: (folder / FORMATS[each].file).stat().st_size},
                 "check": asdict(check),
             }
             for each, check in checks.items()
@@ -124,7 +124,7 @@ def describe(
 def versions() -> dict[str, str]:
     """Return the versions of kubedet, of its sources, and of the packages that export."""
     found = {"kubedet": version("kubedet"), "sources": _sources(), "torch": torch.__version__}
-    for package in ("onnx", "onnxruntime", "openvino"):
+    for package in ("onnx", "onnxruntime"):
         with suppress(PackageNotFoundError):  # An extra that is not installed.
             found[package] = version(package)
     return found

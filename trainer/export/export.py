@@ -1,46 +1,31 @@
 """Exports a checkpoint: writes the files, checks them in the runtimes that serve them, and publishes."""
 
 import hashlib
-import io
 import json
 import logging
 import os
-import shutil
-import zipfile
-from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
-from PIL import Image
 
 from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ExportError, StorageError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import Config
-from trainer.config.types import InputSquare
-from trainer.data.decoding import read_sample
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import fit
 from trainer.evaluation.truth_and_predictions import name_difference
-from trainer.export import build_engine, bundle
+from trainer.export import bundle
 from trainer.export.description import describe, read_scores, versions
-from trainer.export.formats import FORMATS, Maker, OnnxRuntime, import_openvino
+from trainer.export.formats import FORMATS, Maker
 from trainer.export.published_models import name_for
-from trainer.export.quantize import evenly_spread
 from trainer.export.verify import verify
 from trainer.storage import check_writable
 from trainer.training import checkpoint
 
 SIGNING_KEY = "KUBEDET_SIGNING_KEY"  # environment variable: path of the PEM file that signs bundles
-_MAX_ENGINE_IMAGES, _ENGINE_BATCH = 100, 8
-_JPEG_QUALITY = (
-    95  # of the JPEGs of check.zip: 100 images of 640 pixels are about 15 MB, in a lossless form 50
-)
 _LOG = logging.getLogger("export")
 
 
@@ -63,8 +48,6 @@ def export(
         ExportError: among others, an exported model does not match the trained one; nothing is published.
     """
     names = list(dict.fromkeys(config.export.formats))
-    if "openvino" in names:
-        import_openvino()  # A missing package is an error before any work.
     key = signing_key or os.environ.get(SIGNING_KEY, "")
     if key:
         bundle.signer(key)  # A key that cannot sign is refused before minutes of work.
@@ -99,7 +82,7 @@ def export(
     with temporary_folder() as folder, temporary_folder() as scratch:
         maker = Maker(detector, square, config, shards_uri, scratch)
         for each in names:
-            file = FORMATS[each].files[0]
+            file = FORMATS[each].file
             _LOG.info("writing %s, input %dx%d", file, square.size, square.size)
             with log.activity(_LOG, f"writing {file}"):
                 FORMATS[each].write(maker, folder / file)
@@ -107,8 +90,6 @@ def export(
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
         dataset = ShardDataset(shards_uri, split)
         checks = verify(folder, names, detector, dataset, config, square)
-        if "raw" in names:
-            _add_engine_check(folder, dataset, square, detector.thresholds, config.export.check_images)
         describe(
             folder, detector, meta, name=config.export.name, checkpoint_uri=checkpoint_uri, index=index,
             checks=checks, rows=maker.graph.rows, scores=scores, made_from=made_from,
@@ -119,46 +100,6 @@ def export(
             _LOG.info("signed")
         bundle.publish(folder, output_uri)
     return _result(output_uri)
-
-
-def _add_engine_check(
-    folder: Path, dataset: ShardDataset, square: InputSquare, thresholds: Mapping[str, float], limit: int
-) -> None:
-    """Add build_engine.py and check.zip, with at most `limit` images and never more than 100.
-
-    check.zip has the squares of validation images as JPEGs, truth.json (their ground truth in COCO's format,
-    in pixels of the square), and reference.json, the COCO AP of model.raw.onnx on these JPEGs in onnxruntime.
-    """
-    shutil.copyfile(build_engine.__file__, folder / Path(build_engine.__file__).name)
-    path = folder / build_engine.CHECK
-    with zipfile.ZipFile(path, "w") as file:
-        scales = {}
-        for index in evenly_spread(len(dataset), min(limit, _MAX_ENGINE_IMAGES)):
-            image, record = read_sample(dataset, int(index))
-            fitted, scales[record["image_id"]] = fit(image, square)
-            jpeg = io.BytesIO()
-            pixels = Image.fromarray(fitted.permute(1, 2, 0).contiguous().numpy())
-            pixels.save(jpeg, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
-            file.writestr(zipfile.ZipInfo(f"{record['image_id']}.jpg"), jpeg.getvalue())
-        truth = dataset.annotations()
-        truth["images"] = [
-            {"id": image_id, "file_name": f"{image_id}.jpg", "width": square.size, "height": square.size}
-            for image_id in scales
-        ]
-        truth["annotations"] = [
-            {
-                **item,
-                "bbox": (np.array(item["bbox"]) * scales[item["image_id"]]).tolist(),
-                "area": item["area"] * np.prod(scales[item["image_id"]][:2]),
-            }
-            for item in truth["annotations"]
-            if item["image_id"] in scales
-        ]
-        file.writestr(zipfile.ZipInfo("truth.json"), json.dumps(truth))
-    runtime = OnnxRuntime(folder / build_engine.GRAPH)
-    ap = build_engine.score(path, runtime.run, thresholds, _ENGINE_BATCH)
-    with zipfile.ZipFile(path, "a") as file:
-        file.writestr(zipfile.ZipInfo(build_engine.REFERENCE), json.dumps({"coco/AP": ap}))
 
 
 def _result(output_uri: str) -> dict[str, Any]:

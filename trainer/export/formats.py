@@ -1,4 +1,4 @@
-"""The export formats, each with its writer and its runtime."""
+"""The export formats, each with its writer, and their runtime."""
 
 import copy
 import logging
@@ -6,38 +6,31 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
 import torch
 
-from trainer.base.errors import ExportError, install_extra, translated
+from trainer.base.errors import ExportError, translated
 from trainer.config.schema import Config
 from trainer.config.types import InputSquare
-from trainer.export import build_engine
 from trainer.export.onnx_operators import gathered_samples, nms_keep
 from trainer.export.quantize import CalibrationImages, quantize, quiet
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, Detections, Graph
+from trainer.model.deployment import nms_keep as suppress
 
 _LOG = logging.getLogger("export")
-
-
-class Runtime(Protocol):
-    """A loaded exported file."""
-
-    name: str  # the library and its version, such as `onnxruntime 1.31.1`
-    threads: int  # threads that compute one request
-
-    def run(self, images: np.ndarray) -> list[np.ndarray]:
-        """Return outputs, in the graph's order, of uint8 images [B, 3, S, S]."""
+_CANDIDATES = 10_000  # best pairs of box and class of an image that are suppressed
 
 
 class OnnxRuntime:
-    """An ONNX file in onnxruntime, on the CPU."""
+    """An ONNX file in onnxruntime, on the CPU.
+
+    `name` is the library with its version, such as `onnxruntime 1.31.1`; `threads` compute one request.
+    """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
         import onnxruntime
@@ -49,50 +42,8 @@ class OnnxRuntime:
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
+        """Return outputs, in the graph's order, of uint8 images [B, 3, S, S]."""
         return self._session.run(None, {INPUT: images})
-
-
-class OpenVino:
-    """An OpenVINO model on the CPU, in fp32: OpenVINO's default is bf16 if the CPU supports it."""
-
-    def __init__(self, path: Path, threads: int = 0) -> None:
-        openvino = import_openvino()
-        self.threads = threads or torch.get_num_threads()
-        self.name = f"openvino {version('openvino')}"
-        hints = {
-            "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": self.threads, "NUM_STREAMS": "1",
-        }  # fmt: skip
-        self._model = openvino.Core().compile_model(str(path), "CPU", hints)
-
-    def run(self, images: np.ndarray) -> list[np.ndarray]:
-        results = self._model({INPUT: images})
-        # Copied: OpenVINO reuses its output buffers in the next request.
-        return [np.array(results[port]) for port in self._model.outputs]
-
-
-class ExportedProgram:
-    """A file of torch.export, in PyTorch. It is code: open only files of authors you trust."""
-
-    def __init__(self, path: Path, threads: int = 0) -> None:
-        self.threads = threads or torch.get_num_threads()
-        self.name = f"torch {torch.__version__}"
-        self._module = torch.export.load(path).module()
-
-    def run(self, images: np.ndarray) -> list[np.ndarray]:
-        with torch.inference_mode():
-            return [part.numpy() for part in self._module(torch.from_numpy(images))]
-
-
-def import_openvino() -> Any:
-    """Import OpenVINO."""
-    try:
-        import openvino
-    except ImportError:
-        raise ExportError(
-            "the format openvino needs the package openvino, which is not installed",
-            fix=f"{install_extra('openvino')}, or remove openvino from export.formats",
-        ) from None
-    return openvino
 
 
 _ANY_BATCH: Any = ({0: torch.export.Dim("batch", min=1)},)
@@ -106,7 +57,8 @@ def _example(image_size: int) -> torch.Tensor:
 def write_onnx(graph: Graph, path: Path, opset: int, *, grid_sample: bool = True) -> None:
     """Export a graph with a dynamic batch, all weights inside the file, and check it.
 
-    Without `grid_sample` it has no GridSample: a CPU then needs 2 to 9 % longer, but TensorRT is right.
+    Without `grid_sample` it has no GridSample: a CPU then needs 2 to 9 % longer, but TensorRT
+    compiles it right.
     """
     translations: dict[Callable[..., Any], Callable[..., Any]] = {
         torch.ops.kubedet.nms_keep.default: nms_keep
@@ -171,43 +123,29 @@ class Maker:
         raw = self.detector.raw_graph(self.square.size)
         write_onnx(raw, path, self.config.export.opset, grid_sample=False)
 
-    def program(self, path: Path) -> None:
-        fix = "use the version of torch in constraints.txt, or remove torch-export from export.formats"
-        with translated(ExportError, "torch.export cannot write the model", fix=fix), quiet():
-            example = (_example(self.square.size),)
-            torch.export.save(torch.export.export(self.graph, example, dynamic_shapes=_ANY_BATCH), path)
-
-    def openvino(self, path: Path) -> None:
-        openvino = import_openvino()
-        openvino.save_model(openvino.convert_model(str(self.fp32)), str(path), compress_to_fp16=False)
-
 
 @dataclass(frozen=True)
 class Format:
     """One export format."""
 
-    files: tuple[str, ...]  # its files; the first one is opened
-    write: Callable[[Maker, Path], None]  # writes them, given the path of the first
-    open: Callable[[Path], Runtime]
+    file: str
+    write: Callable[[Maker, Path], None]  # writes the file
     raw: bool = False  # whether it gives all boxes and scores, not detections
-    is_code: bool = False  # whether its file is a program, which runs the code of its author
 
 
 FORMATS = {
-    "onnx": Format(("model.onnx",), Maker.onnx, OnnxRuntime),
-    "onnx-int8": Format(("model.int8.onnx",), Maker.int8, OnnxRuntime),
-    "torch-export": Format(("model.pt2",), Maker.program, ExportedProgram, is_code=True),
-    "openvino": Format(("model.xml", "model.bin"), Maker.openvino, OpenVino),
-    "raw": Format(("model.raw.onnx",), Maker.raw, OnnxRuntime, raw=True),
+    "onnx": Format("model.onnx", Maker.onnx),
+    "onnx-int8": Format("model.int8.onnx", Maker.int8),
+    "raw": Format("model.raw.onnx", Maker.raw, raw=True),
 }
 """The formats by their names in export.formats."""
 
 
 class Served:
-    """An exported file in its runtime, giving detections."""
+    """An exported file in onnxruntime, giving detections."""
 
     def __init__(self, kind: Format, path: Path, thresholds: Mapping[str, float]) -> None:
-        self.kind, self.runtime, self._thresholds = kind, kind.open(path), thresholds
+        self.kind, self.runtime, self._thresholds = kind, OnnxRuntime(path), thresholds
 
     def predict(self, images: np.ndarray) -> Detections:
         """Detect objects in uint8 images [B, 3, S, S]."""
@@ -216,26 +154,27 @@ class Served:
 
 
 def select(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
-    """Detections from the raw graph's outputs for a batch; see `build_engine.select`."""
-    limit = int(thresholds["detections_per_image"])
+    """Detections from the raw graph's outputs for a batch, boxes [B, N, 4] and scores [B, N, C].
+
+    `thresholds` are `score`, `detections_per_image` and, for a detector with suppression, `nms`: the largest
+    overlap (IoU) of two detections of a class.
+    """
+    limit, classes = int(thresholds["detections_per_image"]), scores.shape[2]
     padded = Detections(
         torch.zeros(len(boxes), limit, 4), torch.zeros(len(boxes), limit),
         torch.full((len(boxes), limit), -1), torch.zeros(len(boxes), dtype=torch.int64),
     )  # fmt: skip
-    for row in range(len(boxes)):
-        found = build_engine.select(boxes[row].numpy(), scores[row].numpy(), thresholds)
-        count = padded.num[row] = len(found[1])
-        for part, values in zip(padded, found, strict=False):
-            part[row, :count] = torch.from_numpy(values)
+    for row, (corners, values) in enumerate(zip(boxes, scores, strict=True)):
+        flat = values.flatten()
+        pairs = torch.nonzero(flat > thresholds["score"]).flatten()
+        candidates = _CANDIDATES if "nms" in thresholds else limit
+        pairs = pairs[flat[pairs].argsort(descending=True, stable=True)[:candidates]]
+        if "nms" in thresholds and len(pairs):
+            places, labels = corners[pairs // classes], pairs % classes
+            kept = suppress(places[None], flat[pairs][None], labels[None], classes, thresholds["nms"], 0.0)
+            pairs = pairs[kept[0] > 0][:limit]
+        count = padded.num[row] = len(pairs)
+        padded.boxes[row, :count] = corners[pairs // classes]
+        padded.scores[row, :count] = flat[pairs]
+        padded.labels[row, :count] = pairs % classes
     return padded
-
-
-def check_trust(kind: str, uri: str, run_code: bool, *, fix: str) -> None:
-    """Raise ExportError for a file that can execute code, unless `run_code`; `fix` explains how to allow
-    it.
-    """
-    if FORMATS[kind].is_code and not run_code:
-        raise ExportError(
-            f"{FORMATS[kind].files[0]} of {uri} can execute code, so it is opened only if you allow it",
-            fix=f"if you trust its author, {fix}; otherwise use another format, such as onnx",
-        )

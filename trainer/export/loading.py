@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer import storage
-from trainer.base.errors import CheckpointError, EvaluationError, ExportError, install_extra, translated
+from trainer.base.errors import CheckpointError, EvaluationError, install_extra, translated
 from trainer.config import parsing
 from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
@@ -21,20 +21,20 @@ from trainer.model.deployment import Detections
 from trainer.training import checkpoint
 
 _Predict = Callable[[Tensor], Detections]
-_PREFERRED = ("onnx", "openvino", "onnx-int8", "raw")
+_PREFERRED = ("onnx", "onnx-int8", "raw")
 """Formats in the order of preference; else the weights."""
 _TORCH = f"torch {torch.__version__}"
 
 
-def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredModel:
+def load(uri: str, device: torch.device) -> ScoredModel:
     """Load a checkpoint (.pt), the folder of an exported model, or one of its files.
 
-    The files are weights (.safetensors), .onnx, .pt2 or OpenVINO's .xml. `device` is for a checkpoint or
-    weights, other files run on the CPU; `run_code` allows a file that is a program.
+    The files are weights (.safetensors) and .onnx. `device` is for a checkpoint or weights, ONNX runs on the
+    CPU.
     """
     exported = _find_exported(uri)
     if exported:
-        return load_file(*exported, device, run_code=run_code)
+        return load_file(*exported, device)
     detector, meta = checkpoint.load_model(uri, device)
     predict, digest = _folded_predict(detector, device, uri), file_sha256(storage.local_copy(uri))
     return ScoredModel(
@@ -43,7 +43,7 @@ def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredMod
     )  # fmt: skip
 
 
-def load_file(source: Bundle, name: str, device: torch.device, *, run_code: bool = False) -> ScoredModel:
+def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
     """Load a file of a bundle, see `load`, after comparing it with its checksum."""
     metadata, file, reentrant = source.metadata, storage.join(source.uri, name), name == WEIGHTS
     if reentrant:
@@ -58,7 +58,7 @@ def load_file(source: Bundle, name: str, device: torch.device, *, run_code: bool
         predict = _folded_predict(detector.to(device).eval(), device, file)
         kind, runtime = "weights", _TORCH
     else:
-        predict, kind, runtime = _load_served(source, name, run_code)
+        predict, kind, runtime = _load_served(source, name)
     return ScoredModel(
         file, predict, reentrant, metadata.classes, metadata.square, source.checksums[name], metadata.step,
         metadata.config, f"{metadata.name} {metadata.model_version}", kind, runtime, metadata,
@@ -120,25 +120,16 @@ def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> _
     return lambda images: predict(images.to(device))
 
 
-def _load_served(source: Bundle, name: str, run_code: bool) -> tuple[_Predict, str, str]:
+def _load_served(source: Bundle, name: str) -> tuple[_Predict, str, str]:
     uri = storage.join(source.uri, name)
     try:
-        from trainer.export.formats import FORMATS, Served, check_trust
+        from trainer.export.formats import FORMATS, Served
     except ImportError as error:
         raise EvaluationError(
             f"{uri} cannot be run: {error}", fix=f"{install_extra('export')}, or score the checkpoint"
         ) from None
-    kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
-    try:
-        check_trust(
-            kind,
-            source.uri,
-            run_code,
-            fix="add --run-code, or for evaluations --set evaluation.run_code=true",
-        )
-        failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
-        with source.files(source.metadata.formats[kind]) as folder, failing:
-            served = Served(form, folder / name, source.metadata.thresholds)
-    except ExportError as error:
-        raise EvaluationError(error.message, fix=error.fix) from None
+    kind, form = next(item for item in FORMATS.items() if item[1].file == name)
+    failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
+    with source.files(source.metadata.formats[kind]) as folder, failing:
+        served = Served(form, folder / name, source.metadata.thresholds)
     return lambda images: served.predict(images.cpu().numpy()), kind, served.runtime.name

@@ -83,26 +83,24 @@ class Predictor:
         return detections
 
 
-def open_model(
-    model: str, data_root: str, kind: str = "", *, run_code: bool = False, tile: int = -1
-) -> Predictor:
+def open_model(model: str, data_root: str, kind: str = "", *, tile: int = -1) -> Predictor:
     """Open a checkpoint (.pt), or a bundle by its folder, NAME or NAME@VERSION; see `open_bundle`."""
     tile = with_overrides(Config(), {"evaluation.tile": tile}, where="the tile").evaluation.tile
     if not model.endswith(".pt"):
         source = published_models.load(model, data_root)
-        return open_bundle(source, kind, run_code=run_code, tile=tile)
+        return open_bundle(source, kind, tile=tile)
     if kind:
         raise ExportError(f"the checkpoint {model} has no format {kind}", fix="use the folder RUN/model")
     return Predictor(loading.load(model, _device()), tile)
 
 
-def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False, tile: int = -1) -> Predictor:
+def open_bundle(source: Bundle, kind: str = "", *, tile: int = -1) -> Predictor:
     """Open a format of a bundle, see `loading.format_file`, after comparing it with its checksum.
 
-    `run_code` allows a format that is a program; for `tile` see `Predictor`.
+    For `tile` see `Predictor`.
     """
     name = loading.format_file(source, kind)
-    return Predictor(loading.load_file(source, name, _device(), run_code=run_code), tile)
+    return Predictor(loading.load_file(source, name, _device()), tile)
 
 
 def _device() -> torch.device:

@@ -11,7 +11,6 @@ from trainer.model.deployment import INPUT
 _TRITON = {
     "onnx": ('platform: "onnxruntime_onnx"', ("model.onnx",)),
     "onnx-int8": ('platform: "onnxruntime_onnx"', ("model.onnx",)),
-    "openvino": ('backend: "openvino"', ("model.xml", "model.bin")),
 }
 """Backend of each format, and the names of its files in a repository."""
 
@@ -19,7 +18,7 @@ _TRITON = {
 def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int = 8) -> str:
     """Write a model into a Triton repository, whose other models are unchanged; returns its folder.
 
-    `kind` is onnx, onnx-int8 or openvino; `max_batch` the largest number of images in a batch.
+    `kind` is onnx or onnx-int8; `max_batch` the largest number of images in a batch.
     """
     if kind not in _TRITON or kind not in source.metadata.formats:
         usable = [name for name in _TRITON if name in source.metadata.formats]

@@ -25,7 +25,7 @@ from trainer.data.transforms import fit
 from trainer.evaluation import coco
 from trainer.evaluation.inference import in_images
 from trainer.evaluation.truth_and_predictions import Predictions
-from trainer.export.formats import FORMATS, Runtime, Served
+from trainer.export.formats import FORMATS, OnnxRuntime, Served
 from trainer.export.quantize import evenly_spread
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import Detections
@@ -138,7 +138,7 @@ def verify(
     served = {}
     for name in names:
         with _running(name, "cannot be opened by the runtime that serves it"):
-            served[name] = Served(FORMATS[name], folder / FORMATS[name].files[0], detector.thresholds)
+            served[name] = Served(FORMATS[name], folder / FORMATS[name].file, detector.thresholds)
     indices = evenly_spread(len(dataset), config.export.check_images)
     comparisons = {name: Comparison(_tolerance(name)) for name in names}
     predictions: dict[str, list[Predictions]] = {name: [Predictions.from_coco([])] for name in ["", *names]}
@@ -192,7 +192,7 @@ def _running(name: str, failing: str) -> AbstractContextManager[None]:
     return translated(ExportError, f"the exported model ({name}) {failing}", fix=_VERSIONS_FIX)
 
 
-def latency(runtime: Runtime, image: np.ndarray) -> Latency:
+def latency(runtime: OnnxRuntime, image: np.ndarray) -> Latency:
     """Time requests of one image uint8 [1, 3, S, S], after three for warming up."""
     times: list[float] = []
     end = time.perf_counter() + _LATENCY_SECONDS

@@ -1,10 +1,5 @@
-"""Finds the most images of a forward pass that fit into a GPU's memory.
+"""Trial passes of a training: whether they fit into a GPU's memory."""
 
-The global batch stays the same. All ranks try the same numbers and use what fits on each of them. A resumed
-run on as many GPUs with as much memory keeps its number, and so its exact results.
-"""
-
-import bisect
 import functools
 import logging
 import operator
@@ -12,12 +7,8 @@ import operator
 import torch
 from torch import nn
 
-from trainer.base.errors import TrainingError
 from trainer.config.schema import Config
 from trainer.data.batch import Batch
-from trainer.launching.distributed import gather
-from trainer.model import fused_functions
-from trainer.training.checkpoint import State
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 from trainer.training.time_limit import SplitSizes, TimeLimit
@@ -26,46 +17,6 @@ _MEMORY_SHARE = 0.9  # share of the memory that a pass may take, because the all
 _MAX_BOXES = 64  # boxes of an image in a trial
 _OPTIMIZER_COPIES = {"sgd": 1, "adam": 2, "adamw": 2}  # tensors of the optimizer for each weight
 _LOG = logging.getLogger("train")
-
-
-def fitting_batch(
-    config: Config, state: TrainState, global_batch: int, saved: State | None
-) -> dict[str, int]:
-    """Return the number of images in a forward pass: as configured, or with train.find_batch_size the maximum
-    that fits.
-
-    After a search the result also has processes and memory (bytes), for the checkpoint.
-    """
-    world, configured = state.world, {"images": config.train.batch_size}
-    if not config.train.find_batch_size:
-        return configured
-    machine = {"processes": world.size, "memory": min(gather(memory(world.device), world))}
-    if not machine["memory"]:
-        if world.is_main:
-            _LOG.warning("train.find_batch_size has no effect on a CPU")
-        return configured
-    before = (saved or {}).get("batch", {})
-    if all(before.get(name) == value for name, value in machine.items()):
-        return dict(before)
-    fused_functions.choose(config.train.compile != "off", world.device, tell=False)
-    most = -(-global_batch // world.size)
-    # The smallest number of images for each number of passes.
-    sizes = sorted({-(-most // passes) for passes in range(1, most + 1)})
-    trial = Trial(config, state, machine["memory"])
-    fitting = bisect.bisect_left(sizes, True, key=lambda images: not all(gather(trial(images), world)))
-    if not fitting:
-        raise TrainingError(
-            f"not even one image of {trial.side} pixels fits into the GPU's memory of "
-            f"{machine['memory'] / 2**30:.0f} GiB",
-            fix="set a smaller loader.image_size (and loader.sizes), or choose a smaller detector",
-        )
-    images = sizes[fitting - 1]
-    if world.is_main:
-        _LOG.info(
-            "up to %d images of %d pixels fit into a forward pass: a step of %d images on %d processes has "
-            "%d passes", images, trial.side, global_batch, world.size, -(-most // images),
-        )  # fmt: skip
-    return {"images": images, **machine}
 
 
 def memory(device: torch.device) -> int:

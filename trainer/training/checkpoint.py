@@ -42,8 +42,8 @@ _CHECKPOINT_FIX = (
 _LOG = logging.getLogger("checkpoint")
 
 _SECTIONS_THAT_MAY_CHANGE = {
-    "data", "evaluation", "export", "loader.workers", "loader.prefetch", "loader.decoder", "train.epochs",
-    "train.minutes", "train.trackers", "train.patience", "train.find_batch_size", "train.log_every",
+    "data", "evaluation", "export", "loader.workers", "loader.prefetch", "train.epochs",
+    "train.minutes", "train.trackers", "train.patience", "train.log_every",
     "train.validate_every", "train.checkpoint_steps", "train.checkpoint_minutes", "train.keep_checkpoints",
     "train.keep_every", "train.batch_size", "train.accumulate", "train.global_batch",
 }  # fmt: skip

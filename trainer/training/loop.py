@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
 from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, Interrupted
@@ -29,15 +27,13 @@ from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
 from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint
-from trainer.training.batch_fitting import fitting_batch
 from trainer.training.optim import scaled_to_batch
 from trainer.training.run_recorder import CHECKPOINTS, Best, Recorder, restore_best
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep, compile_detector, compress_gradients, hold_gradients
+from trainer.training.step import TrainStep, compile_detector, hold_gradients
 from trainer.training.time_limit import SplitSizes, TimeLimit
 
 _LOG = logging.getLogger("train")
-_COMPILED = "compiled.bin"
 _METRIC = "coco/AP50"
 _MIN_GAIN = 0.02  # a smaller gain may be chance on a small validation split
 
@@ -95,10 +91,9 @@ class _Run:
             dataclasses.replace(config, train=scaled), len(self.train_set.categories), world,
             data_root=data_root_of(shards_uri), new=saved is None,
         )  # fmt: skip
-        self.batch = fitting_batch(config, self.state, self.global_batch, saved)
         self.loader = TrainLoader(
             self.train_set, config.loader, global_batch=self.global_batch,
-            batch_size=self.batch["images"], seed=config.train.seed, world=world,
+            batch_size=config.train.batch_size, seed=config.train.seed, world=world,
             max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
             weights=image_weights(self.train_set, config.loader, world),
             verified=config.train.negatives == "verified",
@@ -118,9 +113,7 @@ class _Run:
                 best = restore_best(output_uri, saved)
             if broadcast(bool(saved["best"]) and not best, world):
                 self.state.validated = min(self.state.validated, self.state.step - 1)  # Validate again.
-        self.ended_early = self.compiled_saved = False
-        if config.train.compile_cache:
-            load_compiled(storage.join(output_uri, _COMPILED))
+        self.ended_early = False
         graphs = compile_detector(
             self.state.detector, config.train.compile, world, sizes=1 + len(set(config.loader.sizes))
         )
@@ -128,8 +121,6 @@ class _Run:
         if self.holds_gradients:
             hold_gradients(self.state.parameters)
         model = self.state.distributed()
-        if config.train.gradient_compression:
-            compress_gradients(model)
         self.train_step = TrainStep(
             self.state, model, scaled, limit=self.limit, global_batch=self.global_batch,
             holds_gradients=self.holds_gradients,
@@ -248,7 +239,6 @@ class _Run:
             "categories": self.train_set.categories,
             "fingerprint": self.train_set.fingerprint,
             "global_batch": self.global_batch,
-            "batch": self.batch,
             "epoch": self.schedule.epoch,
             "limit": self.limit.state_dict(),
             **self.state.state_dict(),
@@ -258,9 +248,6 @@ class _Run:
         self.recorder.save(state)
         if self.schedule.keeps_weights():
             self.recorder.keep_epoch()
-        if self.config.train.compile_cache and not self.compiled_saved and self.state.step > 0:
-            uri = storage.join(self.output, _COMPILED)
-            self.compiled_saved = storage.exists(uri) or save_compiled(uri)
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         self.settle()
@@ -376,25 +363,6 @@ def step_size(config: Config, saved: checkpoint.State | None, samples: int, worl
         samples, batch_size=train.batch_size, accumulate=train.accumulate, processes=world.size,
         configured=configured,
     )  # fmt: skip
-
-
-def load_compiled(uri: str) -> bool:
-    """Load the code that an earlier process compiled, which is then run; returns whether there is any."""
-    if not storage.exists(uri):
-        return False
-    if torch.compiler.load_cache_artifacts(storage.read_bytes(uri)) is None:
-        _LOG.warning("%s does not contain compiled code of this torch: compiling again", uri)
-        return False
-    _LOG.info("loaded compiled code from %s", uri)
-    return True
-
-
-def save_compiled(uri: str) -> bool:
-    """Save the code that this process compiled; returns whether there is any."""
-    artifacts = torch.compiler.save_cache_artifacts()
-    if artifacts is not None:
-        storage.write_bytes(uri, artifacts[0])
-    return artifacts is not None
 
 
 def train_longer(rows: Iterable[Mapping[str, Any]], longer: str) -> str:

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.base.errors import ConfigError, TrainingError
+from trainer.base.errors import TrainingError
 from trainer.base.precision import autocast
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import Batch, copy_to_host
@@ -211,16 +210,3 @@ def hold_gradients(parameters: Sequence[Tensor]) -> None:
     """
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-
-
-def compress_gradients(model: nn.Module) -> None:
-    """Exchange gradients in bf16, for networks of 100 Gbit/s and less; torch needs NCCL for any backend."""
-    if not isinstance(model, DistributedDataParallel):
-        return
-    try:
-        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-    except TypeError as error:
-        raise ConfigError(
-            f"train.gradient_compression: torch {torch.__version__} cannot send bf16: {error}",
-            fix="set train.gradient_compression=false, or install torch built for CUDA",
-        ) from None

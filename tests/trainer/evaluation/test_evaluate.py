@@ -148,11 +148,7 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(
 ):
     bundle = exported
     expected = evaluate(trained, shards, str(tmp_path / "a"), config)
-    with pytest.raises(EvaluationError, match="can execute code") as caught:
-        evaluate(str(bundle / "model.pt2"), shards, str(tmp_path / "b"), config)
-    assert "evaluation.run_code" in caught.value.fix
-    config = changed(config, run_code=True)
-    for name in ("", "model.safetensors", "model.pt2", "model.raw.onnx"):
+    for name in ("", "model.safetensors", "model.raw.onnx"):
         scored = evaluate(str(bundle / name).rstrip("/"), shards, str(tmp_path / "b"), config)
         file = name or "model.onnx"
         assert scored["checkpoint"] == str(bundle / file)

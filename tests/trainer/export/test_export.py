@@ -1,7 +1,6 @@
 """Export: every format detects what the model detects, or nothing is published."""
 
 import json
-import sys
 
 import numpy as np
 import onnx
@@ -27,9 +26,9 @@ SIZE = 96
 def test_each_format_finds_what_the_model_finds(exported, trained, shards):
     opened = bundle.load(str(exported))
     opened.check()
-    assert set(opened.checksums) - {"model.xml", "model.bin"} == {
-        "model.onnx", "model.int8.onnx", "model.raw.onnx", "model.pt2", "model.safetensors",
-        "model_metadata.json", "MODEL_CARD.md", "sbom.cdx.json", "build_engine.py", "check.zip",
+    assert set(opened.checksums) == {
+        "model.onnx", "model.int8.onnx", "model.raw.onnx", "model.safetensors",
+        "model_metadata.json", "MODEL_CARD.md", "sbom.cdx.json",
     }  # fmt: skip
     for name, check in ((name, form["check"]) for name, form in opened.metadata.record["formats"].items()):
         assert check["images"] == 4 and check["matches"]["detections"] > 20
@@ -45,8 +44,8 @@ def test_each_format_finds_what_the_model_finds(exported, trained, shards):
     detector, _ = checkpoint.load_model(trained)
     assert weights.keys() == detector.state_dict().keys()
     # Normalization is folded into the convolutions.
-    program = torch.export.load(exported / "model.pt2")
-    assert not [node for node in program.graph.nodes if "batch_norm" in str(node.target)]
+    graph = onnx.load(exported / "model.onnx").graph
+    assert not [node for node in graph.node if node.op_type == "BatchNormalization"]
     card = (exported / "MODEL_CARD.md").read_text()
     assert "| 0 | circle |" in card and "onnx-int8" in card
 
@@ -139,13 +138,6 @@ def test_the_raw_graphs_outputs_are_the_models_boxes_and_scores(exported, traine
     expected = box_ops.decode(offsets, torch.cat(anchors)).clamp(0, SIZE)
     assert np.abs(boxes - expected.numpy()).max() < 0.01
     assert (boxes[..., 2:] >= boxes[..., :2]).all() and boxes.min() >= 0 and boxes.max() <= SIZE
-
-
-def test_a_missing_package_is_refused_before_any_work(tiny, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    config = tiny(export__formats=["openvino"])
-    with pytest.raises(ExportError, match="needs the package openvino"):
-        exporting.export("no such checkpoint", "no shards", str(tmp_path / "model"), config)
 
 
 def test_metadata_and_card_of_a_bundle(saved, shards, tiny, tmp_path, monkeypatch):

@@ -2,8 +2,6 @@
 
 import io
 import json
-import pickle
-import zipfile
 from dataclasses import asdict
 
 import numpy as np
@@ -12,7 +10,7 @@ import torch
 from bundles import BOX, make_bundle
 from PIL import Image
 
-from trainer.base.errors import DataError, EvaluationError
+from trainer.base.errors import DataError
 from trainer.config.parsing import to_json
 from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
@@ -90,37 +88,6 @@ def test_models_of_earlier_versions_are_letterboxes(saved, bundle_uri, tiny):
     del tree["loader"]["resize"], tree["loader"]["fill"]
     earlier = loading.load(saved(config=json.dumps(tree)), torch.device("cpu")).square
     assert earlier == bundle.load(bundle_uri).metadata.square == InputSquare(SIZE, "letterbox", 114)
-
-
-class _Marks:
-    """What an unpickler or a program could do: here it writes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (self.path, "w"))
-
-
-def test_a_program_is_opened_only_on_request(bundle_uri, tmp_path):
-    made = tmp_path / "made"
-    (made / "model.onnx").unlink()
-    with zipfile.ZipFile(made / "model.pt2", "w") as archive:
-        archive.writestr("model/data.pkl", pickle.dumps(_Marks(str(tmp_path / "ran"))))
-    metadata = json.loads((made / "model_metadata.json").read_text())
-    metadata["formats"] = {"torch-export": {"files": ["model.pt2"]}}
-    (made / "model_metadata.json").write_text(json.dumps(metadata))
-    bundle.seal(made)
-    with pytest.raises(EvaluationError, match="can execute code") as caught:
-        open_bundle(bundle.load(bundle_uri), "torch-export")
-    assert "--run-code" in caught.value.fix and "onnx" in caught.value.fix
-    # On request it is opened: the runtime itself refuses this file.
-    with pytest.raises(Exception) as opened:
-        open_bundle(bundle.load(bundle_uri), "torch-export", run_code=True)
-    assert "can execute code" not in str(opened.value)
-    with pytest.raises(EvaluationError, match="can execute code") as caught:
-        loading.load(str(made / "model.pt2"), torch.device("cpu"))
-    assert "evaluation.run_code" in caught.value.fix
 
 
 def test_a_box_of_no_width_is_not_drawn():

@@ -27,14 +27,7 @@ def test_a_triton_repository(bundle_uri, tmp_path):
     )
 
 
-def test_files_of_another_format_are_deleted(bundle_uri, tmp_path):
-    (tmp_path / "triton/pets/1").mkdir(parents=True)
-    (tmp_path / "triton/pets/1/model.xml").write_text("of OpenVINO")
-    write_triton(bundle.load(bundle_uri), str(tmp_path / "triton"))
-    assert [path.name for path in (tmp_path / "triton/pets/1").iterdir()] == ["model.onnx"]
-
-
-@pytest.mark.parametrize("kind", ["onnx-int8", "torch-export", "nonsense"])
+@pytest.mark.parametrize("kind", ["onnx-int8", "raw", "nonsense"])
 def test_a_missing_format_is_refused(bundle_uri, tmp_path, kind):
     with pytest.raises(ExportError, match=f"no format {kind} that Triton serves"):
         write_triton(bundle.load(bundle_uri), str(tmp_path / "triton"), kind=kind)

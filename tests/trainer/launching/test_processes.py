@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_processes")]
 AUGMENTED = {
     "loader__sizes": [96, 128], "loader__mosaic": 0.5, "loader__mixup": 0.3, "loader__plain_epochs": 1,
     "loader__sampling": "class_balanced", "train__patience": 5, "train__lr_batch": 10,
-    "train__find_batch_size": True,
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def config(tiny):
 
 @pytest.mark.slow
 def test_a_toy_of_one_file_and_one_line_lives_the_whole_life(config, shards, tmp_path):
-    lived = live(config, shards, tmp_path, 7, ["onnx"])
+    lived = live(config, shards, tmp_path, 7)
     assert set(lived["formats"]) == {"onnx"}
     rows = [row for row in read_rows(str(tmp_path / "whole")) if row["kind"] == "train"]
     assert all(row["loss"] == pytest.approx(row["loss_objects"] + row["loss_boxes"]) for row in rows)

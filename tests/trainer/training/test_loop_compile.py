@@ -10,8 +10,6 @@ from trainer.launching.distributed import SINGLE, World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.training import loop
-from trainer.training.loop import train
 from trainer.training.step import compile_detector
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -86,44 +84,6 @@ def test_the_host_waits_for_nothing_in_a_step_on_a_gpu(setting, passes, shards, 
     assert fused_functions._Choice.compiles == (setting != "off")
 
 
-@CPU_COMPILER
-@pytest.mark.slow
-@pytest.mark.extra
-def test_compiled_code_outlives_the_process(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one"))
-    uri = str(tmp_path / "run" / "compiled.bin")
-    assert not loop.load_compiled(uri)
-    torch.compile(lambda x: (x * 2 + 1).sin())(torch.ones(8))
-    assert loop.save_compiled(uri)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "two"))
-    assert loop.load_compiled(uri) and any((tmp_path / "two").rglob("*"))
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_compiled_code_is_loaded_and_saved_on_request(asked, shards, tiny, tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(loop, "load_compiled", lambda uri: calls.append("load"))
-    monkeypatch.setattr(loop, "save_compiled", lambda uri: calls.append("save") or True)
-    train(tiny(train__epochs=2, train__compile_cache=asked), shards, str(tmp_path))
-    assert calls == (["load", "save"] if asked else [])
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="torch without NCCL cannot")
-@pytest.mark.parametrize("passes", [1, 2])
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.usefixtures("process_group")
-def test_gradients_are_exchanged_as_the_setting_says(compressed, passes, shards, tiny, tmp_path):
-    """What comes back of bf16 is numbers of bf16; sums over passes are made in fp32, before."""
-    config = tiny(
-        train__precision="fp32", train__batch_size=2, train__global_batch=4 * passes,
-        train__gradient_compression=compressed, train__clip_norm=0.0,
-    )  # fmt: skip
-    # One of two by its own account: its share of the images, and a model that exchanges gradients.
-    _, gradients = gradients_of(config, shards, str(tmp_path), World(0, 2, torch.device("cpu")), 2)
-    assert gradients.abs().max() > 0
-    assert torch.equal(gradients, gradients.bfloat16().float()) == compressed
-
-
 NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
 
 
@@ -188,12 +148,6 @@ def test_the_network_is_compiled_as_asked(setting, device, modes, graphs, monkey
     assert calls == [(detector.trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
     assert (detector._compiled_trunk is not None) == bool(modes)
     assert fused_functions._Choice.compiles == (setting != "off")
-
-
-def test_compiled_code_of_another_torch_is_not_used(tmp_path, caplog):
-    (tmp_path / "compiled.bin").write_bytes(b"of another torch")
-    assert not loop.load_compiled(str(tmp_path / "compiled.bin"))
-    assert "compiling again" in caplog.text
 
 
 @pytest.mark.slow

@@ -5,13 +5,11 @@ import copy
 import pytest
 import torch
 from steps import losing, steps_of, with_one_broken_loss
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from waiting import Arrived, Counter
 
-from trainer.base.errors import ConfigError, TrainingError
+from trainer.base.errors import TrainingError
 from trainer.launching.distributed import SINGLE
-from trainer.training.step import compress_gradients, guard_step
+from trainer.training.step import guard_step
 
 
 @pytest.mark.parametrize(
@@ -132,9 +130,3 @@ def test_a_broken_step_does_not_change_weights_and_optimizer(kind, bad):
     first, second, third = history
     assert torch.equal(first[0], second[0]) and not torch.equal(second[0], third[0])
     assert all(torch.equal(value, second[1][name]) for name, value in first[1].items() if value is not None)
-
-
-def test_a_torch_that_cannot_send_bf16_is_named(process_group, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(ConfigError, match=r"train\.gradient_compression: torch .* cannot send bf16"):
-        compress_gradients(DistributedDataParallel(nn.Linear(3, 1)))

@@ -64,8 +64,7 @@ def narrow(tiny):
 def test_a_whole_life(architecture, narrow, shards, tmp_path):
     """Trained, stopped and resumed to the same bits, evaluated and exported."""
     config = narrow(architecture, train__epochs=1, train__lr=1e-3, train__clip_norm=0.5)
-    formats = ["onnx", "torch-export"] if architecture == "rtdetr" else ["onnx"]
-    lived = live(config, shards, tmp_path, 3, formats)
+    lived = live(config, shards, tmp_path, 3)
     check = lived["formats"]["onnx"]
     assert check["images"] == 4 and check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 1e-3
     if "model.width" in NARROW[architecture]:
