@@ -118,8 +118,7 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
         raise ConfigError(
             f"{name!r} is not a known model, run or image in {data_root}",
             fix="`kubedet model list` shows models; a run has the name of its folder; an image has its "
-            "key or "
-            "file name. Runs and images are recorded since version 0.2.0",
+            "key or file name",
         )
     seen = []
     for fingerprint, rows in results.items():

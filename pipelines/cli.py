@@ -44,15 +44,6 @@ SUMMARIES = {name: text for group in _GROUPS.values() for name, text in group.it
 
 _WIDTH = max(map(len, SUMMARIES))
 
-_SUCCESSORS = {
-    "compile": "cluster compile", "manifests": "cluster manifests", "menu": "job menu", "prune": "data prune",
-    "trace": "model trace", "schedule --cron": "schedule create", "schedule --run-now": "schedule run",
-    "schedule --list": "schedule list", "schedule --pause": "schedule pause",
-    "schedule --resume": "schedule resume", "schedule --history": "schedule history",
-    "schedule --delete": "schedule delete",
-}  # fmt: skip
-"""Successors of commands and options of earlier versions, which still work."""
-
 _SHARED = {"serve": "predict", "compare": "evaluate", "tune": "submit", "weights": "recipes"}
 """Modules whose `add_COMMAND` declares a second command."""
 
@@ -95,15 +86,6 @@ def _run(arguments: list[str]) -> int:
 
         print(f"kubedet {version('kubedet')}")
         return 0
-    command, *rest = arguments
-    has_verb = rest and not rest[0].startswith("-")
-    for word in ("", *([] if has_verb else rest)):
-        before = f"{command} {word}".strip()
-        if now := _SUCCESSORS.get(before):
-            print(f"warning: `kubedet {before}` is now `kubedet {now}`", file=sys.stderr)
-            others = (each for each in rest if each != word or word == "--cron")
-            arguments = [*now.split(), *others]
-            break
     if arguments[0] not in SUMMARIES:
         raise ConfigError(
             f"unknown command {arguments[0][:60]!r}",

@@ -71,7 +71,7 @@ def make_bundle(
         "classes": classes,
         "input": {
             "name": "images", "dtype": "uint8", "shape": ["batch", 3, SIZE, SIZE], "input_size": SIZE,
-            "preprocessing": "a rule",
+            "resize": "letterbox", "fill": 114, "preprocessing": "a rule",
         },
         "outputs": {
             "names": ["boxes", "scores", "labels", "num"], "rows": ROWS, "boxes": "b", "scores": "s",

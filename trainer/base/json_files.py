@@ -1,7 +1,7 @@
 """JSON files of kubedet: written with their own hash as the last key, read strictly.
 
 `"file_sha256"` is the hash of the whole text with 64 zeros in its place, so copies can be checked too. Files
-of earlier versions have no such key.
+of others have no such key.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Form:
     # a required and an optional key, and any others.
     shape: Any = None
     remedy: str = _WRITE_AGAIN
-    version_key: str = "version"  # another key of the version, which files of earlier versions lack
+    version_key: str = "version"  # the key of the version
 
 
 def encode(obj: Any, indent: int | None = None) -> bytes:
@@ -80,7 +80,7 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
         raise FormError(f"{uri}: its kind is {excerpt(obj.get('kind'))}, not {form.kind!r}", fix=remedy)
     if form.version:
         key = form.version_key
-        version = obj.get(key, 1 if key != "version" else None)
+        version = obj.get(key)
         if type(version) is not int or version < 1:
             raise FormError(f"{uri}: {key} is {excerpt(version)}, which is not a positive number", fix=remedy)
         if version > form.version:

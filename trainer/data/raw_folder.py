@@ -149,9 +149,9 @@ class RawManifest:
     categories: list[Category]
     hierarchy: dict[str, list[int]]  # Labels of all categories above one, by its label as text.
     problems: dict[str, Cases]
+    settings: dict[str, Any]  # Keys of `data` that it was made with.
     tables: dict[str, str] = field(default_factory=dict)  # sha256 of the table of each split.
     warnings: list[str] | None = None  # See `trainer.data.plausibility`; None if it was not checked.
-    settings: dict[str, Any] | None = None  # Keys of `data` that it was made with; None before 0.2.
     uri: str = ""  # Of the folder.
     content: str = ""  # Digest of the fetched images, see `content_digest`; empty in a plan.
     sums: str = ""  # sha256 of the file of rows of SUM.

@@ -93,6 +93,7 @@ class ShardIndex:
     splits: dict[str, ShardSplit]
     problems: dict[str, int]
     class_counts: dict[str, dict[str, int]]  # Boxes of each class by name, of each split.
+    settings: dict[str, Any]  # Keys of `data` that they were made with.
     kind: str = "shards"
     version: int = VERSION
     uri: str = ""  # Not stored, because a folder may be moved.
@@ -102,7 +103,6 @@ class ShardIndex:
     quarantined: list[Quarantined] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)  # Tables of samples and ground truth, by name.
-    settings: dict[str, Any] | None = None  # Keys of `data` that they were made with; None before 0.2.
     content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.content_digest`.
 
     @property
@@ -137,7 +137,7 @@ class Sidecar:
     problems: dict[str, Cases]
     statistics: SplitStatistics
     rows: list[Any]  # `samples.IndexedRecord` of each sample, not checked when it is loaded.
-    hashes: str = ""  # See `plausibility.picture_hash`, in base64; empty in older files.
+    hashes: str  # See `plausibility.picture_hash`, in base64.
 
     def write(self, folder: str, name: str) -> None:
         """Write it next to its shard of that name (without extension)."""

@@ -525,9 +525,7 @@ class _Split:
         for name, sidecar in zip(self.names, shard_folder.sidecars(self._uri, self.names), strict=True):
             rows = [(len(self._shards), *(row[column] for column in columns[1:])) for row in sidecar.rows]
             self._rows.append(np.array(rows, dtype=SAMPLE))
-            # Shards of older versions have no hashes.
-            hashes = base64.b64decode(sidecar.hashes) or plausibility.NO_HASH * len(rows)
-            self.hashes.append(plausibility.hashes_of(hashes))
+            self.hashes.append(plausibility.hashes_of(base64.b64decode(sidecar.hashes)))
             samples, boxes, size = sidecar.samples, sidecar.boxes, sidecar.bytes
             self._shards.append(shard_folder.Shard(f"{name}.tar", samples, boxes, size, sidecar.sha256))
             self.statistics += sidecar.statistics

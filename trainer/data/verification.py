@@ -224,7 +224,7 @@ def repair(text: str, threads: int = 0) -> Verified:
         raise ConfigError(f"{text} is neither shards nor raw images", fix=_FOLDER_FIX)
     elif problems := verify(folder, threads).problems:
         index = read_index(folder)
-        config = _config(folder, index.settings if index.content else None)
+        config = _config(index.settings)
         data_root = data_root_of(folder)
         raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
         if raw.content != index.content:
@@ -246,7 +246,7 @@ def _repair_raw(folder: str, threads: int) -> None:
         planned = raw_folder.read_manifest(folder, raw_folder.PLAN)
     except (DamagedError, FormError):
         planned = raw_folder.read_manifest(folder)
-    config = _config(folder, planned.settings)
+    config = _config(planned.settings)
     data_root = data_root_of(folder)
     raw = download(planned.source, data_root, config)
     if raw.uri != folder:
@@ -268,7 +268,5 @@ def _repair_raw(folder: str, threads: int) -> None:
         download(planned.source, data_root, config)
 
 
-def _config(folder: str, settings: dict[str, Any] | None) -> DataConfig:
-    if settings is None:
-        raise DataError(f"{folder} was written by an older version, without its settings", fix=_RUN_AGAIN_FIX)
+def _config(settings: dict[str, Any]) -> DataConfig:
     return replace(DataConfig(), **settings, max_bad_fraction=1.0)

@@ -24,7 +24,7 @@ from trainer import storage
 from trainer.base.errors import ExportError, FormError, StorageError, install_extra, translated
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import temporary_folder
-from trainer.config.types import FILL, RESIZES, InputSquare
+from trainer.config.types import RESIZES, InputSquare
 
 METADATA = "model_metadata.json"
 WEIGHTS = "model.safetensors"
@@ -40,7 +40,7 @@ FORM = storage.Form(
         "model_version": str,
         "created": str,
         "classes": [{"id": int, "name": str}],
-        "input": {"input_size": int},
+        "input": {"input_size": int, "resize": str, "fill": int},
         "outputs": {},
         "thresholds": {},
         "formats": {"*": {"files": [str]}},
@@ -169,8 +169,7 @@ def load(uri: str) -> Bundle:
     with _verified(uri, checksums, [METADATA]):
         record = storage.read_json(storage.join(uri, METADATA), FORM)
     origin, scored, taken = record["trained_on"], record["metrics"], record["input"]
-    # Older bundles name only the size.
-    square = InputSquare(taken["input_size"], taken.get("resize", "letterbox"), taken.get("fill", FILL))
+    square = InputSquare(taken["input_size"], taken["resize"], taken["fill"])
     metadata = Metadata(
         name=record["name"], model_version=record["model_version"], created=record["created"],
         classes=record["classes"], square=square,
@@ -192,7 +191,7 @@ def load(uri: str) -> Bundle:
         problems.append(f"input.input_size is {square.size}, not 1 to {_MAX_INPUT_SIZE}")
     if square.resize not in RESIZES:
         problems.append(f"input.resize is {square.resize!r:.60}, not {' or '.join(RESIZES)}")
-    if not isinstance(square.fill, int) or not 0 <= square.fill <= 255:
+    if not 0 <= square.fill <= 255:
         problems.append(f"input.fill is {square.fill!r:.60}, not 0 to 255")
     if sorted(ids) != list(range(len(ids))) or not ids:
         problems.append("the ids of classes are not 0, 1, 2, ...")

@@ -123,31 +123,26 @@ def read(uri: str) -> State:
             f"{uri} is not a kubedet checkpoint",
             fix="use a file that `train` wrote; set model.weights for plain weights",
         )
-    if sealed is None:
+    if not sealed:
         raise DamagedCheckpoint(f"checkpoint {uri} is damaged: its end was changed", fix=_CHECKPOINT_FIX)
     check_shape(uri, state, {"step": int}, _CHECKPOINT_FIX)
     return state
 
 
 def check(uri: str) -> None:
-    """Compare a checkpoint with its hash, without loading it; one without a hash is loaded."""
+    """Compare a checkpoint with its hash, without loading it; raises as `read`."""
     if not _check_seal(storage.local_copy(uri), uri):
         read(uri)
 
 
-def _check_seal(path: Path, uri: str) -> bool | None:
-    """Compare a checkpoint with its hash; returns whether it has one, None if it is truncated.
-
-    Earlier versions wrote none: their files end with the archive's last record.
-    """
+def _check_seal(path: Path, uri: str) -> bool:
+    """Compare a checkpoint with its hash; returns whether it has one."""
     with translate_oserror(uri, "read"), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _END_BYTES - _SEAL_BYTES))
         tail = file.read()
-        if tail[-_END_BYTES:].startswith(b"PK\5\6") and tail.endswith(b"\0\0"):
-            return False
         if not tail[_END_BYTES:].startswith(_SEAL):
-            return None
+            return False
         digest, left = hashlib.sha256(), size - 64
         file.seek(0)
         while left:

@@ -252,9 +252,7 @@ def look_up(uri: str, data_root: str) -> MirroredWeights:
         manifest = storage.join(place, _MANIFEST)
         if not storage.exists(manifest):
             return MirroredWeights(uri, None, False)
-        # Earlier versions listed the model's configuration as well; a file of the web may have any name.
-        files = {item["name"]: item for item in storage.read_json(manifest)["files"]}
-        item = files.get(_TENSORS) or next(iter(files.values()))
+        (item,) = storage.read_json(manifest)["files"]
         file = PublishedFile(item["name"], item["url"], item["sha256"], item["size"])
     return MirroredWeights(uri, file, storage.exists(storage.join(place, file.name)))
 

@@ -49,25 +49,6 @@ def test_the_help_fits_a_small_screen_and_loads_no_command():
     assert loaded == "False" and float(seconds) < 0.3
 
 
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        (["compile", "--help"], "cluster compile"),
-        (["manifests", "--help"], "cluster manifests"),
-        (["trace", "--help"], "model trace"),
-        (["schedule", "--name", "a", "--cron", "0 2 * * *", "--help"], "schedule create"),
-        (["schedule", "--name", "a", "--run-now", "--help"], "schedule run"),
-        (["schedule", "--delete", "--help"], "schedule delete"),
-    ],
-)
-def test_former_spellings_work_and_name_their_successors(before, now, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(before)
-    shown = capsys.readouterr()
-    assert ended.value.code == 0 and shown.out.startswith(f"usage: kubedet {now} ")
-    assert f"is now `kubedet {now}`" in shown.err
-
-
 @pytest.mark.parametrize("words", [["job"], ["data"], ["model"], ["schedule"]])
 def test_a_command_without_a_verb_lists_its_verbs(words, capsys):
     text = error_text(capsys, *words)

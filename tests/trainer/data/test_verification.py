@@ -1,13 +1,11 @@
 """Lost or damaged files of a data root are named, and repaired by the same command or `verify --repair`."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 from fault_table import contents
 
-from trainer import storage
 from trainer.base.errors import DataError, KubedetError
 from trainer.data.download import download
 from trainer.data.shards import shard
@@ -136,26 +134,3 @@ def test_verify_finds_every_flip_and_repairs_it(prepared):
         check(verify(str(raw)))
     check(repair(str(raw)))
     assert contents(raw, images, shards) == before
-
-
-def test_a_data_root_of_an_earlier_program_goes_on_where_it_is(prepared, fifteen_images):
-    prepare, raw, shards = prepared
-    root = raw.parent.parent
-    added = ("tables", "sums", "unfetched", "files", "settings", "content")
-    for path in (raw / "plan.json", raw / "manifest.json", shards / "index.json"):
-        record = storage.read_json(str(path))
-        record["uri"] = str(path.parent)
-        if "images" in record:
-            record["images"] = str(root / record["images"])
-        for key in added:
-            if path.parent != raw or key != "content":
-                record.pop(key, None)
-        path.write_text(json.dumps(record))
-    for path in raw.glob("sums-*"):
-        path.unlink()
-    before = contents(raw, shards)
-    found, index = prepare()
-    assert contents(raw, shards) == before
-    assert found.images == str(next((root / "images").iterdir())) and index.uri == str(shards)
-    check(verify(str(shards)))
-    check(verify(str(raw)))

@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -81,13 +80,6 @@ def test_the_way_of_resizing_follows_the_model(saved, shards, tiny, tmp_path, mo
         square_pixels, scales = preprocess(pixels.permute(1, 2, 0).numpy(), *square)
         assert scales == pytest.approx(1 / factors)
         assert detection.score == pytest.approx(square_pixels.float().mean().item() / 255, abs=1e-5)
-
-
-def test_models_of_earlier_versions_are_letterboxes(saved, bundle_uri, tiny):
-    tree = asdict(tiny())
-    del tree["loader"]["resize"], tree["loader"]["fill"]
-    earlier = loading.load(saved(config=json.dumps(tree)), torch.device("cpu")).square
-    assert earlier == bundle.load(bundle_uri).metadata.square == InputSquare(SIZE, "letterbox", 114)
 
 
 def test_a_box_of_no_width_is_not_drawn():

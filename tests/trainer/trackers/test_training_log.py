@@ -1,7 +1,5 @@
 """metrics.jsonl: each row is read as it was written, or left out and told of."""
 
-import json
-
 import pytest
 
 from trainer.trackers.training_log import METRICS, TrainingLog, read_rows
@@ -35,12 +33,3 @@ def test_every_flipped_bit_costs_its_row_alone(written, caplog):
 def test_a_torn_last_row_is_no_damage(written, caplog):
     written.write_bytes(written.read_bytes()[:-20])
     assert len(read_rows(str(written.parent))) == 4 and not caplog.text
-
-
-def test_rows_of_an_earlier_program_are_read_and_sealed_by_the_next_run(written):
-    folder = str(written.parent)
-    rows = read_rows(folder)
-    written.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_rows(folder) == rows
-    TrainingLog(folder, 3).close()
-    assert read_rows(folder) == rows[:3] and written.read_text().count("crc32") == 3

@@ -129,11 +129,6 @@ def test_a_flip_in_the_seal_itself_is_noticed(contents, tmp_path):
             checkpoint.read(str(path))
 
 
-def test_a_checkpoint_without_a_hash_is_read_as_before(contents, tmp_path):
-    torch.save({"version": checkpoint.VERSION, **contents}, tmp_path / "old.pt")
-    assert checkpoint.read(str(tmp_path / "old.pt"))["step"] == 3
-
-
 def test_a_damaged_newest_gives_way_to_the_one_before_but_want_of_memory_does_not(
     contents, tmp_path, monkeypatch
 ):

@@ -151,20 +151,6 @@ def test_a_model_of_the_hub_is_mirrored_and_repaired(weights_server, tmp_path):
         obtain("hf:org/name", str(tmp_path))
 
 
-def test_a_mirror_of_an_earlier_version_with_further_files(weights_server, tmp_path):
-    place = tmp_path / "weights/hf/org/name/main"
-    place.mkdir(parents=True)
-    contents = {"config.json": b"{}", "model.safetensors": safetensors.torch.save(TENSORS)}
-    files = []
-    for name, content in contents.items():
-        (place / name).write_bytes(content)
-        digest = hashlib.sha256(content).hexdigest()
-        files.append({"name": name, "url": "u", "sha256": digest, "size": 1, "git_sha1": "0"})
-    (place / "files.json").write_text(json.dumps({"kind": "weights", "version": 1, "files": files}))
-    assert list(obtain("hf:org/name", str(tmp_path)).state()) == ["conv1.weight"]
-    assert not weights_server.requests
-
-
 def test_an_interrupted_fetch_is_not_complete(weights_server, tmp_path):
     weights_server.add_model("org/name", {"model.safetensors": b"x"})
     cut_off = next(path for path in weights_server.files if path.endswith("/model.safetensors"))
