@@ -75,9 +75,9 @@ def add(commands: Commands) -> None:
 def _add_changing(verbs: Commands) -> None:
     merge = verb(
         verbs, "merge", _merge, "merge a set with corrections of it",
-        "Write a new COCO set of a set and of corrections, such as the page of `kubedet serve` exports, or "
-        "of any other set. Classes are matched by name. An image in both (with the same bytes) gets the "
-        "boxes of the correction and stays in its split; new images are added to train.",
+        "Write a new COCO set of a set and of corrections of it, as a labelling tool exports them. Classes "
+        "are matched by name. An image in both (with the same bytes) gets the boxes of the correction and "
+        "stays in its split; new images are added to train.",
     )  # fmt: skip
     merge.add_argument("set", metavar="SET", help="the data set, in the format of --source of `kubedet run`")
     text = "more sets, e.g. corrections.zip; if several have an image, the last one wins"

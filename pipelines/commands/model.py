@@ -46,14 +46,6 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     options.add_published(trace)
     option(trace, "--json", "print the result as JSON")
-    layout = verb(verbs, "layout", _layout, "write a Triton repository and a KServe service")
-    options.add_model(layout)
-    option(layout, "-o --output URI", "folder to write to", required=True)
-    option(layout, "--format F", "onnx or onnx-int8", "onnx", dest="kind")
-    option(layout, "--max-batch N", "largest batch", 8)
-    text = "URI of the Triton repository for KServe (default: --output, if that is in a bucket)"
-    option(layout, "--storage-uri URI", text)
-    option(layout, "--service-account NAME", "service account with the bucket's keys")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -152,28 +144,6 @@ def _trace(arguments: argparse.Namespace) -> int:
                 shown = ", ".join(map(str, value)) if isinstance(value, list) else value
                 text = json.dumps(shown) if isinstance(shown, dict | bool) else str(shown)
                 show(f"{key.replace('_', ' '):<13} {text}")
-    return 0
-
-
-def _layout(options: argparse.Namespace) -> int:
-    import yaml
-
-    from trainer import storage
-    from trainer.export.server_layouts import kserve_service, write_triton
-
-    model = _load(options)
-    repository = storage.join(options.output, "triton")
-    place = options.storage_uri or ("" if storage.is_local(repository) else repository)
-    # First, because it may refuse the URI.
-    service = kserve_service(model.metadata, place, options.service_account) if place else {}
-    written = write_triton(model, repository, kind=options.kind, max_batch=options.max_batch)
-    show(f"Triton: {written}")
-    if not place:
-        show("KServe: not written; give --storage-uri, the bucket or volume that will hold triton/")
-        return 0
-    uri = storage.join(options.output, "kserve.yaml")
-    storage.write_bytes(uri, yaml.safe_dump(service, sort_keys=False).encode())
-    show(f"KServe: {uri}")
     return 0
 
 

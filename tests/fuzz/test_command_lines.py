@@ -117,7 +117,6 @@ COMMANDS = (
     ("model", "promote", "{}", "v1"),
     ("model", "promote", "x", "{}"),
     ("model", "rollback", "{}"),
-    ("model", "layout", "{}", "-o", NOWHERE),
     ("serve", "{}", "--port", "0"),
     ("serve", NOWHERE, "--port", "{}"),
     ("job", "render", "--spec", "{}"),

@@ -27,7 +27,7 @@ def all_commands(root: str, capsys) -> None:
     assert published_models.current(root, "good")
     for words in (
         ("show", "odd"), ("verify", "odd"), ("show", "odd@v1"), ("rollback", "odd"),
-        ("layout", "odd", "-o", f"{root}/out"), ("promote", "odd", "v1"),
+        ("promote", "odd", "v1"),
     ):  # fmt: skip
         refused("model", *words, "--data-root", root, capsys=capsys)
 

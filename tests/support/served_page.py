@@ -1,13 +1,11 @@
-"""The page of the local server as a test uses it: images dropped on it, what it shows, what it gives."""
+"""The page of the local server as a test uses it: images dropped on it, and what it shows."""
 
 import base64
 import io
-import json
-import zipfile
 
 from PIL import Image
 
-BOXES = "#boxes .box[tabindex]"
+BOXES = "#boxes .side"
 ROWS = "#found tbody tr"
 DROP = """files => {
   const carried = new DataTransfer();
@@ -36,21 +34,6 @@ def drop(page, *files):
 def boxes(page):
     """Names and corners of the boxes of the table."""
     return [
-        (line.locator("select option:checked").inner_text(), line.locator("td").nth(2).inner_text())
+        (line.locator("td").nth(0).inner_text().strip(), line.locator("td").nth(2).inner_text())
         for line in page.locator(ROWS).all()
     ]
-
-
-def draw_with_keys(page, count):
-    """Draw boxes without a mouse: each where the page puts one."""
-    for _ in range(count):
-        page.get_by_role("button", name="Draw a box").focus()
-        page.keyboard.press("Enter")
-
-
-def corrections(page):
-    with page.expect_download() as download:
-        page.click("#export")
-    archive = zipfile.ZipFile(download.value.path())
-    assert archive.testzip() is None
-    return download.value, archive, json.loads(archive.read("annotations/instances_train.json"))

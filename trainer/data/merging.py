@@ -32,7 +32,7 @@ from trainer.data.sources.source import Category, Source
 
 _READ_AHEAD = 32  # Images that are read at the same time.
 _MAX_BAD_FRACTION = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
-SAME_PLACE = 0.9  # IoU from which two boxes are in the same place; as in page/corrections.js.
+SAME_PLACE = 0.9  # IoU from which two boxes are in the same place.
 _MAX_SIDE, _JPEG_QUALITY = 65_535, 95
 
 

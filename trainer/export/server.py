@@ -1,7 +1,7 @@
 """A small local server to try one model: the Open Inference Protocol v2, and a page.
 
-Not for production: one request at a time, no authentication. Triton and KServe (`kubedet model layout`)
-speak the same protocol.
+Not for production: one request at a time, no authentication. Triton and KServe speak the same
+protocol.
 """
 
 import os

@@ -105,7 +105,7 @@ def test_a_changed_byte_is_refused_by_every_command(kubedet, published, images, 
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     commands = [
-        "model verify pets", "model promote pets v2", "model layout pets -o out", "serve pets --port 0",
+        "model verify pets", "model promote pets v2", "serve pets --port 0",
         "predict pets images -o out",
     ]  # fmt: skip
     for words in map(str.split, commands):

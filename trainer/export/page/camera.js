@@ -1,9 +1,9 @@
 // Detections in the pictures of a camera.
 "use strict";
-import {timestamp} from "./corrections.js";
 import {draw} from "./drawing.js";
 
 const LARGEST = 1280;
+const timestamp = () => new Date().toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
 
 const REASONS = {
   NotAllowedError: "The camera was refused: allow it for this page in the browser's settings, and try again.",
