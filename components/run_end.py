@@ -54,6 +54,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     if reason and (ended or not failed):
         parts.insert(0, reason.replace("\n", "\n\n") + "\n")
     Path(path).write_text("\n".join([f"# Outcome: {event}\n", *parts]))
+    logger.info("outcome: %s", f"{event}: {reason}" if reason else event)
     for failure in failed:
         logger.error("%s failed: %s", failure.step, failure.message)
     try:

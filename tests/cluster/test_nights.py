@@ -51,6 +51,8 @@ def test_six_firings_of_a_source_that_grows(host, cluster, pipeline_work, user):
         said = runs.log(one, "prepare")
         assert ("nothing new since" in said) == (seen[1] == "b"), said
         assert "freed" in said, said
+        outcome = "nothing new" if seen[1] == "b" else "held back" if seen == "3a" else "passed"
+        assert f"outcome: {outcome}" in runs.log(one, "cleanup"), seen
     assert "whose model was held back" in runs.log(ids[5], "prepare")
     left = _probe(user, runs.work)
     assert left["trained"] == [ids[0], ids[2], ids[4]] and left["published"] == 2
