@@ -1,19 +1,18 @@
 """What was made from what: `<data_root>/lineage/` has a small record of every training and every version.
 
     runs/<run>.json                written before a training begins: its folder, data, source, settings, code
-    images/<run>.json              the images that its containers really ran
     models/<name>@<version>.json   written when a version is published: its run, and where it is registered
     verdicts/<run>.json            written when the gate has decided: whether it passed, and its metrics
     nothing_new/<run id>.json      written when a run ends before its training, with the reason
 
 Locations below the data root are relative to it. Records outlive the data they describe. Each contains its
-own hash, except those of early versions.
+own hash.
 """
 
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version as package_version
 from typing import Any, ClassVar, Self
@@ -121,16 +120,6 @@ class RunRecord(StepRecord, folder="runs", kind="run", remedy="resume the run, o
         """Return the URI of the run's folder."""
         is_absolute = "://" in self.output or self.output.startswith("/")
         return self.output if is_absolute else storage.join(data_root, self.output)
-
-
-@dataclass(frozen=True)
-class ImagesRecord(StepRecord, folder="images", kind="images", remedy="the run writes it again"):
-    """The images that a run actually used, each `name@sha256:...`; the train step writes it."""
-
-    run: str
-    step: list[str] = field(default_factory=list)  # Of the train step's own container.
-    training: list[str] = field(default_factory=list)
-    """Digests in the pods that trained: several if an image was replaced under its name."""
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,15 @@
 """The work of the train step: describe the job, run it by a launcher, and return its result."""
 
 import logging
-import os
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from components import auto_schedule, data_versions, jobs, launchers, records, starting_weights
 from components.jobs import Request
-from components.launchers.backend import JobStatus
 from components.launchers.spec import JobSpec, with_heartbeat
-from components.records import ImagesRecord
 from trainer import storage
-from trainer.base.errors import ConfigError, KubedetError, LaunchError
+from trainer.base.errors import ConfigError, LaunchError
 from trainer.config import parsing
 from trainer.config.schema import MINUTES
 from trainer.config.types import Overrides
@@ -51,9 +48,7 @@ def train(
         config = storage.join(folder, "config.json")
         weights = parsing.read(config).model.weights
         records.record_run(data_root, folder, request.run_id, data, recipe, overrides, weights)
-        images = Images(data_root, records.name_of(folder))
-        images.note_own()
-        launchers.run(request.launcher, spec, images.note_pods)
+        launchers.run(request.launcher, spec)
     report = storage.join(folder, "train", "result.json")
     if not storage.exists(report):
         if in_pods and spec.restart_policy == "OnFailure":
@@ -160,38 +155,3 @@ def _choose_weights(recipe: str, overrides: Overrides, data_root: str) -> dict[s
     if values:
         print("from the weights: " + ", ".join(f"{key}={value}" for key, value in values.items()))
     return {"chosen": values}
-
-
-class Images:
-    """Records the images that a run really runs, as soon as they are seen; a failure ends no training."""
-
-    def __init__(self, data_root: str, run: str) -> None:
-        self._data_root, self._seen = data_root, ImagesRecord(run)
-
-    def note_own(self) -> None:
-        """Record the image of this process's own pod, if it is in one and may read it."""
-        if "KUBERNETES_SERVICE_HOST" not in os.environ:
-            return
-        from components.launchers.cluster import client, own_pod
-
-        try:
-            self._note(self._seen.step, {own_pod.read_image_id(client.connect())})
-        except KubedetError as error:
-            logger.info("the digest of this pod's image is unknown: %s", error)
-
-    def note_pods(self, status: JobStatus) -> None:
-        """Record the images of a job's pods."""
-        self._note(self._seen.training, {pod.image_id for pod in status.pods})
-
-    def _note(self, seen: list[str], images: set[str]) -> None:
-        new = images - {"", *seen}
-        if not new:
-            return
-        seen.extend(new)  # Even if it cannot be written: no later status tries again.
-        run = self._seen.run
-        try:
-            before = ImagesRecord.find(self._data_root, run) or ImagesRecord(run)
-            step, training = {*before.step, *self._seen.step}, {*before.training, *self._seen.training}
-            ImagesRecord(run, sorted(step), sorted(training)).write(self._data_root)
-        except KubedetError as error:
-            logger.warning("the digests of the images are not kept: %s", error.message)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components import records
-from components.records import KEY, ImagesRecord, PublishedRecord, RunRecord, VerdictRecord, below
+from components.records import KEY, PublishedRecord, RunRecord, VerdictRecord, below
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.data import exclusions
@@ -141,9 +141,6 @@ def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
     keys = ("run", "run_id", "output", "recipe", "overrides", "weights", "started", KEY)
     description = {key: getattr(record, key) for key in keys}
     description |= {"run_code": record.code, "models": freed + exported, "freed": freed}
-    ran = ImagesRecord.find(data_root, record.run) or ImagesRecord(record.run)
-    images = {"step": ran.step, "training": ran.training}
-    description["run_images"] = {pod: digests for pod, digests in images.items() if digests}
     description |= _trace_shards(record.fingerprint, data_root)
     return description | {"raw": record.raw, "source": record.source}
 

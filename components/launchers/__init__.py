@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.launchers.backend import JobStatus, Look, Phase
+from components.launchers.backend import JobStatus, Phase
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError
 
@@ -42,8 +42,8 @@ def entry(launcher: str) -> Entry:
     return LAUNCHERS[launcher]
 
 
-def run(launcher: str, job: JobSpec, look: Look | None = None) -> None:
-    """Run a training job to its end, its output on stdout; `look` is called with each status of its pods.
+def run(launcher: str, job: JobSpec) -> None:
+    """Run a training job to its end, its output on stdout.
 
     If it failed, a LaunchError has its error or last lines and its `exit_code`; Interrupted means that it was
     stopped and resumes when it is run again.
@@ -51,7 +51,7 @@ def run(launcher: str, job: JobSpec, look: Look | None = None) -> None:
     if entry(launcher).pods:
         from components.launchers.cluster import watch  # Kubernetes' client takes a second.
 
-        watch.run(_backend(launcher, job.namespace), job, look=look)
+        watch.run(_backend(launcher, job.namespace), job)
     else:
         from components.launchers import local
 

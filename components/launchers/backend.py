@@ -1,7 +1,7 @@
 """The interface of the backends that run jobs, and the values that describe a job's status."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -58,7 +58,6 @@ class PodStatus:
     created: str = ""
     ended: str = ""
     image: str = ""  # Of its container, or of the container that the reason is about.
-    image_id: str = ""  # What the container that trains runs, with its digest.
     container: str = ""  # Name of the container that trains.
     before: Ending | None = None  # How the previous container, or the previous pod of its rank, ended.
     leaving: bool = False  # Deleted, within its grace period.
@@ -88,9 +87,6 @@ class JobStatus:
     workflow: str = ""  # Name of the Workflow of the run that it belongs to.
     orphaned: bool = False  # Whether it has not ended although its run has.
     progress: Progress | None = None
-
-
-Look = Callable[[JobStatus], None]  # Called with every status of a watched job.
 
 
 class LogLine(NamedTuple):

@@ -6,7 +6,6 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, Cluster, own_namespace
 from components.launchers.cluster.kinds import Resource
 from components.launchers.cluster.termination import has_ended
@@ -29,7 +28,6 @@ class OwnPod:
     workflow: dict[str, str] | None = None  # An ownerReference: when the Workflow is deleted, so is the job.
     queue: str = ""  # Kueue's queue in its label, which is meant for the task's job.
     name: str = ""
-    image_id: str = ""  # What the step's container runs, with its digest.
 
 
 def read_own_pod(cluster: Cluster) -> OwnPod:
@@ -39,11 +37,6 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
     except ApiError as error:
         logger.warning("the job will have no owner, because this pod cannot be read: %s", error)
         return OwnPod()
-
-
-def read_image_id(cluster: Cluster) -> str:
-    """Return what the step's container in this pod runs, with its digest; "" outside of one. It asks once."""
-    return _read(cluster, glance=True).image_id
 
 
 def delete(cluster: Cluster) -> None:
@@ -104,9 +97,7 @@ def _read(cluster: Cluster, *, glance: bool = False) -> OwnPod:
         for owner in pod.metadata.owner_references or []
         if owner.kind == "Workflow"
     ]
-    statuses = {item.name: item for item in pod.status.container_statuses or []}
     image, queue = next(iter(images.values()), ""), (pod.metadata.labels or {}).get(LABEL_QUEUE, "")
     return OwnPod(
         home.namespace, images.get(_STEP) or image, owners[0] if owners else None, queue, pod.metadata.name,
-        pods.image_id(statuses.get(_STEP)),
     )  # fmt: skip

@@ -56,7 +56,7 @@ def _status(pod: Any, kind: Kind, job: Body) -> PodStatus:
         node=pod.spec.node_name or "", uid=pod.metadata.uid,
         created=_rfc3339(pod.metadata.creation_timestamp), ended=_rfc3339(end.finished_at) if end else "",
         image=next((item.image or "" for item in containers if item.name == culprit), ""),
-        image_id=image_id(container), container=main,
+        container=main,
         before=last_end and Ending(last_end.reason or "", last_end.message or "", last_end.exit_code),
         leaving=bool(pod.metadata.deletion_timestamp) and pod.status.phase not in ("Succeeded", "Failed"),
     )  # fmt: skip
@@ -67,12 +67,6 @@ def main_container(pod: Any) -> tuple[str, Any]:
     name = str((pod.metadata.annotations or {}).get(MAIN) or pod.spec.containers[0].name)
     statuses = pod.status.container_statuses or []
     return name, next((item for item in statuses if item.name == name), None)
-
-
-def image_id(container: Any) -> str:
-    """Return what a container with this status (V1ContainerStatus) runs: `registry/name@sha256:...`."""
-    # Docker put a scheme before it; an image that was never in a registry is a digest alone.
-    return str((container and container.image_id) or "").rpartition("://")[2]
 
 
 def reason_of(pod: Any, main: str = "") -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn
 
-from components.launchers.backend import Backend, Ending, JobStatus, Look, Phase, PodStatus
+from components.launchers.backend import Backend, Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster import kueue
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.pods import describe
@@ -169,7 +169,7 @@ PrintLine = Callable[[str], None]  # Takes a line.
 _print = partial(print, flush=True)
 
 
-def run(backend: Backend, job: JobSpec, out: PrintLine = _print, look: Look | None = None) -> None:
+def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
     """Run a job to its end, or adopt the same one if it runs already.
 
     On SIGTERM or SIGINT the job is deleted before anything else; but if this is a step's pod whose run
@@ -187,7 +187,7 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print, look: Look | No
     with handling(raise_first):
         try:
             submitted = backend.submit(job)
-            Watch(backend, job, submitted, out, look).to_the_end()
+            Watch(backend, job, submitted, out).to_the_end()
             return
         except ApiError as error:
             if submitted is not None and error.transient:
@@ -219,12 +219,10 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print, look: Look | No
 
 
 class Watch:
-    """Watches one job and enforces its limits; `out` takes each line, and `look` each status."""
+    """Watches one job and enforces its limits; `out` takes each line."""
 
-    def __init__(
-        self, backend: Backend, job: JobSpec, fingerprint: str, out: PrintLine, look: Look | None = None
-    ) -> None:
-        self._backend, self._job, self._out, self._onlooker = backend, job, out, look
+    def __init__(self, backend: Backend, job: JobSpec, fingerprint: str, out: PrintLine) -> None:
+        self._backend, self._job, self._out = backend, job, out
         self._hash = fingerprint
         self._hints = Hints(rdma=job.network.profile == "rdma")
         self._last: dict[int, deque[str]] = {}
@@ -270,8 +268,6 @@ class Watch:
 
     def _look(self, status: JobStatus) -> None:
         self._check_identity(status)
-        if self._onlooker:
-            self._onlooker(status)
         before, self._status = self._status, status
         now = time.monotonic()
         if status.phase is not before.phase:
