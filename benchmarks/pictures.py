@@ -63,6 +63,6 @@ def write_large(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -
     split = {"samples": samples, "boxes": 8 * samples, "shards": shards}
     index = {
         "kind": "shards", "version": VERSION, "fingerprint": "", "source": "", "raw_fingerprint": "",
-        "categories": [], "problems": {}, "class_counts": {}, "splits": {"train": split},
+        "categories": [], "problems": {}, "class_counts": {}, "settings": {}, "splits": {"train": split},
     }  # fmt: skip
     (folder / "index.json").write_text(json.dumps(index))
