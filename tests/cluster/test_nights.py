@@ -12,12 +12,13 @@ import json
 from operations import lineage
 from operations import retention
 root = {root!r}
-nights = [record.run_id for record in lineage.runs(root)]
+nights = {{record.run_id: record.data_version for record in lineage.runs(root)}}
 models = [item.version for item in lineage.versions(root)]
 kinds = [name.partition("/")[0] for name in retention.inventory(root)]
 traced = lineage.trace("sample", root)
 print("left " + json.dumps({{
-    "trained": nights, "published": len(models), "without_news": sorted(lineage.without_news(root)),
+    "trained": [*nights], "versions": [*nights.values()],
+    "published": len(models), "without_news": sorted(lineage.without_news(root)),
     "run": traced["run_id"], "counts": {{kind: kinds.count(kind) for kind in set(kinds)}},
 }}))
 """
@@ -56,6 +57,7 @@ def test_six_firings_of_a_source_that_grows(host, cluster, pipeline_work, user):
     assert "whose model was held back" in runs.log(ids[5], "prepare")
     left = _probe(user, runs.work)
     assert left["trained"] == [ids[0], ids[2], ids[4]] and left["published"] == 2
+    assert left["versions"] == [f"{run.scheduled_at:%Y%m%d%H%M%S}" for run in nights[::2]]
     assert {ids[1], ids[3], ids[5]} <= set(left["without_news"]) and left["run"] == ids[2]
     # Of a day's grace nothing goes yet; what is there, is there once.
     assert left["counts"]["runs"] == left["counts"]["shards"] == 3 and left["counts"]["images"] <= 3
