@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from io import BufferedIOBase
 from itertools import groupby, islice
@@ -70,24 +71,48 @@ class CocoFile:
 
     def items(self, name: str) -> Iterator[Mapping[str, Any]]:
         """Yield the objects of one of the lists images, annotations and categories."""
-        item = None
+        count = 0
         try:
-            with self.open() as file:
-                for item in ijson.items(_LenientReader(file, self.uri), f"{name}.item", use_float=True):
-                    if not isinstance(item, dict):
-                        message = f"{self.uri} is not COCO JSON: {name} has an item that is not an object"
-                        raise DataError(message, fix=FIX)
-                    yield item
-            if item is None:
+            for item in self._objects(name):
+                if not isinstance(item, dict):
+                    message = f"{self.uri} is not COCO JSON: {name} has an item that is not an object"
+                    raise DataError(message, fix=FIX)
+                count += 1
+                yield item
+            if not count:
                 with self.open() as file:
                     events = ijson.parse(_LenientReader(file, self.uri))
                     lists = {path for path, event, _ in events if event == "start_array"}
                 for one in ("images", "annotations", "categories"):
                     if one not in lists:
                         raise DataError(f"{self.uri} is not COCO JSON: it has no list {one!r}", fix=FIX)
-        except (ijson.JSONError, ValueError, RecursionError) as error:
+        except (ijson.JSONError, ValueError, ArithmeticError, RecursionError) as error:
             # The parser's message continues with an excerpt of the text over several lines.
             raise DataError(f"{self.uri} is not JSON: {first_line(error)}", fix=FIX) from None
+
+    def _objects(self, name: str) -> Iterator[Any]:
+        """Yield the items of a list; those after a number beyond 64 bits are read exactly, but slowly."""
+        count, place = 0, f"{name}.item"
+        try:
+            with self.open() as file:
+                for item in ijson.items(_LenientReader(file, self.uri), place, use_float=True):
+                    yield item
+                    count += 1
+        except ijson.JSONError as error:
+            if "overflow" not in first_line(error):
+                raise
+            with self.open() as file:
+                items = ijson.items(_LenientReader(file, self.uri), place)
+                yield from map(_with_floats, islice(items, count, None))
+
+
+def _with_floats(value: Any) -> Any:
+    """Return a parsed value with floats in place of decimals."""
+    if isinstance(value, dict):
+        return {key: _with_floats(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_with_floats(part) for part in value]
+    return float(value) if isinstance(value, Decimal) else value
 
 
 class _LenientReader:
@@ -131,9 +156,9 @@ _FEDERATED = ("neg_category_ids", "not_exhaustive_category_ids")
 _TABLES = """
     CREATE TABLE images (place INTEGER PRIMARY KEY, name TEXT UNIQUE, fields TEXT, clashes INT DEFAULT 0);
     CREATE TABLE ids (id PRIMARY KEY, place INTEGER) WITHOUT ROWID;
-    CREATE TABLE boxes (id, category INT, x REAL, y REAL, w REAL, h REAL, area REAL, crowd INT);
+    CREATE TABLE boxes (id, annotation, category INT, x REAL, y REAL, w REAL, h REAL, area REAL, crowd INT);
 """
-"""Images in their order, each once; the image of each id; boxes by the id of their image."""
+"""Images in their order, each once; the image of each id; boxes by the id of their image, with their own."""
 
 
 @contextmanager
@@ -202,11 +227,14 @@ class CocoImages:
         with _database_errors():
             execute("DELETE FROM boxes")
             rows = self._boxes(categories, reading, problems)
-            self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             unknown = "SELECT id, count(*) FROM boxes WHERE id NOT IN (SELECT id FROM ids) GROUP BY id"
             for key, count in execute(unknown).fetchall():
                 example = f"image_id {str(key)[:40]} in {self._file.uri}"
                 problems.add(reasons.BOX_UNKNOWN_IMAGE, example, count)
+            repeated = "SELECT annotation, count(*) - 1 FROM boxes WHERE annotation IS NOT NULL "
+            for key, count in execute(f"{repeated} GROUP BY annotation HAVING count(*) > 1"):
+                problems.add(reasons.ANNOTATION_ID_TWICE, f"id {str(key)[:40]} in {self._file.uri}", count)
             boxes = execute(
                 "SELECT place, category, x, y, w, h, area, crowd FROM boxes JOIN ids USING (id) "
                 "ORDER BY place, boxes.rowid"
@@ -235,18 +263,25 @@ class CocoImages:
                 excerpt = json.dumps(named, ensure_ascii=False)[:120]
                 problems.add(box, f"{excerpt} in {self._file.uri}")
                 continue
-            category = item.get("category_id")
+            category = _id(item.get("category_id"))
             position = positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
             if position == UNKNOWN:
                 problems.unlisted[json.dumps(category)[:40]] += 1
             crowd = item.get("iscrowd") in (1, True)
-            yield _key(item.get("image_id")), position, *box, _positive(item.get("area")), crowd
+            own = _id(item.get("id"))
+            ids = _key(_id(item.get("image_id"))), None if own is None else _key(own)
+            yield *ids, position, *box, _positive(item.get("area")), crowd
 
 
-def _key(image_id: Any) -> int | str:
+def _id(value: Any) -> Any:
+    """Return an id; 7.0, as programs write it that keep ids in a column of numbers, is 7."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def _key(value: Any) -> int | str:
     """Return the key of an id in the database, where 7 and "7" differ."""
-    is_number = isinstance(image_id, int) and -(2**63) <= image_id < 2**63
-    return int(image_id) if is_number else json.dumps(image_id)
+    is_number = isinstance(value, int) and -(2**63) <= value < 2**63
+    return int(value) if is_number else json.dumps(value)
 
 
 def _positive(value: Any) -> float:
@@ -257,7 +292,7 @@ def _positive(value: Any) -> float:
 
 def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
     """Return name, URL, width, height and id of an image; "/" and an absolute path mean a URL."""
-    original_id, url = image.get("id"), str(image.get("coco_url") or "")
+    original_id, url = _id(image.get("id")), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
         problem = f"image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a string"
@@ -514,10 +549,10 @@ def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
     frequencies: dict[int, str] = {}
     for file in files:
         for item in file.items("categories"):
-            number, name = item.get("id"), item.get("name")
+            number, name = _id(item.get("id")), item.get("name")
             named = isinstance(name, str) and name.strip()
-            if not isinstance(number, int) or abs(number) >= 2**63 or not named:
-                problem = f"category {json.dumps(item)[:80]} lacks an integer id of 64 bits or a name"
+            if not isinstance(number, int) or not named:
+                problem = f"category {json.dumps(item)[:80]} lacks an integer id or a name"
                 fix = "add an integer id and a name to each category, and use the id in the annotations"
                 raise DataError(f"{file.uri}: {problem}", fix=fix)
             if by_id.setdefault(number, name) != name or by_name.setdefault(name, number) != number:

@@ -239,20 +239,25 @@ def test_words_that_are_no_json_wherever_a_block_ends(make_coco, monkeypatch):
 
 
 def test_ids_of_any_kind(edited):
-    ids = [-1, -2, "7", 7, 2**63 - 1]
+    ids = [-1, -2, "7", 7, 2**63 - 1, 2**63, 2**64 - 3, 2**128 - 1]
+    category = 2**70
 
     def change(form):
+        form["categories"][0]["id"] = category
         for image, one in zip(form["images"], ids, strict=True):
-            image["id"] = one
+            image |= {"id": one, "phash": 2**64 - 3, "gps": [1.5, -(2**63) - 1]}
         form["annotations"] = [
-            {"image_id": one, "category_id": 3, "bbox": [place, 0, 1, 1]}
+            {"id": 2**64 + place, "image_id": 7.0 if one == 7 else one, "category_id": category,
+             "bbox": [place + 0.5, 0, 1, 1]}
             for place, one in [*enumerate(ids), *enumerate(ids, 10)]
-        ]
+        ]  # fmt: skip
 
-    root = edited(change, ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg"])
-    rows = rows_of(listing(root).splits["train"])
+    root = edited(change, [f"{number}.jpg" for number in range(8)])
+    listed = listing(root)
+    rows = rows_of(listed.splits["train"])
     assert [json.loads(row["original_id"]) for row in rows] == ids
-    assert [[box["x"] for box in row["boxes"]] for row in rows] == [[n, n + 10] for n in range(5)]
+    assert [[box["x"] for box in row["boxes"]] for row in rows] == [[n + 0.5, n + 10.5] for n in range(8)]
+    assert [one.original_id for one in listed.categories] == [17, category] and not listed.problems.counts
 
 
 def test_boxes_in_any_order_are_those_of_their_images(edited):
@@ -270,7 +275,9 @@ def test_boxes_in_any_order_are_those_of_their_images(edited):
     assert [len(row["boxes"]) for row in rows] == [6] * 23
     assert all(row["boxes"] == sorted(row["boxes"], key=lambda box: box["x"]) for row in rows)
     assert rows_of(listed.splits["train"]) == rows  # What was wrong is counted once.
-    assert listed.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1, reasons.BOX_UNKNOWN_IMAGE: 1}
+    assert listed.problems.counts == {
+        reasons.IMAGE_LISTED_TWICE: 1, reasons.BOX_UNKNOWN_IMAGE: 1, reasons.ANNOTATION_ID_TWICE: 92,
+    }  # fmt: skip
 
 
 def test_a_full_disk_is_named(make_coco, monkeypatch):
@@ -399,8 +406,8 @@ def test_boxes_from_segmentations_where_they_are_wanted(edited, inspect, tmp_pat
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("images", 1.0, "an id that is an integer or a string"),
-        ("categories", 3.0, r'category {"id": .* lacks an integer id'),
+        ("images", 1.5, "an id that is an integer or a string"),
+        ("categories", 3.5, r'category {"id": .* lacks an integer id'),
         ("categories", "3", r'category {"id": .* lacks an integer id'),
     ],
 )
