@@ -31,7 +31,16 @@ from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.log import Bar, activity, progress
 from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
-from trainer.data import annotations, exclusions, image_keys, images, raw_folder, source_names, sources
+from trainer.data import (
+    annotations,
+    exclusions,
+    image_keys,
+    images,
+    plausibility,
+    raw_folder,
+    source_names,
+    sources,
+)
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import SUM, UNKNOWN_HASH, VERSION, RawManifest, SplitCounts
@@ -223,6 +232,8 @@ def join(planned: RawManifest, config: DataConfig, partitions: int = 1) -> RawMa
     problems = Problems.of(planned.problems)
     for failure in failures:
         problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
+    for copy in _unlabeled_copies(planned, sums):
+        problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
     splits, first = {}, 0
     for split, listed in planned.splits.items():
         is_stored = sums["bytes"][first : first + listed.images] > 0
@@ -255,6 +266,26 @@ def join(planned: RawManifest, config: DataConfig, partitions: int = 1) -> RawMa
         "raw images of %s: %s in %s%s", manifest.source, _image_counts(manifest), manifest.uri, summary
     )
     return manifest
+
+
+def _unlabeled_copies(planned: RawManifest, sums: np.ndarray) -> Iterator[str]:
+    """Yield the copies, see `plausibility.unlabeled_copies`, in the order of the splits."""
+    starts = np.ascontiguousarray(sums["sha256"]).view(np.uint64)[::4]
+    values, counts = np.unique(starts, return_counts=True)
+    repeated = np.isin(starts, values[(counts > 1) & (values != 0)])
+    if not repeated.any():
+        return
+    images, first = [], 0
+    for split, listed in planned.splits.items():
+        table, of_split = planned.table(split), repeated[first : first + listed.images]
+        for block in range(table.blocks):
+            part = np.flatnonzero(of_split[block * raw_folder.BLOCK :][: raw_folder.BLOCK])
+            if len(part):
+                columns = table.batch(block, ["image_id", "file_name", "boxes"]).take(part).to_pydict()
+                for image_id, name, boxes in zip(*columns.values(), strict=True):
+                    images.append((sums["sha256"][image_id - 1].tobytes(), f"{split}/{name}", bool(boxes)))
+        first += listed.images
+    yield from plausibility.unlabeled_copies(images)
 
 
 def _image_counts(raw: RawManifest) -> str:

@@ -193,9 +193,8 @@ def place_box(
     if annotated in (SHARES, SHARES_UPRIGHT):
         sides = stored if annotated == SHARES else displayed
         bbox = [value * side for value, side in zip(bbox, 2 * sides, strict=True)]
-    elif annotated not in (stored, displayed) and min(annotated) > 1:
-        proportions = annotated[0] * displayed[1] / (annotated[1] * displayed[0])
-        base = annotated if abs(proportions - 1) < 0.01 else displayed
+    elif annotated not in (stored, displayed) and _is_proportional(annotated, displayed):
+        base = annotated
     if annotated == SHARES or annotated == stored != displayed:
         bbox = _turn(bbox, *stored, image.orientation)
     scale_x, scale_y = image.width / base[0], image.height / base[1]
@@ -203,6 +202,11 @@ def place_box(
         return bbox
     x, y, w, h = bbox
     return [round(value, 3) for value in (x * scale_x, y * scale_y, w * scale_x, h * scale_y)]
+
+
+def _is_proportional(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Return whether the first of two sizes is known, and has the proportions of the other."""
+    return min(one) > 1 and abs(one[0] * other[1] / (one[1] * other[0]) - 1) < 0.01
 
 
 def size_fault(
@@ -217,13 +221,18 @@ def size_fault(
     if 0 in annotated or annotated in (stored, SHARES, SHARES_UPRIGHT):
         return ""
     if annotated != stored[::-1]:
-        return reasons.SIZE_DIFFERS
+        displayed = stored[::-1] if image.turned else stored
+        return reasons.IMAGE_RESIZED if _is_proportional(annotated, displayed) else reasons.SIZE_DIFFERS
     if image.turned:
         return ""
+    return reasons.SIZE_EXCHANGED if are_inside(boxes, image.width, image.height) else reasons.IMAGE_ROTATED
+
+
+def are_inside(boxes: list[list[float]], width: float, height: float) -> bool:
+    """Return whether boxes [x, y, width, height] end in an image of that size, within a margin of 1 %."""
     right = max((box[0] + box[2] for box in boxes), default=0)
     below = max((box[1] + box[3] for box in boxes), default=0)
-    leaves = right > 1.01 * image.width + 1 or below > 1.01 * image.height + 1
-    return reasons.IMAGE_ROTATED if leaves else reasons.SIZE_EXCHANGED
+    return right <= 1.01 * width + 1 and below <= 1.01 * height + 1
 
 
 def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:

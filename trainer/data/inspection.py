@@ -1,5 +1,6 @@
 """Describes data: images, boxes and classes of each split, sizes and shapes, and problems."""
 
+import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -93,13 +94,14 @@ def inspect(
         described[split], sample[split] = _read_rows(view, split, meaning, limit, in_rows)
     problems = view.problems()
     problems.merge(in_rows.cases())
-    in_images, hashes = _read_images(view, sample)
-    counts = problems.counts | in_images.counts
+    in_images, hashes, copies = _read_images(view, sample)
     problems.merge(in_images.cases())
+    for copy in copies if isinstance(view, SourceRows) else ():  # The download step compares all.
+        problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
     found = meaning.findings()
     looked_at = SampledImages(sum(map(len, sample.values())), in_images.cases())
     if not found.errors:  # Their consequences would be reported as well.
-        of_images = check_samples(counts, described, looked_at.images)
+        of_images = check_samples(problems, described, looked_at.images)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
     named, warnings = plausibility.near_duplicates(hashes, lambda split, row: sample[split][row]["file_name"])
@@ -224,18 +226,25 @@ def _order(row: RawRow) -> tuple[int, str]:
 
 def _read_images(
     view: RawImages | SourceRows, sample: dict[str, list[RawRow]]
-) -> tuple[Problems, dict[str, np.ndarray]]:
-    """Read the images of some rows of each split; return their problems, and the hashes of each split."""
+) -> tuple[Problems, dict[str, np.ndarray], Iterator[str]]:
+    """Read the images of some rows of each split.
+
+    Returns their problems, the hashes of the pictures of each split, and the `unlabeled_copies`.
+    """
     problems = Problems()
     tasks = [(split, number) for split, rows in sample.items() for number in range(len(rows))]
     hashes = {split: [plausibility.NO_HASH] * len(rows) for split, rows in sample.items()}
+
+    files: list[tuple[bytes, str, bool]] = []
 
     def read(task: tuple[str, int]) -> Problems:
         split, number = task
         row, found = sample[split][number], Problems()
         name, size = row["file_name"], (row["width"], row["height"])
         try:
-            image = normalize(view.read(row), _MAX_SIDE, _JPEG_QUALITY, row["orientation"])
+            data = view.read(row)
+            files.append((hashlib.sha256(data).digest(), f"{split}/{name}", bool(row["boxes"])))
+            image = normalize(data, _MAX_SIDE, _JPEG_QUALITY, row["orientation"])
             hashes[split][number] = plausibility.picture_hash(image.jpeg)
             boxes = [place_box(bbox_of(box), image, *size) for box in row["boxes"]]
             note_image(name, image, size, boxes, found)
@@ -252,7 +261,8 @@ def _read_images(
         for found in worker_pool.run(read, tasks, workers, processes=False):
             problems.merge(found.cases())
             bar.update(1)
-    return problems, {split: plausibility.hashes_of(b"".join(one)) for split, one in hashes.items()}
+    pictures = {split: plausibility.hashes_of(b"".join(one)) for split, one in hashes.items()}
+    return problems, pictures, plausibility.unlabeled_copies(sorted(files))
 
 
 def is_sized(row: RawRow) -> bool:

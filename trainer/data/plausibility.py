@@ -9,7 +9,7 @@ more.
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from PIL import Image
 from trainer.base.errors import DataError
 from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
-from trainer.data.images import NormalImage, size_fault
+from trainer.data.images import NormalImage, are_inside, size_fault
 from trainer.data.problem_counts import Problems
 from trainer.data.shard_folder import DuplicatePair
 from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
@@ -141,7 +141,7 @@ class AnnotationChecker:
         """Prepare for classes (names by label); with `names`, names that differ only by case are errors."""
         self._names = names
         self._classes, self._box_format = classes, box_format
-        self._boxes_of_class = np.zeros(len(classes), np.int64)
+        self._boxes_of_class: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(classes), np.int64))
         self._scored: Counter[str] = Counter()
         self._crowds: Counter[str] = Counter()
         self._count = 0
@@ -155,7 +155,7 @@ class AnnotationChecker:
         label = values.field("category").to_numpy()
         crowd = values.field("iscrowd").to_numpy() != 0
         known = (label >= 0) & (label < len(self._classes))
-        self._boxes_of_class += np.bincount(label[known], minlength=len(self._classes))
+        self._boxes_of_class[split] += np.bincount(label[known], minlength=len(self._classes))
         self._scored[split] += int((known & ~crowd).sum())
         self._crowds[split] += int((known & crowd).sum())
         # Count the boxes that are in their image under each reading.
@@ -195,10 +195,19 @@ class AnnotationChecker:
         found = Findings()
         if self._count:
             self._check_reading(found)
-        groups = defaultdict(list)
-        for name, boxes in zip(self._classes, self._boxes_of_class, strict=True):
+        groups, untrained = defaultdict(list), []
+        boxes_of_class = sum(self._boxes_of_class.values(), start=np.zeros(len(self._classes), np.int64))
+        for name, boxes, trained in zip(
+            self._classes, boxes_of_class, self._boxes_of_class["train"], strict=True
+        ):
             if boxes and self._names:
                 groups[folded(name)].append(name)
+            if boxes and not trained:
+                untrained.append(name)
+        if untrained:
+            shown = f"{', '.join(untrained[:10])}{', ...' if len(untrained) > 10 else ''}"
+            problem = f"{len(untrained)} classes have boxes in val or test, and none in train: {shown}"
+            found.warnings.append(f"{problem}; they are scored and cannot be learned")
         # A letter in both cases may be two classes.
         alike = [names for key, names in groups.items() if len(names) > 1 and len(key) > 1]
         if alike:
@@ -268,19 +277,48 @@ def note_image(
 ) -> None:
     """Count problems of an image: its annotated size (see `size_fault`), its orientation, its depth."""
     if fault := size_fault(image, *annotated, boxes):
-        stored = f"{image.stored_width}x{image.stored_height} stored"
-        problems.add(fault, f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored}")
+        stored = (image.stored_width, image.stored_height)
+        case = f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored[0]}x{stored[1]} stored"
+        if fault == reasons.SIZE_DIFFERS:
+            case += ": boxes are not scaled"
+        elif fault == reasons.IMAGE_RESIZED:
+            width, height = stored[::-1] if image.turned else stored
+            case += f": boxes are scaled by {width / annotated[0]:.4g}"
+            # The boxes are those in the normal image, which may be smaller than the stored one.
+            if are_inside(boxes, width * image.width / annotated[0], height * image.height / annotated[1]):
+                problems.add(reasons.FITS_UNSCALED, case)
+        problems.add(fault, case)
     if image.has_16_bits:
         problems.add(reasons.IMAGE_DEEP, name)
 
 
+_ADVICE = {
+    reasons.ANNOTATION_ID_TWICE: "every box is read, but pycocotools takes one of each id",
+    reasons.IMAGE_COPY_WITHOUT_BOXES: "the same picture counts with and without objects: annotate or remove "
+    "the copy",
+}  # fmt: skip
+
+
+def unlabeled_copies(images: Iterable[tuple[bytes, str, bool]]) -> Iterator[str]:
+    """Yield "NAME is NAME" for each image without boxes that has the same bytes as one with boxes.
+
+    `images` are the hash of the bytes, the name, and whether there are boxes.
+    """
+    groups: dict[bytes, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for digest, name, labeled in images:
+        groups[digest][labeled].append(name)
+    for unlabeled, labeled_names in groups.values():
+        if labeled_names:
+            yield from (f"{name} is {labeled_names[0]}" for name in unlabeled)
+
+
 def check_samples(
-    counts: dict[str, int], statistics: dict[str, SplitStatistics], looked_at: int | None = None
+    problems: Problems, statistics: dict[str, SplitStatistics], looked_at: int | None = None
 ) -> Findings:
     """Return the problems shown by counts (of `looked_at` images, or all if None) and statistics of
     splits.
     """
-    found = Findings()
+    found, counts = Findings(), problems.counts
     looked_at = looked_at if looked_at is not None else sum(split.images for split in statistics.values())
     for name, split in statistics.items():
         _check_scored(name, split.boxes - split.crowds, split.crowds, found)
@@ -304,6 +342,15 @@ def check_samples(
     elif exchanged:
         fit = "have width and height exchanged in their annotations; the boxes fit as they are"
         found.warnings.append(f"{exchanged:,} {of_images} {fit}")
+    if resized := counts.get(reasons.IMAGE_RESIZED, 0):
+        first = problems.examples[reasons.IMAGE_RESIZED][0]
+        doubt = "; all boxes also fit without scaling: look at some with `kubedet data preview`"
+        sure = counts.get(reasons.FITS_UNSCALED, 0) < resized
+        problem = f"{resized:,} {of_images} are not of their annotated size (first: {first})"
+        found.warnings.append(problem + ("" if sure else doubt))
+    for reason, advice in _ADVICE.items():
+        if count := counts.get(reason, 0):
+            found.warnings.append(f"{reason}: {count:,} (first: {problems.examples[reason][0]}); {advice}")
     if deep := counts.get(reasons.IMAGE_DEEP, 0):
         found.warnings.append(f"{deep:,} {of_images} have 16 bits a channel; each is scaled by its range")
     return found

@@ -486,9 +486,7 @@ def _check(
 ) -> tuple[list[str], list[shard_folder.DuplicatePair]]:
     """Return warnings, and the first near duplicates; raise DataError if too much is bad."""
     where = f"shards of {raw.source}"
-    found = plausibility.check_samples(
-        problems.counts, {split: part.statistics for split, part in splits.items()}
-    )
+    found = plausibility.check_samples(problems, {split: part.statistics for split, part in splits.items()})
     if problems.counts.get(reasons.IMAGE_ROTATED):  # The cause of bad boxes is named first.
         found.check(where)
     raw.check(where, problems, config.max_bad_fraction)

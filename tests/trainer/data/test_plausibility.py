@@ -152,9 +152,29 @@ def exchanged(split: str, form: Form) -> None:
         image["width"], image["height"] = image["height"], image["width"]
 
 
+def double_size(split: str, form: Form) -> None:
+    for image in form["images"]:
+        image |= {"width": 2 * SIZE[0], "height": 2 * SIZE[1]}
+
+
+def double_size_and_boxes(split: str, form: Form) -> None:
+    double_size(split, form)
+    written(lambda box: [2 * side for side in box])(split, form)
+
+
+def only_in_val(split: str, form: Form) -> None:
+    form["categories"].append({"id": 2, "name": "Dog"})
+    if split == "val":
+        form["annotations"][0]["category_id"] = 2
+
+
 @pytest.mark.parametrize(
     ("change", "options", "shown"),
     [
+        (double_size_and_boxes, [], "320x240 annotated, 160x120 stored: boxes are scaled by 0.5)\n"),
+        (double_size, [], "scaled by 0.5); all boxes also fit without scaling"),
+        (only_in_val, [], "warning: 1 classes have boxes in val or test, and none in train: Dog"),
+        (each(lambda split, _: {"id": 5}), [], "(first: id 5 in "),
         (written(corners), ["--boxes", "xywh"], "warning: suspicious boxes"),
         (three_names, ["--set", 'data.classes=["Cat", "cat ", "\uff23A\u200bT"]'], "no problems"),
         (exchanged, [], "30 of 30 images have width and height exchanged"),
@@ -210,6 +230,18 @@ def test_warnings_reach_the_index_and_the_page_with_pictures(make, inspect, tmp_
     html = page(index)
     assert html.count("data:image/jpeg;base64,") == 2 and all(warning in html for warning in index.warnings)
     assert inspect(index.uri)[1].count("warning: ") == len(index.warnings) == 2
+
+
+def test_copies_of_a_labeled_image_without_boxes_are_named(make, inspect, tmp_path):
+    def copy(split: str, form: Form) -> None:
+        if split == "train":
+            form["images"].append({"id": 99, "file_name": "copy.jpg", "width": SIZE[0], "height": SIZE[1]})
+
+    root = make(copy)
+    (root / "images" / "copy.jpg").write_bytes((root / "images" / "3.jpg").read_bytes())
+    index = shards_of(f"coco:{root}", tmp_path / "data", DataConfig(processes=1))
+    for text in (inspect(root)[1], inspect(index.uri)[1]):
+        assert "(first: train/copy.jpg is train/3.jpg)" in text
 
 
 def test_images_that_were_rotated_after_the_annotation_end_the_data_steps(make, inspect, tmp_path):
