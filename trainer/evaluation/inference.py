@@ -26,6 +26,7 @@ from trainer.launching.distributed import World, gather_on_main
 from trainer.model.deployment import Detections
 
 _OVERLAP = 0.5
+_MIN_SIDE = 0.01  # pixels of the image; a detection in the padding beside it is clipped to a line
 _CUT = 0.01  # a side this near to a border of the tile is cut by it; relative to the tile
 Found = tuple[Predictions, np.ndarray]  # detections [N], and the windows [N, 4] of their pictures
 
@@ -83,9 +84,8 @@ def predict_split(
         except RuntimeError as error:
             check_resources(error, "the model", "run")
             raise
-        num = detections.num.cpu().numpy()
         found = in_images(detections, batch.image_ids, batch.scales, sizes, batch.windows)
-        return len(batch.image_ids), (found, np.repeat(np.array(batch.windows).reshape(-1, 4), num, axis=0))
+        return len(batch.image_ids), found
 
     collected: list[Found] = []
     with log.progress(task, loader.pictures * world.size, "images", shown=world.is_main) as bar:
@@ -136,25 +136,28 @@ def _in_parallel(
 def in_images(
     detections: Detections, image_ids: list[int], scales: Sequence[Scales], sizes: Mapping[int, np.ndarray],
     windows: Sequence[Window] = (),
-) -> Predictions:  # fmt: skip
+) -> Found:  # fmt: skip
     """Convert a batch of detections from pixels of the network's square to those of the stored images.
 
-    `scales` are the `View.scales` of the images, `sizes` width and height by id, `windows` the part of its
-    image that each square shows, if not all.
+    Boxes are clipped to their image; those without area in it are left out. `scales` are the `View.scales` of
+    the images, `sizes` width and height by id, `windows` the part of its image that each square shows, if not
+    all.
     """
     boxes, scores, labels, num = (part.cpu().numpy() for part in detections)
     rows = np.repeat(np.arange(len(image_ids)), num)
     slots = np.concatenate([np.arange(count) for count in num]) if len(num) else num
     corners = boxes[rows, slots].astype(np.float64) / np.array(scales, np.float64).reshape(-1, 4)[rows]
-    if windows:
-        corners += np.tile(np.array(windows)[:, :2], 2)[rows]
+    shown = np.array(windows or [(0, 0, 0, 0)] * len(image_ids), np.int64).reshape(-1, 4)[rows]
+    corners += np.tile(shown[:, :2], 2)
     limits = np.array([sizes[image_id] for image_id in image_ids], np.float64).reshape(-1, 2)[rows]
     corners = np.clip(corners, 0, np.concatenate([limits, limits], axis=1))
     corners[:, 2:] -= corners[:, :2]
-    return Predictions(
+    predictions = Predictions(
         np.asarray(image_ids, np.int64)[rows], labels[rows, slots].astype(np.int64), corners,
         scores[rows, slots].astype(np.float64),
     )  # fmt: skip
+    inside = (corners[:, 2:] >= _MIN_SIDE).all(axis=1)
+    return predictions.take(inside), shown[inside]
 
 
 def merge_tiles(

@@ -69,8 +69,7 @@ class Predictor:
             crops = (images[row].crop((x, y, x + wide, y + high)) for row, (x, y, wide, high) in batch)
             squares, scales = zip(*(preprocess(crop, *self.model.square) for crop in crops), strict=True)
             outputs = self.run(np.stack(squares))
-            there = in_images(outputs, list(rows), [tuple(each) for each in scales], sizes, places)
-            shown.append((there, np.repeat(np.array(places), outputs.num.numpy(), axis=0)))
+            shown.append(in_images(outputs, list(rows), [tuple(each) for each in scales], sizes, places))
         found = join(shown, sizes, self.tile)
         detections: list[list[Detection]] = [[] for _ in images]
         for row in np.argsort(-found.scores, kind="stable"):
@@ -114,7 +113,7 @@ def read_image(source: object, name: str, most_pixels: int = MAX_PIXELS) -> Imag
     """
     if isinstance(source, str | os.PathLike):
         return open_image(Path(source), most_pixels)
-    if isinstance(source, bytes | bytearray):
+    if isinstance(source, bytes | bytearray | memoryview):
         return decode_image(bytes(source), name, most_pixels)
     form = type(source).__name__
     if isinstance(source, np.ndarray):
@@ -155,11 +154,7 @@ def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image
 def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
     """Return a copy of an image with boxes, names and scores drawn, the best on top."""
     canvas, longer = image.copy(), max(image.size)
-    boxes = [
-        LabeledBox(one.box, one.label, f"{one.name} {one.score:.2f}")
-        for one in detections
-        if one.box[2] > one.box[0] and one.box[3] > one.box[1]  # Not cut to a line at the border.
-    ]
+    boxes = [LabeledBox(one.box, one.label, f"{one.name} {one.score:.2f}") for one in detections]
     draw_boxes(canvas, boxes, line=max(2, round(longer / 400)), size=max(12, round(longer / 50)))
     return canvas
 

@@ -152,12 +152,12 @@ def verify(
             images = torch.stack(squares)
             first = images if not start else first
             trained = detector.predict(images)
-            predictions[""].append(in_images(trained, image_ids, list(scales), sizes))
+            predictions[""].append(in_images(trained, image_ids, list(scales), sizes)[0])
             for name, one in served.items():
                 with _running(name, "fails on validation images"):
                     detections = one.predict(images.numpy())
                 comparisons[name].add(trained, detections)
-                predictions[name].append(in_images(detections, image_ids, list(scales), sizes))
+                predictions[name].append(in_images(detections, image_ids, list(scales), sizes)[0])
             bar.update(len(images))
     chosen, truth = set(dataset.image_ids[indices].tolist()), dataset.annotations()
     truth["images"] = [image for image in truth["images"] if image["id"] in chosen]
