@@ -87,7 +87,7 @@ def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
         dataset = parse_json(storage.read_bytes(uri), uri)
         truth = Truth.from_coco(dataset)
         check(truth, truth, "ground truth")
-    return dataset, truth
+    return {**dataset, "images": truth.images}, truth
 
 
 def read_detections(uri: str, truth: Truth, *, digest: str = "", clip: bool = False) -> Predictions:

@@ -4,8 +4,8 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ EXAMPLES = 5  # examples of each problem that an error lists
 OUTSIDE = 1.0  # pixels by which a detection may extend beyond its image
 
 _CHECKSUM_FIELD = "content_sha256"
-_ID_LIMIT = 2**63  # Numbers must be smaller: ids are stored as int64; integers in JSON may have any length.
+_LIMIT = 2**63  # Numbers must be smaller; integers in JSON may have any length.
+_EXACT = 2**53  # Ids up to it are themselves: the evaluators hold them as float64.
 _EVALUATE_FIX = "evaluate that model again"
 _COLUMNS = dict.fromkeys(("image_id", "category_id"), np.int64) | dict.fromkeys(
     ("x", "y", "width", "height", "score"), np.float64
 )
+_TRUTH_COLUMNS = ("image_ids", "labels", "boxes", "areas", "crowd")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Predictions:
     labels: np.ndarray
     boxes: np.ndarray
     scores: np.ndarray
+    original_ids: Mapping[int, int | str] = field(default_factory=dict)  # of images; see `id_number`
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -46,23 +49,26 @@ class Predictions:
     def from_coco(cls, items: Sequence[Mapping[str, Any]]) -> "Predictions":
         """Read COCO's results format: [{"image_id", "category_id", "bbox", "score"}]."""
         _refuse_malformed("detections", items, "score")
-        return cls(*_columns(items), np.array([item["score"] for item in items], dtype=np.float64))
+        scores = np.array([item["score"] for item in items], dtype=np.float64)
+        return cls(*_columns(items), scores, _original_ids(item["image_id"] for item in items))
 
     @classmethod
     def join(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Concatenate predictions and sort them by image id."""
         columns = [np.concatenate(column) for column in zip(*(part._all() for part in parts), strict=True)]
         order = np.argsort(columns[0], kind="stable")
-        return cls(*(column[order] for column in columns))
+        image_ids, labels, boxes, scores = (column[order] for column in columns)
+        return cls(image_ids, labels, boxes, scores)
 
     def take(self, rows: np.ndarray) -> "Predictions":
         """Select rows by a mask [N] or indices."""
-        return Predictions(*(column[rows] for column in self._all()))
+        columns = ("image_ids", "labels", "boxes", "scores")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
     def to_coco(self) -> list[dict[str, Any]]:
         """Return COCO's results format."""
-        rows = zip(*(column.tolist() for column in self._all()), strict=True)
-        return [{"image_id": i, "category_id": c, "bbox": b, "score": s} for i, c, b, s in rows]
+        rows, names = zip(*(column.tolist() for column in self._all()), strict=True), self.original_ids
+        return [{"image_id": names.get(i, i), "category_id": c, "bbox": b, "score": s} for i, c, b, s in rows]
 
     def write(self, uri: str, metadata: Mapping[str, str]) -> None:
         """Write Parquet, or COCO's JSON if the URI ends with .json."""
@@ -135,6 +141,7 @@ class Truth:
     boxes: np.ndarray
     areas: np.ndarray  # [M] float64, square pixels
     crowd: np.ndarray  # [M] bool: a group of objects; detections in it are neither right nor wrong
+    original_ids: Mapping[int, int | str] = field(default_factory=dict)  # of the boxes' images
 
     @classmethod
     def from_coco(cls, dataset: Mapping[str, Any]) -> "Truth":
@@ -147,27 +154,20 @@ class Truth:
                     fix="check that the split has images with boxes, and that its file has COCO's JSON "
                     "format",
                 )
-        for key, name in (("images", "id"), ("categories", "id"), ("categories", "name")):
-            counts = Counter(item.get(name) for item in dataset[key])
-            if bad := [value for value, count in counts.items() if count > 1 or value is None]:
-                raise EvaluationError(
-                    f"ground truth: {len(bad)} {key} without {name} or with one that occurs more than once: "
-                    + ", ".join(map(repr, bad[:EXAMPLES])),
-                    fix=f"use a unique {name} for each of the {key}",
-                )
+        images, categories = _numbered(dataset, "images"), _numbered(dataset, "categories")
+        _refuse_repeated("categories", "name", [category.get("name") for category in categories])
         items = dataset["annotations"]
         _refuse_malformed("ground truth", items, "area")
         image_ids, labels, boxes = _columns(items)
         areas = [item.get("area", item["bbox"][2] * item["bbox"][3]) for item in items]
         crowd = [bool(item.get("iscrowd", 0)) for item in items]
-        categories = sorted(dataset["categories"], key=lambda category: category["id"])
+        categories.sort(key=lambda category: category["id"])
         columns = image_ids, labels, boxes, np.array(areas, np.float64), np.array(crowd, bool)
-        return cls(dataset["images"], categories, *columns)
+        return cls(images, categories, *columns, _original_ids(item["image_id"] for item in items))
 
     def take(self, rows: np.ndarray) -> "Truth":
         """Select boxes by a mask [M] or indices; the images and categories remain."""
-        columns = self.image_ids, self.labels, self.boxes, self.areas, self.crowd
-        return Truth(self.images, self.categories, *(column[rows] for column in columns))
+        return replace(self, **{name: getattr(self, name)[rows] for name in _TRUTH_COLUMNS})
 
     @property
     def names(self) -> list[str]:
@@ -193,10 +193,52 @@ def parse_json(data: bytes, uri: str) -> Any:
         raise EvaluationError(f"{uri} is not JSON: {error}", fix="use a file in COCO's JSON format") from None
 
 
+def id_number(value: Any) -> int | None:
+    """Return the number of an id in columns: a text's, or a long integer's, is a hash; None for others.
+
+    The number does not depend on the file, so that detections need no ground truth to be read.
+    """
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        if abs(value) < _EXACT:
+            return int(value)
+    elif not (isinstance(value, str) and value):
+        return None
+    return int.from_bytes(hashlib.sha256(json.dumps(value).encode()).digest()[:8]) >> 11
+
+
+def _original_ids(values: Iterable[Any]) -> dict[int, int | str]:
+    """Return the ids that are not their own numbers, by number."""
+    others = (value for value in values if isinstance(value, str) or abs(value) >= _EXACT)
+    return {number: value for value in others if (number := id_number(value)) is not None}
+
+
+def _numbered(dataset: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the images or categories with numbers as ids, and an id that is none as `original_id`."""
+    items: list[Any] = [item if isinstance(item, Mapping) else {} for item in dataset[key]]
+    numbers = [id_number(item.get("id")) for item in items]
+    _refuse_repeated(key, "id", numbers, [item.get("id") for item in items])
+    return [
+        item if item["id"] == number else {**item, "id": number, "original_id": item["id"]}
+        for item, number in zip(items, numbers, strict=True)
+    ]
+
+
+def _refuse_repeated(key: str, name: str, values: list[Any], shown: list[Any] | None = None) -> None:
+    counts = Counter(map(repr, values))
+    pairs = zip(values, shown or values, strict=True)
+    bad = {repr(text)[:60]: None for value, text in pairs if value is None or counts[repr(value)] > 1}
+    if bad:
+        raise EvaluationError(
+            f"ground truth: {len(bad)} {key} without {name} or with one that occurs more than once: "
+            + ", ".join(list(bad)[:EXAMPLES]),
+            fix=f"use a unique {name} for each of the {key}",
+        )
+
+
 def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = len(items)
-    image_ids = np.fromiter((item["image_id"] for item in items), np.int64, count)
-    labels = np.fromiter((item["category_id"] for item in items), np.int64, count)
+    image_ids = np.fromiter((id_number(item["image_id"]) for item in items), np.int64, count)
+    labels = np.fromiter((id_number(item["category_id"]) for item in items), np.int64, count)
     flat = np.fromiter((side for item in items for side in item["bbox"]), np.float64, 4 * count)
     return image_ids, labels, flat.reshape(count, 4)
 
@@ -207,12 +249,16 @@ def _refuse_malformed(source: str, items: Sequence[Any], *further: str) -> None:
         raise EvaluationError(f"{source} are not a list", fix=fix)
     names = ("image_id", "category_id", "bbox", *further)
     fields = ((index, item, _malformed_field(item, names)) for index, item in enumerate(items))
-    bad = [f"{item!r} (item {index}: {field})" for index, item, field in fields if field]
+    bad = [
+        f"{repr(item.get(name) if isinstance(item, Mapping) else item)[:60]} (item {index}: {name})"
+        for index, item, name in fields
+        if name
+    ]
     if bad:
         raise EvaluationError(
             f"{source} ({len(items)} in all) cannot be scored:\n"
             f"  {len(bad)} with missing or malformed fields: {', '.join(bad[:EXAMPLES])}",
-            fix="boxes are [x, y, width, height] in pixels; ids are integers",
+            fix="boxes are [x, y, width, height] in pixels; ids of categories are integers",
         )
 
 
@@ -221,14 +267,16 @@ def _malformed_field(item: Any, names: Sequence[str]) -> str:
         return "no JSON object"
     for name in names:
         value = item.get(name, 0 if name == "area" else None)
+        if name.endswith("_id"):
+            if id_number(value) is None or (name == "category_id" and isinstance(value, str)):
+                return name
+            continue
         numbers = value if name == "bbox" else [value]
         # NaN is a number here: `check` reports it.
         is_sound = isinstance(numbers, list | tuple) and all(
-            isinstance(number, int | float) and not abs(number) >= _ID_LIMIT for number in numbers
+            isinstance(number, int | float) and not abs(number) >= _LIMIT for number in numbers
         )
         if not is_sound or len(numbers) != (4 if name == "bbox" else 1):
-            return name
-        if name.endswith("_id") and not float(value).is_integer():
             return name
     return ""
 
@@ -256,7 +304,10 @@ def check(truth: Truth, items: Truth | Predictions, source: str) -> None:
     for problem, is_bad, values in problems:
         rows = np.flatnonzero(is_bad)
         if len(rows):
-            examples = ", ".join(f"{values[row].tolist()!r} (item {row})" for row in rows[:EXAMPLES])
+            shown = [(row, values[row].tolist()) for row in rows[:EXAMPLES]]
+            if values is items.image_ids:
+                shown = [(row, items.original_ids.get(number, number)) for row, number in shown]
+            examples = ", ".join(f"{value!r} (item {row})" for row, value in shown)
             lines.append(f"  {len(rows)} with {problem}: {examples}")
     if lines:
         raise EvaluationError(

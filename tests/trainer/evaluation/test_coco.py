@@ -88,7 +88,7 @@ def test_optional_fields_may_be_missing_and_nothing_is_changed():
         (detection(0, 0, [0, math.nan, 5, 5]), "1 with a non-finite box"),
         (detection(0, 0, None), "1 with missing or malformed fields"),
         (detection(0, 0, [0, 0, -5, 5]), "1 with a box of negative size"),
-        (detection(10**30, 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
+        (detection(10**30, 0, [0, 0, 5, 5]), f"1 with an unknown image id: {10**30} "),
         (detection(0, 0, [0, 0, 5, 10**400]), "1 with missing or malformed fields"),
         (detection([0], 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
     ],
@@ -195,7 +195,11 @@ def test_published_figures_and_those_of_pycocotools():
 @pytest.mark.parametrize(
     ("detections", "said"),
     [
-        ([PERFECT[0], detection("0", 0, [0, 0, 5, 5])], "(item 1: image_id)"),
+        ([PERFECT[0], detection("0", 0, [0, 0, 5, 5])], "unknown image id: '0' (item 1)"),
+        (
+            [detection(0.5, 0, [0, 0, 5, 5]) | {"segmentation": "x" * 99}],
+            "  1 with missing or malformed fields: 0.5 (item 0: image_id)",
+        ),
         (["text"], "(item 0: no JSON object)"),
         ({"images": []}, "detections are not a list"),
         ("[" * 100_000, "is not JSON"),
@@ -207,6 +211,22 @@ def test_a_mistake_is_named_with_file_item_and_field(files, detections, said):
         evaluate_files(*paths)
     assert said in caught.value.message and caught.value.message.startswith(str(paths[1]))
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "renamed", [str, float, lambda number: 2**53 + number, lambda number: 2**64 + number]
+)
+def test_image_ids_may_be_texts_or_of_any_length(files, renamed):
+    expected = evaluate_files(*files(TRUTH, PERFECT[:2]))
+    changed = copy.deepcopy(TRUTH)
+    for image in changed["images"]:
+        image["id"] = renamed(image["id"])
+    for box in changed["annotations"]:
+        box["image_id"] = renamed(box["image_id"])
+    detections = [item | {"image_id": renamed(item["image_id"])} for item in PERFECT[:2]]
+    paths = files(changed, detections)
+    assert evaluate_files(*paths) == expected
+    assert Predictions.read(str(paths[1]))[0].to_coco() == detections
 
 
 def test_a_mistake_in_the_ground_truth_names_that_file(files):
