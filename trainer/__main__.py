@@ -134,6 +134,8 @@ def _config(options: argparse.Namespace) -> Config:
 
 def _step(options: argparse.Namespace) -> None:
     """Run a step in this process, and print its result as JSON."""
+    from trainer.storage import outputs
+
     result: dict[str, Any] = {}
     if options.verb == "download":
         from trainer.data.download import download
@@ -145,16 +147,20 @@ def _step(options: argparse.Namespace) -> None:
 
         result = shard(read_manifest(options.raw), options.data_root, _config(options).data).to_json()
     elif options.verb == "evaluate":
-        from trainer.evaluation.evaluate import evaluate
+        from trainer.evaluation.evaluate import evaluate, result_files
 
-        result = evaluate(options.checkpoint, options.shards, options.output, _config(options))
+        config = _config(options)
+        outputs.claim(options.output, result_files(config.evaluation.predictions), [options.checkpoint])
+        result = evaluate(options.checkpoint, options.shards, options.output, config)
     elif options.verb == "export":
         from trainer.export.export import export
 
+        outputs.claim(options.output)
         result = export(options.checkpoint, options.shards, options.output, _config(options))
     else:
         from trainer.training.checkpoint import write_weights
 
+        outputs.claim_file(options.output, [options.checkpoint])
         result = write_weights(options.checkpoint, options.output)
     if result:
         print(json.dumps(result, indent=2, default=str))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pipelines.commands import Commands, option, options, verb
 from pipelines.parameters import PARALLELISM, CompileOptions
-from trainer.base.errors import ConfigError, StorageError
+from trainer.base.errors import StorageError
+from trainer.storage import outputs
 
 MANIFESTS = Path(__file__).parents[1] / "deploy"  # `deploy/` in the wheel; in a checkout a link to it.
 
@@ -51,6 +52,7 @@ def write_pipeline(options: argparse.Namespace) -> Path:
     from pipelines.graph import compile_pipeline
 
     chosen = {item.name: getattr(options, item.name) for item in fields(CompileOptions)}
+    outputs.claim_file(options.output)
     compile_pipeline(path := Path(options.output), CompileOptions(**chosen))
     return path
 
@@ -58,11 +60,7 @@ def write_pipeline(options: argparse.Namespace) -> Path:
 def _manifests(options: argparse.Namespace) -> int:
     folder = Path(options.output)
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(
-                f"{folder} already exists and may contain your changes",
-                fix="choose another folder with -o, or delete this one",
-            )
+        outputs.require_new(str(folder))
         shutil.copytree(MANIFESTS, folder, dirs_exist_ok=True)
     except OSError as error:
         raise StorageError(

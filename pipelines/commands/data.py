@@ -221,6 +221,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _preview(options: argparse.Namespace) -> int:
     from trainer import storage
     from trainer.data import preview
+    from trainer.storage import outputs
 
     if Path(options.output).suffix.lower() != ".png":
         raise ConfigError(f"--output {options.output} must be a PNG file", fix="use -o preview.png")
@@ -239,6 +240,7 @@ def _preview(options: argparse.Namespace) -> int:
     else:
         given = options.uri, options.count, options.split, options.seed
         sheet, pictures, split = preview.contact_sheet(*given, _config(options.overrides).data)
+    outputs.claim_file(options.output)
     with storage.new_file(options.output, sync=False) as path:
         sheet.save(path, "PNG")
     bad = [f"{picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]

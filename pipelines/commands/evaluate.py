@@ -92,16 +92,19 @@ def score_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any]
     from components.launchers.guarded_process import GuardedProcess
     from trainer import storage
     from trainer.config import parsing
-    from trainer.evaluation.evaluate import evaluate
+    from trainer.evaluation.evaluate import evaluate, result_files
     from trainer.evaluation.gate import check
     from trainer.evaluation.metrics import SUMMARY
     from trainer.export import loading
     from trainer.launching.stop_signals import stop_request
+    from trainer.storage import outputs
 
     _check_given(options, ("model", "shards"), ())
     check(rules)
     trained = parsing.from_json(json.dumps(loading.trained_with(options.model)), where=options.model)
     config = parsing.with_overrides(trained, _overrides(options, rules), where="--set")
+    files = [*result_files(config.evaluation.predictions), _CONFIG]
+    outputs.claim(options.output, files, [options.model, config.evaluation.baseline])
     import torch
 
     count = options.nproc or torch.cuda.device_count() or 1
@@ -130,9 +133,13 @@ def _of_files(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
     from trainer.config import parsing
     from trainer.config.schema import Config
     from trainer.evaluation import scored_files
+    from trainer.evaluation.evaluate import result_files
+    from trainer.storage import outputs
 
     _check_given(options, ("truth", "predictions"), ("model", "shards", "split", "nproc"))
     config = parsing.with_overrides(Config(), _overrides(options, rules), where="--set").evaluation
+    read = [options.truth, options.predictions, config.baseline]
+    outputs.claim(options.output, result_files(config.predictions), read)
     return scored_files.evaluate(
         options.truth, options.predictions, options.output, config, rules=rules, images_uri=options.images,
         clip=options.clip,
@@ -179,7 +186,11 @@ def _compare(options: argparse.Namespace) -> int:
     from trainer import storage
     from trainer.evaluation import metrics, scored_files
     from trainer.evaluation.coco import number
+    from trainer.report.evaluation_page import FILES
+    from trainer.storage import outputs
 
+    if options.output:
+        outputs.claim(options.output, [*FILES, scored_files.COMPARISON], [options.one, options.other])
     comparison = scored_files.compare(
         options.one, options.other, truth_uri=options.truth, output_uri=options.output,
         samples=options.samples, clip=options.clip,

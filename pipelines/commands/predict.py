@@ -32,6 +32,7 @@ def add(commands: Commands) -> None:
 def _predict(options: argparse.Namespace) -> int:
     from trainer import storage
     from trainer.export.predict import ImageTooLarge, as_json, draw, open_image, open_model
+    from trainer.storage import outputs
 
     if not 0 <= options.score <= 1:
         raise ConfigError(f"--score must be from 0 to 1, not {options.score:g}", fix="use --score 0.3")
@@ -42,6 +43,8 @@ def _predict(options: argparse.Namespace) -> int:
         names = {path: f"{number:05d}_{path.stem}" for number, path in enumerate(paths)}
     everything, failed = {}, []
     model = open_model(options.model, options.data_root, options.kind, tile=options.tile)
+    files = [f"{name}{suffix}" for name in names.values() for suffix in (".jpg", ".json")]
+    outputs.claim(options.output, ["detections.json", *files], map(str, paths))
     title = model.model.title
     show(f"{title}, {model.kind} in {model.model.runtime}")
     for path in paths:

@@ -22,6 +22,7 @@ from trainer.data.samples import AnnotatedImage, Annotation, RawRow, bbox_of
 from trainer.data.shard_folder import DuplicatePair, listing_faults
 from trainer.data.shards import clean
 from trainer.data.statistics import SplitStatistics
+from trainer.storage import outputs
 
 _PIXEL_HISTOGRAMS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
 _ASSUMED_SIDE = 1000
@@ -112,6 +113,7 @@ def inspect(
             for split, row in zip(pair.splits, pair.rows, strict=True):
                 picture = as_picture(sample[split][row], view.read)
                 pictures.append(picture._replace(file_name=f"{split}: {picture.file_name}"))
+        outputs.claim_file(pairs)
         with storage.new_file(pairs, sync=False) as file:
             sheet(pictures, view.names, columns=2).save(file, "PNG")
     return Report(

@@ -29,6 +29,7 @@ from trainer.data.plausibility import folded
 from trainer.data.problem_counts import max_bad
 from trainer.data.samples import RawRow, bbox_of
 from trainer.data.sources.source import Category, Source
+from trainer.storage import outputs
 
 _READ_AHEAD = 32  # Images that are read at the same time.
 _MAX_BAD_FRACTION = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
@@ -149,8 +150,7 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
     if not storage.is_local(output):
         raise DataError(f"the set cannot be written to {output}", fix="write to a local folder, and copy it")
     folder = Path(storage.absolute(os.path.expanduser(output)))
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise DataError(f"{folder} already exists", fix="choose a new folder")
+    outputs.require_new(str(folder))
     base_set, *corrected_sets = [_SourceSet(text, sources.parse(text)) for text in (base, *corrections)]
     merged = MergeResult(str(folder))
     categories = _categories(base_set, corrected_sets, merged)

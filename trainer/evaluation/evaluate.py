@@ -267,6 +267,11 @@ def find_summary(uri: str) -> EvaluationSummary | None:
     return replace(summary, predictions=copied) if storage.exists(copied) else summary
 
 
+def result_files(predictions: str) -> list[str]:
+    """Return the names of the files that `write_results` writes, with predictions of that format."""
+    return [*evaluation_page.FILES, f"predictions.{predictions}", "gate.json", SUMMARY]
+
+
 def write_results(
     output_uri: str, predictions: Predictions, report: ReportData, summary: dict[str, Any],
     rules: Sequence[str],

@@ -2,12 +2,14 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from bundles import make_bundle
 from PIL import Image
 
 from trainer.export import published_models
+from trainer.storage import outputs
 
 
 @pytest.fixture
@@ -39,13 +41,25 @@ def test_predict_draws_and_writes_json(kubedet, published, images, tmp_path):
     assert (code, err) == (0, "")
     assert "pets v2, onnx in onnxruntime" in out and "images/a.jpg: 1 dog <b>" in out
     assert "images/b.png: nothing found" in out
-    assert sorted(os.listdir("out")) == ["a.jpg", "a.json", "b.jpg", "b.json", "detections.json"]
+    assert sorted(os.listdir("out"))[1:] == ["a.jpg", "a.json", "b.jpg", "b.json", "detections.json"]
     result = json.loads((tmp_path / "out" / "a.json").read_text())
     assert result["image"] == "images/a.jpg" and result["detections"][0]["box"] == [24, 12, 96, 60]
     whole = json.loads((tmp_path / "out" / "detections.json").read_text())
     assert whole["model"] == "pets v2" and len(whole["images"]) == 2
     with Image.open("out/a.jpg") as drawn:
         assert drawn.size == (192, 96) and drawn.convert("L").getextrema()[0] < 200
+
+
+def test_predict_replaces_only_what_it_wrote(kubedet, published, images):
+    """Neither the user's images, nor other files with the names of results, nor results that are inputs."""
+    (images / "b.json").write_text("mine")
+    assert kubedet("predict", "pets", "images/b.png", "-o", "out")[0] == 0
+    before = {path: path.read_bytes() for path in [*images.iterdir(), Path("out/b.jpg")]}
+    for read, folder in (("images", "images"), ("images/b.png", "images"), ("out/b.jpg", "out")):
+        code, _, err = kubedet("predict", "pets", read, "-o", folder)
+        assert code == 2 and f"{folder}/" in err
+    assert {path: path.read_bytes() for path in before} == before
+    assert kubedet("predict", "pets", "images", "-o", "out")[0] == 0
 
 
 def test_predict_in_tiles(kubedet, published, images, tmp_path):
@@ -111,4 +125,4 @@ def test_a_changed_byte_is_refused_by_every_command(kubedet, published, images, 
     for words in map(str.split, commands):
         code, _, err = kubedet(*words)
         assert code == 2 and f"{file}: its bytes have changed" in err and "Traceback" not in err, words
-    assert not (tmp_path / "out").exists()
+    assert os.listdir("out") == [outputs.RECORD]

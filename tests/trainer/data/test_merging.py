@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from trainer.base.errors import DataError
+from trainer.base.errors import ConfigError, DataError
 from trainer.data import merging, sources
 from trainer.data.merging import merge
 
@@ -211,7 +211,7 @@ def test_nothing_is_written_over_and_an_empty_folder_is_taken(base, tmp_path):
     corrections = write_zip(tmp_path / "c.zip", [("n.jpg", [])], data={"n.jpg": jpeg(50)})
     (tmp_path / "out").mkdir()
     merge(base, [corrections], str(tmp_path / "out"))
-    with pytest.raises(DataError, match="already exists"):
+    with pytest.raises(ConfigError, match="already exists"):
         merge(base, [corrections], str(tmp_path / "out"))
     with pytest.raises(DataError, match="cannot be written to s3://"):
         merge(base, [corrections], "s3://bucket/out")
