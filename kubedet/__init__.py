@@ -64,7 +64,7 @@ def load(model: str | os.PathLike[str], *, data_root: str = "", format: str = ""
     from trainer.export.predict import open_model
 
     root = data_root or LOCAL["data_root"].default
-    return Model(open_model(os.fspath(model), root, format, tile=tile))
+    return Model(open_model(_path(model), root, format, tile=tile))
 
 
 @translate_errors("kubedet.train")
@@ -138,7 +138,7 @@ def evaluate(
     from trainer import storage
     from trainer.evaluation.gate import split_rules
 
-    uri = model if isinstance(model, str | os.PathLike) else model.uri
+    uri = model.uri if hasattr(model, "uri") else model
     folder = output or f"evaluations/{datetime.now():%Y%m%d-%H%M%S}"
     given = _parse("evaluate", uri, shards=shards, output=folder, set=overrides, **options)
     summary = score_model(given, split_rules(given.gate))
@@ -210,11 +210,17 @@ class _Parser(Parser):
         raise ConfigError(text, fix=fix or f"`{self.prog} --help` lists the options")
 
 
+def _path(value: str | os.PathLike[str]) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{value!r} is neither a name nor a path", fix="pass a text or a pathlib.Path")
+    return os.fspath(value)
+
+
 def _parse(command: str, *positional: str | os.PathLike[str], **given: object) -> argparse.Namespace:
     """Return the options of a command, checked as on the command line; None and False are left out."""
     from trainer.config.parsing import as_override
 
-    words = [*command.split(), *(os.fspath(each) for each in positional)]
+    words = [*command.split(), *map(_path, positional)]
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):

@@ -5,22 +5,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from numbers import Real
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from trainer.base.errors import ConfigError
+from trainer.base.errors import ConfigError, DataError, translated
 from trainer.export.predict import BATCH, Detection, Predictor, draw, read_image
 
 if TYPE_CHECKING:
     import supervision
 
-ImageLike: TypeAlias = str | os.PathLike[str] | bytes | npt.NDArray[np.uint8] | Image.Image
-"""A path, the bytes of a file, an RGB array [height, width, 3], or a PIL image."""
+ImageLike: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | npt.NDArray[np.uint8] | Image.Image
+"""A path, the bytes of a file, an open file, an RGB array [height, width, 3], or a PIL image."""
 
-_SINGLE = (str, os.PathLike, bytes, bytearray, Image.Image)
+_SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
 _SHOWN = (1024, 1024)  # Largest picture in a notebook, pixels.
 
 
@@ -127,26 +128,33 @@ class Model:
         """Detect objects in one image, or in those of an iterable, which are read in batches.
 
         Args:
-            images: paths, bytes of files, PIL images, or arrays of uint8 [height, width, 3] in RGB.
+            images: paths, bytes of files, open files, PIL images, or arrays of uint8 [height, width, 3] in
+                RGB.
             score: least score of a detection, 0 to 1.
 
         Raises:
-            KubedetError: an image is missing, damaged or of another type; the message says which one.
+            KubedetError: an image is missing, damaged or of another type, and the message says which one; or
+                `score` is not a number from 0 to 1.
 
         Examples:
             >>> model = kubedet.load("runs/first/model")
             >>> [len(detections) for detections in model.predict(["photo.jpg", "night.jpg"])]
             [1, 0]
         """
-        if not 0 <= score <= 1:
-            raise ConfigError(f"score must be from 0 to 1, not {score:g}", fix="use score=0.3")
+        if not isinstance(score, Real) or not 0 <= score <= 1:
+            raise ConfigError(f"score must be a number from 0 to 1, not {score!r}", fix="use score=0.3")
         is_array = isinstance(images, np.ndarray) and images.ndim < 4
-        if is_array or isinstance(images, _SINGLE) or not isinstance(images, Iterable):
+        if (
+            is_array
+            or isinstance(images, _SINGLE)
+            or hasattr(images, "read")
+            or not isinstance(images, Iterable)
+        ):
             return next(self._detect([images], score, "the image"))
         return list(self._detect(images, score, "images[{}]"))
 
     def _detect(self, images: Iterable[object], score: float, name: str) -> Iterator[Detections]:
-        numbered = enumerate(images)
+        numbered = enumerate(map(_without_file, images))
         while batch := list(islice(numbered, BATCH)):
             opened = [read_image(source, name.format(number)) for number, source in batch]
             everything = self._predictor.detect(opened, score)
@@ -157,3 +165,11 @@ class Model:
                     np.array([one.label for one in found], np.int64),
                     [one.name for one in found], image.size, number, found, self._category_ids, source,
                 )  # fmt: skip
+
+
+def _without_file(source: Any) -> object:
+    """Return the bytes of an open file, which can be read once only; other images as they are."""
+    if not hasattr(source, "read"):
+        return source
+    with translated(DataError, f"{source!r} cannot be used", fix="open the file with the mode 'rb'"):
+        return bytes(source.read())

@@ -75,9 +75,12 @@ def test_predictions_are_those_of_the_command(model, folder, request):
     for number, (path, many) in enumerate(zip(paths, everything, strict=True)):
         expected = json.loads((folder / "out" / f"{path.stem}.json").read_text())
         opened = Image.open(path)
-        for image in (str(path), path.read_bytes(), opened, np.asarray(opened)) if number < 2 else ():
+        for image in (
+            (str(path), io.BytesIO(path.read_bytes()), opened, np.asarray(opened)) if number < 2 else ()
+        ):
             one = loaded.predict(image, score=0.1)
             assert np.array_equal(one.boxes, many.boxes) and one.names == many.names
+            assert one.plot().size == many.size
         assert many.image_id == number and list(many.size) == [expected["width"], expected["height"]]
         assert many.names == [item["name"] for item in expected["detections"]]
         assert many.labels.tolist() == [item["label"] for item in expected["detections"]]
@@ -94,6 +97,8 @@ def test_predictions_are_those_of_the_command(model, folder, request):
         ("none.jpg", "none.jpg cannot be read: No such file"),
         (["photo.jpg", "broken.jpg"], "broken.jpg: damaged or cut off"),
         (b"junk", "the image: not an image that can be read"),
+        (memoryview(b"junk"), "the image: not an image that can be read"),
+        (io.StringIO("photo.jpg"), "StringIO object .* cannot be used"),
         (["photo.jpg", 7], r"images\[1\] cannot be used: it is int"),
         (None, "the image cannot be used: it is NoneType"),
         (np.zeros((3, 8, 8), np.float32), r"it is an array of float32 \[3, 8, 8\]"),
@@ -122,7 +127,10 @@ def test_unusable_images_are_named(folder, images, message):
         (lambda: kubedet.load("none.pt"), r"none\.pt"),
         (lambda: kubedet.load("pets", tile=7), "the side of a tile must be at least 64 pixels"),
         (lambda: kubedet.load("pets", format="tflite"), "no format tflite"),
-        (lambda: kubedet.load("pets").predict("photo.jpg", score=30), "score must be from 0 to 1, not 30"),
+        (lambda: kubedet.load("pets").predict("photo.jpg", score=30), "from 0 to 1, not 30"),
+        (lambda: kubedet.load("pets").predict("photo.jpg", score="0.3"), "from 0 to 1, not '0.3'"),
+        (lambda: kubedet.load(None), "None is neither"),
+        (lambda: kubedet.evaluate(7, "nowhere"), "7 is neither"),
         (lambda: kubedet.train(nporc=2), "unrecognized arguments: --nporc=2"),
         (lambda: kubedet.train(nproc="two"), "invalid int value: 'two'"),
         (lambda: kubedet.train("coco:/nowhere"), "/nowhere"),
