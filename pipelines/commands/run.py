@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -53,9 +53,15 @@ from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
 from trainer.launching.stop_signals import STOP_SIGNALS, handling
 from trainer.model import recipes
+from trainer.storage import outputs
 from trainer.training.time_limit import STARTED
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
+_FILES = (
+    "summary.json", "log.txt", "pipeline.yaml", "config.json", auto_schedule.FILE, "artifacts", "train",
+    "evaluation", "model",
+)  # fmt: skip
+"""What a run writes into its folder."""
 # Longer than a training launcher's grace period, which then kills the training.
 _GRACE_SECONDS = 90.0
 _TICK_SECONDS = 0.2
@@ -300,11 +306,17 @@ def run(options: Options) -> int:
 
 
 def execute(options: Options) -> tuple[RunRecord, RunProgress]:
-    """Run the pipeline and show its progress; a failed step is an error in the record."""
+    """Run the pipeline and show its progress, unless it has finished before with the same parameters.
+
+    A failed step is an error in the record.
+    """
     check(options)
     folder = options.folder
     with _lock(folder) as lock:
-        _check_same(folder, options)
+        outputs.claim(str(folder), _FILES)
+        if finished := _finished(_check_same(folder, options), options):
+            print(f"run {options.name} has finished; to train again, choose another --name", flush=True)
+            return finished, RunProgress(folder / "progress.jsonl")
         storage.remove_stale(str(folder))
         versions = {"python": platform.python_version()}  # Those that affect results.
         for package in _PACKAGES:
@@ -427,18 +439,33 @@ def _lock(folder: Path) -> TextIO:
     return lock
 
 
-def _check_same(folder: Path, options: Options) -> None:
-    """Refuse to continue a run with other settings: its checkpoint would not fit, or would mislead."""
+def _finished(earlier: Values, options: Options) -> RunRecord | None:
+    """Return the record of a run if it has succeeded with the same parameters and its results are there."""
+    same = earlier.get("arguments") == json.loads(json.dumps(options.arguments()))
+    if earlier.get("status") != "succeeded" or not same or earlier.get("nothing_new_since"):
+        return None
+    record = RunRecord(
+        **{item.name: earlier[item.name] for item in fields(RunRecord) if item.name in earlier}
+    )
+    return record if record.paths and all(map(os.path.exists, record.paths.values())) else None
+
+
+def _check_same(folder: Path, options: Options) -> Values:
+    """Return the record of the earlier run of that name, if it has trained.
+
+    Refuses to continue it with other settings: its checkpoint would not fit, or would mislead.
+    """
     path = folder / "summary.json"
     if not path.exists() or not (folder / "train").exists():
-        return  # A mistake that ended it before the training may be corrected under the same name.
+        return {}  # A mistake that ended it before the training may be corrected under the same name.
     form = storage.Form("run", 1, {"arguments?": {}})
     try:
-        before = storage.read_json(str(path), form).get("arguments", {})
+        earlier: Values = storage.read_json(str(path), form)
     except (DamagedError, FormError) as error:
         # The checkpoints contain the settings too, and compare them.
         print(f"warning: {error.message}; it is replaced", file=sys.stderr, flush=True)
-        return
+        return {}
+    before = earlier.get("arguments", {})
     changed = [
         f"  {key}: was {json.dumps(before[key])}, now {json.dumps(value)}"
         for key, value in options.arguments().items()
@@ -449,3 +476,4 @@ def _check_same(folder: Path, options: Options) -> None:
             f"the run {folder.name!r} was started with other settings:\n" + "\n".join(changed),
             fix=f"choose another --name, use the same settings to continue, or delete {folder}",
         )
+    return earlier

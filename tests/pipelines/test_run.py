@@ -25,6 +25,7 @@ from pipelines.kubeflow import Server
 from pipelines.wait import Pods, raise_failure
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, LaunchError
+from trainer.storage import outputs
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -237,6 +238,21 @@ def test_without_a_model_there_is_none_to_try(record, folder, capsys):
     printed = capsys.readouterr().out
     assert "try the model" not in printed and "training:" not in printed
     assert "\n\ngate: failed, no model was exported\n  coco/AP 0.5 >= 0.9: failed\n\nrun first" in printed
+
+
+def test_a_finished_run_that_is_repeated_prints_its_results(record, folder, capsys, monkeypatch):
+    (folder / outputs.RECORD).write_text(json.dumps(run._FILES))
+    for name in ("train", "a model"):
+        (folder / name).mkdir()
+    (folder / "evaluation" / "report.html").touch()
+    options = Options(folder.name, {"output": str(folder.parent), "nproc": 1})
+    replace(record, arguments=options.arguments()).write(folder)
+    started: list[object] = []
+    monkeypatch.setattr(run, "_execute", lambda *given: bool(started.append(given)))
+    assert run.run(options) == 0 and not started
+    assert "gate: passed" in capsys.readouterr().out
+    run.run(replace(options, given={**options.given, "gate": "coco/AP >= 0.1"}))
+    assert len(started) == 1
 
 
 @pytest.mark.parametrize(("passed", "status"), [(False, "succeeded"), (True, "failed")])
