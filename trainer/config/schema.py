@@ -231,9 +231,9 @@ class TrainConfig:
     weight_decay: NonNegative = 1e-4
     """Weight decay of convolutions and linear layers."""
     norm_weight_decay: NonNegative = 0.0
-    """Weight decay of normalization layers."""
+    """Weight decay of normalization layers, except in RF-DETR's backbone (none)."""
     bias_weight_decay: NonNegative = 0.0
-    """Weight decay of all other biases."""
+    """Weight decay of all other biases, with the same exception."""
     schedule: Literal["cosine", "multistep"] = "cosine"
     """Shape of the learning rate after the warm-up."""
     final_lr: Fraction = 0.01
@@ -243,9 +243,11 @@ class TrainConfig:
     gamma: Fraction = 0.1
     """Factor of each drop of a multistep schedule."""
     warmup_steps: Count = 1000
-    """Steps of linear warm-up; at most a tenth of the training."""
+    """Steps of warm-up; at most a tenth of the training."""
     warmup_epochs: NonNegative = 0.0
-    """Epochs of linear warm-up, instead of warmup_steps; 0 uses those."""
+    """Epochs of warm-up, instead of warmup_steps; 0 uses those."""
+    warmup_shape: Literal["linear", "quadratic"] = "linear"
+    """How the learning rate rises in the warm-up."""
     negatives: Literal["all", "verified"] = "all"
     """Classes without a box that are trained as absent: all, or those verified in the image (federated loss;
     Open Images with labels=all)."""

@@ -5,7 +5,7 @@ knows which one is in use. docs/detectors.md explains how to add one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -139,9 +139,10 @@ class Architecture(nn.Module, ABC):
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
         """Groups of the trained parameters, as an optimizer takes them.
 
-        `lr_scale` of a group, if given, is its learning rate relative to the training's.
+        `lr_scale` of a group, if given, is its learning rate relative to the training's; `weight_decay`, if
+        given, replaces the training's three values.
         """
-        return split_by_decay(self.parameters(), config.weight_decay)
+        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
     def folded(self) -> Self:
         """A faster copy with the same results, for inference only: it cannot be trained or saved."""
@@ -156,15 +157,6 @@ def recolored(pixels: Tensor, color: Tensor | None, white: int) -> Tensor:
     with torch.autocast(pixels.device.type, enabled=False):
         mapped = color[:, :, :3].to(pixels.dtype) @ pixels.flatten(2) + color[:, :, 3:] * white
     return mapped.clamp_(0, white).view_as(pixels)
-
-
-def split_by_decay(parameters: Iterable[nn.Parameter], weight_decay: float, **more: Any) -> ParameterGroups:
-    """Two groups of the trained ones of `parameters`, with `more` settings: norms and biases do not decay."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay, **more},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0, **more},
-    ]
 
 
 def build(config: ModelConfig, num_classes: int, fill: int = FILL) -> Architecture:

@@ -18,22 +18,25 @@ _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.Optimizer:
     """Return SGD, Adam or AdamW over the detector's parameter groups. A skipped step changes nothing."""
-    groups = detector.parameter_groups(config)
-    if config.norm_weight_decay or config.bias_weight_decay:
-        norms = {
-            id(parameter)
-            for module in detector.modules()
-            if isinstance(module, _NORMS)
-            for parameter in module.parameters(recurse=False)
-        }
-        parts: ParameterGroups = []
-        for group in groups:
-            small = [p for p in group["params"] if p.ndim <= 1]
-            parts.append({**group, "params": [p for p in group["params"] if p.ndim > 1]})
-            for decay, is_norm in ((config.norm_weight_decay, True), (config.bias_weight_decay, False)):
-                of_kind = [p for p in small if (id(p) in norms) == is_norm]
-                parts.append({**group, "params": of_kind, "weight_decay": decay})
-        groups = [part for part in parts if part["params"]]
+    norms = {
+        id(parameter)
+        for module in detector.modules()
+        if isinstance(module, _NORMS)
+        for parameter in module.parameters(recurse=False)
+    }
+    decays = config.weight_decay, config.norm_weight_decay, config.bias_weight_decay
+    groups: ParameterGroups = []
+    for group in detector.parameter_groups(config):
+        if "weight_decay" in group:
+            groups.append(group)
+            continue
+        by_decay: dict[float, list[nn.Parameter]] = {decay: [] for decay in decays}
+        for parameter in group["params"]:
+            kind = 0 if parameter.ndim > 1 else 1 if id(parameter) in norms else 2
+            by_decay[decays[kind]].append(parameter)
+        groups += [
+            {**group, "params": found, "weight_decay": decay} for decay, found in by_decay.items() if found
+        ]
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
         if config.momentum:
@@ -78,14 +81,15 @@ def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig
 def learning_rate(step: float, total_steps: int, config: TrainConfig) -> float:
     """Return the learning rate of step `step` (from 0) of `total_steps`; steps may be fractions, see `Pace`.
 
-    Linear warm-up from a thousandth of the peak, then half a cosine down to `final_lr` x peak, or drops by
-    `gamma` at the milestones.
+    Warm-up, linear from a thousandth of the peak or quadratic, then half a cosine down to `final_lr` x peak,
+    or drops by `gamma` at the milestones.
     """
     warmup = min(config.warmup_steps, total_steps // 10)
     if config.warmup_epochs:
         warmup = round(min(config.warmup_epochs / config.epochs, 1) * total_steps)
     if step < warmup:
-        return config.lr * (0.001 + 0.999 * (step + 1) / warmup)
+        part = (step + 1) / warmup
+        return config.lr * (part**2 if config.warmup_shape == "quadratic" else 0.001 + 0.999 * part)
     if config.schedule == "multistep":
         drops = sum(step >= milestone * total_steps for milestone in config.milestones)
         return config.lr * config.gamma**drops

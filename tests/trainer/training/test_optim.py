@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from trainer.config.schema import TrainConfig
-from trainer.model.architecture import split_by_decay
 from trainer.training.optim import (
     MovingAverage,
     build_optimizer,
@@ -70,9 +69,8 @@ class Layers(torch.nn.Sequential):
         more = [{} if scale is None else {"lr_scale": scale} for scale in self.scales]
         parts = [self] if len(self.scales) == 1 else self
         return [
-            group
+            {"params": [p for p in part.parameters() if p.requires_grad], **fields}
             for part, fields in zip(parts, more, strict=True)
-            for group in split_by_decay(part.parameters(), config.weight_decay, **fields)
         ]
 
 
@@ -122,8 +120,9 @@ def test_the_first_step_of_sgd_is_that_of_torch():
     ours, theirs = (Layers(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     config = TrainConfig(optimizer="sgd", weight_decay=0.1, momentum=0.9, lr=0.1)
-    groups = theirs.parameter_groups(config)
-    optimizers = [build_optimizer(ours, config), torch.optim.SGD(groups, lr=0.1, momentum=0.9)]
+    groups = build_optimizer(theirs, config).param_groups
+    plain = [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups]
+    optimizers = [build_optimizer(ours, config), torch.optim.SGD(plain, lr=0.1, momentum=0.9)]
     for _ in range(3):
         for model, optimizer in zip((ours, theirs), optimizers, strict=True):
             optimizer.zero_grad()
@@ -145,10 +144,19 @@ def test_norms_and_biases_are_decayed_where_a_recipe_says_so():
     }
     groups = build_optimizer(model, TrainConfig(weight_decay=0.1, norm_weight_decay=0.1)).param_groups
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [
-        (1, 0.1),
-        (4, 0.1),
+        (5, 0.1),
         (1, 0.0),
     ]
+
+
+def test_a_group_with_its_own_decay_keeps_it():
+    """As the backbone of RF-DETR has; the rest decays as the configuration shows."""
+    model = Layers(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    model.parameter_groups = lambda config: [
+        {"params": [*model[0].parameters()], "weight_decay": 0.0}, {"params": [*model[1].parameters()]}
+    ]  # fmt: skip
+    groups = build_optimizer(model, TrainConfig(norm_weight_decay=0.2, bias_weight_decay=0.3)).param_groups
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(2, 0.0), (2, 0.2)]
 
 
 def test_warm_up_in_epochs_then_no_change():
@@ -156,6 +164,8 @@ def test_warm_up_in_epochs_then_no_change():
     rates = [learning_rate(step, 600, config) for step in range(600)]
     assert rates[0] == pytest.approx(0.011, abs=1e-3) and rates[98] < 1.0
     assert rates[99:] == [1.0] * 501
+    quadratic = dataclasses.replace(config, warmup_shape="quadratic")
+    assert learning_rate(49, 600, quadratic) == pytest.approx(0.25)
 
 
 def test_groups_have_a_learning_rate_of_their_own_that_survives_a_resume():

@@ -127,5 +127,8 @@ def deimv2_s() -> Config:
             size="s", weights="hf:Intellindust/DEIMv2_DINOv3_S_COCO", backbone_lr=0.05, sync_batchnorm=True,
             score_threshold=0.0, detections_per_image=300,
         ),
-        train=replace(published_training(132, 5e-4, warmup=2000), milestones=[92 / 132], gamma=0.5),
+        train=replace(
+            published_training(132, 5e-4, warmup=2000), milestones=[92 / 132], gamma=0.5,
+            warmup_shape="quadratic",
+        ),
     )  # fmt: skip

@@ -30,7 +30,6 @@ from trainer.model.architecture import (
     ParameterGroups,
     UpstreamWeights,
     recolored,
-    split_by_decay,
 )
 from trainer.model.architectures.detr.denoising import Denoising, denoising
 from trainer.model.architectures.detr.detr_criterion import (
@@ -309,13 +308,10 @@ class Detr(Architecture):
 
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
         """The backbone's, with their learning rate, and the rest."""
-        backbone = list(self.backbone.parameters())
+        backbone = [value for value in self.backbone.parameters() if value.requires_grad]
         slow = {id(value) for value in backbone}
-        rest = [value for value in self.model.parameters() if id(value) not in slow]
-        return [
-            *split_by_decay(rest, config.weight_decay),
-            *split_by_decay(backbone, config.weight_decay, lr_scale=self.config.backbone_lr),
-        ]
+        rest = [p for p in self.model.parameters() if p.requires_grad and id(p) not in slow]
+        return [{"params": rest}, {"params": backbone, "lr_scale": self.config.backbone_lr}]
 
     def deployment_graph(self, image_size: int) -> Graph:
         return DetrGraph(self, image_size)

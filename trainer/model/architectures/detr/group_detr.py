@@ -110,24 +110,25 @@ class RFDetr(Detr):
         Source: rfdetr/util/get_param_dicts.py and rfdetr/models/backbone/backbone.py of
         github.com/roboflow/rf-detr (35ac6ab).
         """
-        blocks = self.library_config.backbone_config.num_hidden_layers
-        made: dict[tuple[float, float], list[nn.Parameter]] = {}
+        # The authors count one more layer than there are blocks: `out_feature_indexes[-1] + 1`.
+        layers = self.library_config.backbone_config.num_hidden_layers + 1
+        made: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
-            scale, decay = 1.0, config.weight_decay
+            scale, decays = 1.0, True
             if name.startswith("model.backbone.backbone."):
                 inner = name.removeprefix("model.backbone.backbone.")
-                number = 0 if inner.startswith("embeddings.") else blocks + 1
+                number = 0 if inner.startswith("embeddings.") else layers + 1
                 number = int(inner.split(".")[2]) + 1 if inner.startswith("encoder.layer.") else number
                 scale = self.config.backbone_lr * self.config.component_decay**2
-                scale *= self.config.layer_decay ** (blocks + 1 - number)
-                decay = 0.0 if any(part in inner for part in _PLAIN) else decay
+                scale *= self.config.layer_decay ** (layers + 1 - number)
+                decays = not any(part in inner for part in _PLAIN)
             elif name.startswith("model.decoder."):
                 scale = self.config.component_decay
             if parameter.requires_grad:
-                made.setdefault((scale, decay), []).append(parameter)
+                made.setdefault((scale, decays), []).append(parameter)
         return [
-            {"params": parameters, "weight_decay": decay, "lr_scale": scale}
-            for (scale, decay), parameters in made.items()
+            {"params": parameters, "lr_scale": scale} | ({} if decays else {"weight_decay": 0.0})
+            for (scale, decays), parameters in made.items()
         ]
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:

@@ -102,6 +102,7 @@ def _rfdetr(size: Literal["nano", "medium"], side: int) -> Config:
         ),
         train=TrainConfig(
             epochs=100, batch_size=4, global_batch=16, optimizer="adamw", lr=1e-4, weight_decay=1e-4,
+            norm_weight_decay=1e-4, bias_weight_decay=1e-4,
             schedule="multistep", milestones=[], warmup_steps=0, clip_norm=0.1, ema_decay=0.993,
             ema_ramp="exponential", ema_steps=100, compile="off",
         ),

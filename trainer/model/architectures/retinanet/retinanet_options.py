@@ -17,6 +17,7 @@ Backbone = Literal[
 
 _STAGES = 5
 _PREFIXES = ("", "backbone.body.", "module.", "module.backbone.body.")
+_RESNET18 = "torchvision:ResNet18_Weights.IMAGENET1K_V1"
 _RESNET50 = "torchvision:ResNet50_Weights.IMAGENET1K_V2"
 
 
@@ -78,16 +79,19 @@ class RetinaNetOptions(ModelConfig):
         return frozen | ({"trainable_layers": _STAGES} if self.trainable_layers < _STAGES else {})
 
 
+_SLIM = RetinaNetOptions(
+    backbone="resnet18", backbone_width=24, fpn_channels=32, head_depth=2,
+    anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0],
+)  # fmt: skip
+
+
 def debug() -> Config:
     """A narrow detector that learns the built-in sample in less than four minutes on two cores."""
     return Config(
         recipe="debug",
         data=DataConfig(shard_bytes=2 * 1024 * 1024, processes=2),
         loader=LoaderConfig(image_size=128, workers=1, scale=[0.9, 1.1]),
-        model=RetinaNetOptions(
-            backbone="resnet18", backbone_width=24, fpn_channels=32, head_depth=2,
-            anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0],
-        ),
+        model=_SLIM,
         train=TrainConfig(
             epochs=30, minutes=3.8, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01,
             warmup_steps=50, clip_norm=5.0, ema_decay=0.98, validate_every=10, checkpoint_minutes=1.0,
@@ -115,13 +119,8 @@ def small() -> Config:
 
 def small_pretrained() -> Config:
     """`small` on a ResNet18 of the usual width, from its ImageNet weights (45 MB)."""
-    scratch = small()
-    return replace(
-        scratch,
-        recipe="small_pretrained",
-        model=replace(scratch.model, backbone_width=64, weights="torchvision:ResNet18_Weights.IMAGENET1K_V1"),
-        train=replace(scratch.train, lr=1e-3),
-    )
+    scratch, model = small(), replace(_SLIM, backbone_width=64, weights=_RESNET18)
+    return replace(scratch, recipe="small_pretrained", model=model, train=replace(scratch.train, lr=1e-3))
 
 
 def coco_r50() -> Config:
