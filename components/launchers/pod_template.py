@@ -158,7 +158,6 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[Body])
             "resources": _without_empty(
                 {"limits": _without_empty(limits), "requests": _without_empty(requests)}
             ),
-            # Here and not on the pod: the operator's own init container may run as root.
             "securityContext": _without_empty(
                 {
                     "runAsNonRoot": job.run_as_non_root or None,

@@ -16,7 +16,7 @@ def test_a_job_succeeds_and_every_line_arrives_once_and_in_order(user, cluster):
     assert code == 0, str(command)
     numbers = [line.rpartition("line ")[2] for line in command.lines if "line " in line]
     assert numbers == [f"{number:04}" for number in range(2000)]
-    rank_0 = {"pytorchjob": f"[{name}-master-0]", "trainjob": f"[{name}-node-0-0-"}[cluster.kind.name]
+    rank_0 = {"pytorchjob": f"[{name}-worker-0]", "trainjob": f"[{name}-node-0-0-"}[cluster.kind.name]
     assert any(rank_0 in line for line in command.lines)
     listed, code = user.runs("job", "list", "-o", "json")
     phases = {job["name"]: job["phase"] for job in json.loads("\n".join(listed.lines))}
@@ -38,7 +38,7 @@ def test_a_job_that_fails_says_where_and_why(user, cluster):
     path, name = user.python(code + "import time; time.sleep(600)", nodes=2)
     command, exit_code = user.runs("job", "submit", "--spec", str(path), "--wait")
     assert exit_code == 3, str(command)
-    rank_1 = {"pytorchjob": f"{name}-worker-0", "trainjob": f"{name}-node-0-1-"}[cluster.kind.name]
+    rank_1 = {"pytorchjob": f"{name}-worker-1", "trainjob": f"{name}-node-0-1-"}[cluster.kind.name]
     for text in (rank_1, "exit code 3", "out of luck"):
         assert text in command.errors, str(command)
     waited, exit_code = user.runs("job", "wait", name)

@@ -38,7 +38,7 @@ class Kind:
     of_job: str
     """Label of a pod that names its job."""
     index: str
-    """Label of a pod that tells its rank, from 0; of a PyTorchJob's workers from 1."""
+    """Label of a pod that tells its rank, from 0."""
 
 
 KINDS = {
@@ -160,11 +160,8 @@ class Cluster:
         return until(those, f"{count} running pods of {name}: {[p.status.phase for p in self.pods(name)]}")
 
     def rank(self, pod):
-        """The number of a pod's node: a PyTorchJob's workers come after its master, where it has one."""
-        labels = pod.metadata.labels
-        job = self.job(labels[self.kind.of_job])
-        is_worker = labels.get("training.kubeflow.org/replica-type") == "worker"
-        return int(labels[self.kind.index]) + (is_worker and "elasticPolicy" not in job["spec"])
+        """The number of a pod's node."""
+        return int(pod.metadata.labels[self.kind.index])
 
     def pod(self, name, rank):
         """The name of a job's running pod of a rank; waits for it."""

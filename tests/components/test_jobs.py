@@ -99,7 +99,7 @@ def job(fake_cluster):
     """Start a run's job, whose pod has a life, in a cluster that is asked by HTTP."""
 
     def start(life):
-        fake_cluster.lives[f"{name_of(RUN)}-master-0"] = life
+        fake_cluster.lives[f"{name_of(RUN)}-worker-0"] = life
         ClusterBackend.connect().submit(on_cluster().spec(COMMAND))
 
     return start

@@ -33,7 +33,7 @@ def step(fake_cluster, monkeypatch):
 def use(fake_cluster, backend, kind):
     """Do what launchers and the operator's commands do with jobs of a kind."""
     watch.run(backend, JobSpec(name=f"{kind}-well", **JOB), print)
-    fake_cluster.lives |= dict.fromkeys([f"{kind}-long-master-0", f"{kind}-long-node-0-0"], endless)
+    fake_cluster.lives |= dict.fromkeys([f"{kind}-long-worker-0", f"{kind}-long-node-0-0"], endless)
     backend.submit(JobSpec(name=f"{kind}-long", **JOB))
     backend.submit(JobSpec(name=f"{kind}-waits", kueue_queue="gpus", command=("true",), image="i"))
     until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))

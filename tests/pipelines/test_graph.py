@@ -71,7 +71,7 @@ def trains(pod):
 @pytest.mark.slow
 def test_a_training_in_a_cluster(fake_cluster, tmp_path):
     name = name_of("the-run")
-    fake_cluster.lives[f"{name}-master-0"] = trains
+    fake_cluster.lives[f"{name}-worker-0"] = trains
     job = {"mounts": [{"claim": "scratch", "path": str(tmp_path)}], "memory_limit": "4Gi"}
     done = run(
         tmp_path, fake_cluster.environment, launcher="kubernetes", source="sample:images=12,seed=5,size=96",
@@ -80,7 +80,7 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     cluster_job = fake_cluster.job(name)
-    (container,) = cluster_job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    (container,) = cluster_job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/kubedet:1"
     assert container["resources"]["limits"]["memory"] == "4Gi"
     # The runner does one step after the other, and tells none which run it belongs to.

@@ -1,7 +1,7 @@
 """A Kubernetes API server over HTTP, as much of it as kubedet asks, that can be told to misbehave.
 
 def test_something(fake_cluster):          # A FakeCluster that a real client reaches by HTTP.
-    fake_cluster.lives["train-master-0"] = [life]
+    fake_cluster.lives["train-worker-0"] = [life]
     fake_cluster.faults.append(Fault("POST", "pytorchjobs", status=503, times=2))
     subprocess.run([...], env=fake_cluster.environment)    # KUBECONFIG names it.
 """

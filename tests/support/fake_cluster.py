@@ -7,7 +7,7 @@ A test gives each pod a life, a function of `FakePod` that runs in a thread of i
         pod.say("error: out of luck")
         pod.exit(1)
 
-    cluster.lives["train-master-0"] = [dies, fine]   # The first pod of that name, and those after it.
+    cluster.lives["train-worker-0"] = [dies, fine]   # The first pod of that name, and those after it.
     cluster.lives["train-node-0-0"] = fine           # Of a TrainJob, whose pods' names go on.
 """
 
@@ -39,7 +39,7 @@ class FakeCluster:
         self._born = {}
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        for namespace in ("default", "team"):
+        for namespace in ("default", "team", "kubeflow"):
             self.add("namespaces", "", {"metadata": {"name": namespace}})
 
     def refusal(self, resource, namespace, body):
@@ -189,8 +189,8 @@ class FakeCluster:
             kind = labels["training.kubeflow.org/replica-type"]
             replicas = job["spec"]["pytorchReplicaSpecs"]
             replica = replicas[kind.capitalize()]
-            if code == 0:
-                if kind == "master" or "Master" not in replicas:
+            if code == 0:  # Of ours rank 0 ends first.
+                if labels["training.kubeflow.org/replica-index"] == "0":
                     self._finish(job, "Succeeded", "")
             elif replica.get("restartPolicy") == "ExitCode" and code >= 128:
                 message = f"{kind} replica(s) failed"

@@ -1,9 +1,9 @@
 """Tests that mean every kind of job, and the names that its pods have.
 
 @both
-def test_something(run, fake_cluster, master):
-    fake_cluster.lives[master] = endless
-    assert f"[{master}] hello" in run()          # `run` takes made up words off the lines.
+def test_something(run, fake_cluster, first):
+    fake_cluster.lives[first] = endless
+    assert f"[{first}] hello" in run()          # `run` takes made up words off the lines.
 """
 
 import re
@@ -20,7 +20,7 @@ def pod_name(kind, rank, job="train"):
     """Name of a pod without what is made up of it: by it `lives` and `pod` of a FakeCluster know it."""
     if kind.name == "trainjob":
         return f"{job}-node-0-{rank}"
-    return f"{job}-worker-{rank - 1}" if rank else f"{job}-master-0"
+    return f"{job}-worker-{rank}"
 
 
 def plain(text):

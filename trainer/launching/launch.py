@@ -110,6 +110,10 @@ def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int
         message = "stopped: the others have ended the run before this node was needed"
         if result is not None:
             if not result.is_failed():
+                # A job of Workers ends with the first of them, and the operator deletes those that run: the
+                # pod with the log, that of rank 0, ends first.
+                if 0 not in result.return_values and "PET_RDZV_ENDPOINT" in os.environ:
+                    _wait_for_peers(config)
                 return 0
             rank, failure = worker_failures.first_cause(result.failures)
             message, code = worker_failures.explain(rank, failure), worker_failures.exit_code(failure)
@@ -122,7 +126,7 @@ def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int
 
 
 def _wait_for_peers(config: LaunchConfig) -> None:
-    """Wait so that the failed node ends first; SIGTERM ends the wait."""
+    """Wait so that the node that decides how the job ends does so first; SIGTERM ends the wait."""
     if config.max_nodes > 1:
         with exit_on_signal(_exit_codes):
             time.sleep(worker_failures.node_grace())

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from components.launchers import pod_template
 from components.launchers.backend import Phase
 from components.launchers.pod_template import Body
-from components.launchers.spec import JobSpec
+from components.launchers.spec import Elastic, JobSpec
 from trainer.launching.job_status import Progress
 
 Exists = Callable[[str, str], bool]  # Whether kubedet has an object of this resource (plural) and name.
@@ -112,12 +112,13 @@ _PYTORCHJOB_PHASES = {
     "Failed": Phase.FAILED, "Succeeded": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED, "Restarting": None,
 }  # fmt: skip
 """Not Running: the operator sets that late, and for one running pod."""
-_TYPE = "training.kubeflow.org/replica-type"
 _INDEX = "training.kubeflow.org/replica-index"
 
 
 class PyTorchJob(Kind):
-    """A Master and Workers; an elastic job has only Workers. The operator sets torchrun's variables."""
+    """Workers only, with torchrun's variables by the operator's elasticPolicy, also if their number is fixed:
+    next to a Master, the operator gives Workers an init container, which Pod Security `restricted` refuses.
+    """
 
     name = "pytorchjob"
     title = "PyTorchJob"
@@ -127,33 +128,34 @@ class PyTorchJob(Kind):
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
         policy = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff, **pod_template.limits(job)}
-        counts = {"Worker": job.nodes} if job.elastic else {"Master": 1, "Worker": job.nodes - 1}
-        replicas = {}
-        for role, count in counts.items():
-            if count:
-                pods = {"restartPolicy": job.restart_policy, "template": pod_template.template(job)}
-                replicas[role] = {"replicas": count, **pods}
+        template = pod_template.template(job)
+        worker = {"replicas": job.nodes, "restartPolicy": job.restart_policy, "template": template}
+        replicas = {"Worker": worker}
         spec = {"nprocPerNode": str(job.processes), "runPolicy": policy, "pytorchReplicaSpecs": replicas}
-        if job.elastic:
+        if job.elastic or job.nodes > 1:
+            bounds = job.elastic or Elastic(job.nodes, job.nodes, 0)
             spec["elasticPolicy"] = {
-                "minReplicas": job.elastic.min_nodes, "maxReplicas": job.elastic.max_nodes,
-                "maxRestarts": job.elastic.max_restarts, "rdzvBackend": "c10d", "rdzvId": job.name,
+                "minReplicas": bounds.min_nodes, "maxReplicas": bounds.max_nodes,
+                "maxRestarts": bounds.max_restarts, "rdzvBackend": "c10d" if job.elastic else "static",
+                "rdzvId": job.name,
             }  # fmt: skip
+        # The rank of a node is the number of its pod, as in all messages; c10d decides by itself.
+        label = {"fieldRef": {"fieldPath": f"metadata.labels['{_INDEX}']"}}
+        template["spec"]["containers"][0]["env"].append({"name": "PET_NODE_RANK", "valueFrom": label})
         return [self.body(pod_template.job_metadata(job), spec)]
 
     def probe(self) -> Body:
         container = {"name": pod_template.CONTAINER, "image": "none"}
         replica = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
-        return self.body({"generateName": "kubedet-probe-"}, {"pytorchReplicaSpecs": {"Master": replica}})
+        return self.body({"generateName": "kubedet-probe-"}, {"pytorchReplicaSpecs": {"Worker": replica}})
 
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
-        has_master = "Master" in job["spec"]["pytorchReplicaSpecs"]
-        return int(labels.get(_INDEX, 0)) + (has_master and labels.get(_TYPE) == "worker")
+        return int(labels.get(_INDEX, 0))
 
     def state(self, job: Body) -> State:
         replicas, policy = job["spec"]["pytorchReplicaSpecs"], job["spec"].get("elasticPolicy") or {}
-        nodes, elastic = sum(item.get("replicas", 1) for item in replicas.values()), "Master" not in replicas
-        state = State(nodes, (elastic and policy.get("minReplicas")) or nodes, elastic)
+        nodes = sum(item.get("replicas", 1) for item in replicas.values())
+        state = State(nodes, policy.get("minReplicas") or nodes, policy.get("rdzvBackend") == "c10d")
         suspended = (job["spec"].get("runPolicy") or {}).get("suspend")
         if suspended and not holding(job).keys() & {"Failed", "Succeeded", "Suspended"}:
             return state._replace(phase=Phase.SUSPENDED)

@@ -70,26 +70,30 @@ def test_a_cluster_takes_it(name: str) -> None:
     jsonschema.Draft202012Validator(crd()).validate(manifest)
 
 
-def master(manifest: dict[str, Any]) -> Any:
-    return manifest["spec"]["pytorchReplicaSpecs"]["Master"]
+def worker(manifest: dict[str, Any]) -> Any:
+    return manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
 
 
 def container(manifest: dict[str, Any]) -> Any:
-    return master(manifest)["template"]["spec"]["containers"][0]
+    return worker(manifest)["template"]["spec"]["containers"][0]
 
 
 def test_one_volume_for_a_claim_that_is_mounted_twice() -> None:
-    spec = master(pytorchjob(ODD["everything"]))["template"]["spec"]
+    spec = worker(pytorchjob(ODD["everything"]))["template"]["spec"]
     assert [item["name"] for item in spec["volumes"]] == ["shm", "claim-0"]
     mounts = [(item["name"], item["mountPath"]) for item in spec["containers"][0]["volumeMounts"]]
     assert mounts == [("shm", "/dev/shm"), ("claim-0", "/a"), ("claim-0", "/b")]
 
 
-def test_elastic_jobs_have_workers_only() -> None:
-    spec = pytorchjob(ODD["elastic"])["spec"]
-    assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]
-    policy = spec["elasticPolicy"]
-    assert (policy["minReplicas"], policy["maxReplicas"], policy["rdzvBackend"]) == (1, 4, "c10d")
+def test_fixed_and_elastic_jobs_have_one_form_of_workers_only() -> None:
+    """A Master would add an init container that Pod Security refuses."""
+    specs = [job(nodes=3), ODD["elastic"], job()]
+    fixed, elastic, single = (pytorchjob(spec)["spec"] for spec in specs)
+    assert {role for spec in (fixed, elastic, single) for role in spec["pytorchReplicaSpecs"]} == {"Worker"}
+    names = ("minReplicas", "maxReplicas", "maxRestarts", "rdzvBackend")
+    assert [fixed["elasticPolicy"][name] for name in names] == [3, 3, 0, "static"]
+    assert [elastic["elasticPolicy"][name] for name in names] == [1, 4, 10, "c10d"]
+    assert "elasticPolicy" not in single
     env = list(yaml.safe_load_all(render("indexed-job", ODD["elastic"])))[1]["spec"]["template"]["spec"][
         "containers"
     ][0]["env"]
@@ -125,13 +129,13 @@ def test_the_memory_of_gpus_grows_in_one_piece_unless_the_job_says_otherwise() -
 
 
 def test_a_read_only_root_has_a_folder_of_its_own_to_write_to() -> None:
-    spec = master(pytorchjob(job(read_only_root=True)))["template"]["spec"]
+    spec = worker(pytorchjob(job(read_only_root=True)))["template"]["spec"]
     (container,) = spec["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
     assert {"name": "tmp", "emptyDir": {}} in spec["volumes"]
     mounted = job(read_only_root=True, mounts=[{"claim": "c", "path": "/tmp"}])
-    (container,) = master(pytorchjob(mounted))["template"]["spec"]["containers"]
+    (container,) = worker(pytorchjob(mounted))["template"]["spec"]["containers"]
     assert [mount["mountPath"] for mount in container["volumeMounts"]].count("/tmp") == 1
     assert fits_shared(job(read_only_root=True))
 

@@ -39,14 +39,14 @@ def test_this_machine_alone_is_looked_at(kubedet, fake_cluster):
 @pytest.mark.slow
 def test_a_running_job_is_looked_into(kubedet, fake_cluster):
     give_exec(fake_cluster)
-    fake_cluster.lives["a-master-0"] = endless
+    fake_cluster.lives["a-worker-0"] = endless
     kubedet("job", "submit", "--name", "a", "--image", "i:1", "--", "true")
-    until(lambda: fake_cluster.pod("a-master-0").body["status"]["phase"] == "Running")
+    until(lambda: fake_cluster.pod("a-worker-0").body["status"]["phase"] == "Running")
     words = ["--shared-memory", "1", "--interface", "net77", "--rdma", "--gpus", 4096]
     code, out, _ = kubedet("doctor", "--job", "a", *words)
-    assert code == 1 and "ok       a-master-0: shared memory: " in out
-    assert "missing  a-master-0: network interfaces: net77 required" in out
-    assert "missing  a-master-0: GPUs: " in out
+    assert code == 1 and "ok       a-worker-0: shared memory: " in out
+    assert "missing  a-worker-0: network interfaces: net77 required" in out
+    assert "missing  a-worker-0: GPUs: " in out
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from trainer.base.errors import KubedetError
 QUICK = Timings(
     connect=1.0, read=1.0, patience=2.0, outage=2.0, backoff=0.02, longest_backoff=0.1, poll=0.05,
     heartbeat=30.0, quiet=0.5, drain=10.0, removal=1.2, stop=1.0,
-    lasting=0.6, replaced=0.4,
+    replaced=0.4,
 )  # fmt: skip
 
 
@@ -32,12 +32,12 @@ def kind(request, fake_cluster):
 
 
 @pytest.fixture
-def master(kind):
+def first(kind):
     return pod_name(kind, 0)
 
 
 @pytest.fixture
-def worker(kind):
+def second(kind):
     return pod_name(kind, 1)
 
 
@@ -77,5 +77,5 @@ def run(backend, job):
 
 
 @pytest.fixture
-def endless_pods(fake_cluster, master, worker):
-    fake_cluster.lives |= {master: endless, worker: endless}
+def endless_pods(fake_cluster, first, second):
+    fake_cluster.lives |= {first: endless, second: endless}

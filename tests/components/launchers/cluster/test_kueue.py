@@ -69,8 +69,8 @@ def test_what_holds_a_job_back_is_one_word(waiting, kueue, message, reason, word
 
 
 @both
-def test_an_evicted_job_reports_reason_and_position(fake_cluster, waiting, kueue, master):
-    fake_cluster.lives[master] = endless
+def test_an_evicted_job_reports_reason_and_position(fake_cluster, waiting, kueue, first):
+    fake_cluster.lives[first] = endless
     kueue.admit("train")
     assert waiting().reason != "Queued"
     kueue.evict("train")
@@ -231,10 +231,10 @@ def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, fake_clu
 
 @both
 def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
-    run, quick, fake_cluster, meanwhile, master
+    run, quick, fake_cluster, meanwhile, first
 ):
     kueue = give_kueue(fake_cluster)
-    fake_cluster.lives[master] = [endless, endless, endless, fine]
+    fake_cluster.lives[first] = [endless, endless, endless, fine]
     fake_cluster.termination_seconds = 0.3
     again = ("taken back by Kueue (Preempted: ", lambda: kueue.admit("train"))
     runs = ("running", lambda: kueue.evict("train"))

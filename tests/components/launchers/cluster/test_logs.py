@@ -14,7 +14,7 @@ from trainer.base import log as training_log
 from trainer.launching import job_status
 from trainer.launching.job_status import LOSS, SPEED
 
-LOG = "/train-master-0/log"
+LOG = "/train-worker-0/log"
 SECOND = 10**9
 
 
@@ -23,13 +23,13 @@ def start(fake_cluster, cluster):
     """Give the first pod of a job a life; returns it and its PodLog."""
 
     def begin(life, name="train", **options):
-        fake_cluster.lives[f"{name}-master-0"] = life
+        fake_cluster.lives[f"{name}-worker-0"] = life
         template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
-        replicas = {"Master": {"replicas": 1, "restartPolicy": "Never", "template": template}}
+        replicas = {"Worker": {"replicas": 1, "restartPolicy": "Never", "template": template}}
         fake_cluster.create_job(
             "default", {"metadata": {"name": name}, "spec": {"pytorchReplicaSpecs": replicas}}
         )
-        pod = fake_cluster.pod(f"{name}-master-0")
+        pod = fake_cluster.pod(f"{name}-worker-0")
         return pod, PodLog(cluster, pod.name, pod.uid, threading.Event(), **options)
 
     return begin
@@ -210,7 +210,7 @@ def test_lines_of_pods_come_with_their_names(start, cluster):
         for pod in [*pods, *pods]:  # A pod is followed once.
             feed.follow(pod.name, pod.uid)
         lines = sorted((line.pod, line.text) for line in feed.rest(5.0))
-    assert lines == [("other-master-0", "c"), ("train-master-0", "a"), ("train-master-0", "b")]
+    assert lines == [("other-worker-0", "c"), ("train-worker-0", "a"), ("train-worker-0", "b")]
 
 
 def test_a_log_that_stays_unreadable_is_given_up_and_reported(start, fake_cluster, cluster, caplog):
@@ -220,10 +220,10 @@ def test_a_log_that_stays_unreadable_is_given_up_and_reported(start, fake_cluste
     with MergedLogs(cluster) as feed:
         feed.follow(pod.name, pod.uid)
         assert list(feed.rest(30.0)) == []
-    assert "the end of the log of pod train-master-0 cannot be read" in caplog.text
+    assert "the end of the log of pod train-worker-0 cannot be read" in caplog.text
 
 
-MASTER = "train-master-0"
+FIRST = "train-worker-0"
 EVENT = {
     "task": job_status.TASK, "done": 430, "total": 1000, "unit": job_status.UNIT, "rate": 2.0, "eta": 285.0,
     "note": job_status.measured(0.532, 41.0), "end": False,
@@ -232,10 +232,10 @@ EVENT = {
 
 @pytest.fixture
 def running(backend, job, fake_cluster):
-    fake_cluster.lives[MASTER] = endless
+    fake_cluster.lives[FIRST] = endless
     backend.submit(job())
     until(lambda: backend.status("train").phase == "running")
-    return backend.status("train"), fake_cluster.pod(MASTER)
+    return backend.status("train"), fake_cluster.pod(FIRST)
 
 
 def test_the_log_of_rank_0_reports(backend, running):

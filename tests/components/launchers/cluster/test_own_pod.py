@@ -32,7 +32,7 @@ def test_the_job_belongs_to_the_workflow_and_runs_its_image(step, backend, fake_
     body = fake_cluster.job("train")
     assert body["metadata"]["ownerReferences"] == [WORKFLOW]
     assert (
-        body["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["image"]
+        body["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["image"]
         == "component:1"
     )
 

@@ -14,16 +14,16 @@ from components.launchers.cluster import pod_exec
 from components.launchers.cluster.client import connect
 from trainer.base.errors import ConfigError, LaunchError
 
-POD = PodStatus("p-master-0", "Running", 0, container="pytorch")
+POD = PodStatus("p-worker-0", "Running", 0, container="pytorch")
 
 
 @pytest.fixture
 def cluster(fake_cluster):
-    """A client of a cluster that has the pod p-master-0."""
+    """A client of a cluster that has the pod p-worker-0."""
     give_exec(fake_cluster)
-    fake_cluster.lives["p-master-0"] = endless
+    fake_cluster.lives["p-worker-0"] = endless
     pod = {"metadata": {}, "spec": {"containers": []}}
-    replicas = {"Master": {"replicas": 1, "template": pod}}
+    replicas = {"Worker": {"replicas": 1, "template": pod}}
     fake_cluster.create_job("default", {"metadata": {"name": "p"}, "spec": {"pytorchReplicaSpecs": replicas}})
     return connect()
 
@@ -34,7 +34,7 @@ def run(cluster, *command):
 
 def test_a_command_runs_in_the_container_that_trains(cluster, fake_cluster):
     assert run(cluster, "printf", "%s|", "a b", "$HOME", "ü") == (0, "a b|$HOME|ü|")
-    assert fake_cluster.executed == [("p-master-0", ["pytorch"], ["printf", "%s|", "a b", "$HOME", "ü"])]
+    assert fake_cluster.executed == [("p-worker-0", ["pytorch"], ["printf", "%s|", "a b", "$HOME", "ü"])]
 
 
 def test_a_large_output_arrives_whole(cluster):
@@ -51,7 +51,7 @@ def test_without_a_terminal_both_outputs_are_passed_on(cluster, capfdbinary):
 
 
 def test_a_program_that_is_not_there_is_reported(cluster):
-    with pytest.raises(ConfigError, match=r"p-master-0 cannot run nonsense.*executable file not found"):
+    with pytest.raises(ConfigError, match=r"p-worker-0 cannot run nonsense.*executable file not found"):
         run(cluster, "nonsense")
 
 
@@ -59,12 +59,12 @@ def test_a_missing_permission_names_the_verbs(cluster, fake_cluster):
     fake_cluster.denied.add(("create", "pods/exec"))
     with pytest.raises(ConfigError, match="is forbidden") as raised:
         run(cluster, "true")
-    assert "get and create on pods/exec" in raised.value.fix
+    assert 'resources ["pods/exec"], verbs ["create", "get"]' in raised.value.fix
 
 
 def test_a_connection_that_breaks_is_reported(cluster, monkeypatch):
     monkeypatch.setattr(fake_exec, "_serve", lambda connection, *_: connection.shutdown(socket.SHUT_RDWR))
-    with pytest.raises(LaunchError, match="the connection to p-master-0 was lost"):
+    with pytest.raises(LaunchError, match="the connection to p-worker-0 was lost"):
         run(cluster, "true")
 
 
@@ -74,7 +74,7 @@ def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(cluster, fake_c
         "from components.launchers.cluster import pod_exec, client; import sys;"
         "from components.launchers.backend import PodStatus;"
         "sys.exit(pod_exec.interactive(client.connect(), "
-        "PodStatus('p-master-0', 'Running', 0, container='pytorch'), ['sh']))"
+        "PodStatus('p-worker-0', 'Running', 0, container='pytorch'), ['sh']))"
     )
     monkeypatch.setenv("PS1", "> ")
     with Terminal([sys.executable, "-c", script], fake_cluster.environment, size=(33, 77)) as terminal:

@@ -13,9 +13,9 @@ from components.launchers.cluster.pods import PodHistory
 
 
 @pytest.fixture
-def ends(backend, job, fake_cluster, kind, master):
+def ends(backend, job, fake_cluster, kind, first):
     """The ends of the job `train`, whose pods run until the test ends them."""
-    fake_cluster.lives[master] = endless
+    fake_cluster.lives[first] = endless
     backend.submit(job())
     ends = PodHistory(backend.cluster)
     ends.watch(kind, fake_cluster.job("train"))
@@ -40,9 +40,9 @@ def look(ends, backend):
 
 
 @pytest.fixture
-def kill(fake_cluster, master):
+def kill(fake_cluster, first):
     """Kill the pod, as it does that runs out of memory, and wait for the next one."""
-    return lambda: end(fake_cluster, master, 137, "OOMKilled")
+    return lambda: end(fake_cluster, first, 137, "OOMKilled")
 
 
 def end(fake_cluster, name, *how):
@@ -52,12 +52,12 @@ def end(fake_cluster, name, *how):
 
 
 @both
-def test_a_deleted_pod_is_reported(look, fake_cluster, kind, master):
+def test_a_deleted_pod_is_reported(look, fake_cluster, kind, first):
     assert look() is None
-    old = fake_cluster.pod(master)
+    old = fake_cluster.pod(first)
     fake_cluster.delete_pod(old)
     if kind.name == "pytorchjob":  # JobSet does it by itself.
-        fake_cluster._make_pod(fake_cluster.job("train"), "master", 0, {"spec": old.body["spec"]})
+        fake_cluster._make_pod(fake_cluster.job("train"), "worker", 0, {"spec": old.body["spec"]})
     assert look() == Ending("deleted")
 
 

@@ -52,9 +52,9 @@ def launcher(fake_cluster, surroundings):
 
 
 @pytest.fixture
-def running(fake_cluster, launcher, master):
+def running(fake_cluster, launcher, first):
     """The launcher, once its job runs, which ends only when a test ends it."""
-    fake_cluster.lives[master] = endless
+    fake_cluster.lives[first] = endless
     assert "running" in launcher.stdout.readline()
     return launcher
 
@@ -92,9 +92,9 @@ def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, running, 
 
 
 @pytest.mark.slow
-def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher, master, kind):
+def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher, first, kind):
     fake_cluster.faults.append(Fault("POST", kind.plural, delay=0.7))
-    fake_cluster.lives[master] = endless
+    fake_cluster.lives[first] = endless
     until(lambda: fake_cluster.requests("POST"))
     os.kill(launcher.pid, signal.SIGTERM)
     assert launcher.wait(60) == 143
@@ -102,9 +102,9 @@ def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher
     assert gone(fake_cluster)
 
 
-def test_a_deletion_that_fails_is_reported(launcher, fake_cluster, master, kind):
+def test_a_deletion_that_fails_is_reported(launcher, fake_cluster, first, kind):
     """Whoever reads it knows that GPUs are still held."""
-    fake_cluster.lives[master] = endless
+    fake_cluster.lives[first] = endless
     fake_cluster.denied.add(("delete", kind.plural))
     while "hello" not in (line := launcher.stdout.readline()):
         assert line, "the launcher ended"
@@ -167,10 +167,10 @@ def test_the_end_of_the_run_deletes_the_job_without_a_signal(fake_cluster, step,
 
 
 @pytest.mark.slow
-def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(fake_cluster, step, launcher, master):
+def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(fake_cluster, step, launcher, first):
     """A busy node kills the launcher right after SIGTERM; and watching Workflows may be forbidden."""
     fake_cluster.denied.add(("watch", "workflows"))
-    fake_cluster.lives[master] = endless
+    fake_cluster.lives[first] = endless
     assert "running" in launcher.stdout.readline()
     until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
     guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))

@@ -32,7 +32,7 @@ def test_a_job_is_created_as_it_is_rendered(backend, fake_cluster, job, kind):
     assert body["metadata"]["labels"][LABEL_MANAGED] == "kubedet"
     assert "ownerReferences" not in body["metadata"]
     if kind.name == "pytorchjob":
-        assert body["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
+        assert body["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 3
         assert body["spec"]["nprocPerNode"] == "2"
     else:
         assert body["spec"]["trainer"] == {"numNodes": 3, "numProcPerNode": 2}
@@ -72,12 +72,12 @@ def test_another_job_of_the_name_is_replaced(backend, fake_cluster, job, endless
 
 
 @both
-def test_a_failed_job_is_recreated(backend, fake_cluster, job, master):
+def test_a_failed_job_is_recreated(backend, fake_cluster, job, first):
     def fails(pod):
         pod.run()
         pod.exit(1)
 
-    fake_cluster.lives[master] = [fails, endless]
+    fake_cluster.lives[first] = [fails, endless]
     backend.submit(job())
     until(lambda: backend.status("train").phase is Phase.FAILED)
     first = uid(fake_cluster)
@@ -94,13 +94,13 @@ def test_a_job_is_created_only_when_the_old_ones_pods_are_gone(backend, fake_clu
     assert all(fake_cluster.pods[uid].deleted.is_set() for uid in old)
 
 
-def test_pods_that_stay_are_named(backend, fake_cluster, job, endless_pods, master):
+def test_pods_that_stay_are_named(backend, fake_cluster, job, endless_pods, first):
     fake_cluster.termination_seconds = 600
     backend.submit(job())
     begun = time.monotonic()
     with pytest.raises(LaunchError, match="still: ") as error:
         backend.stop("train")
-    assert plain(error.value.message).endswith(f"still: {master}")
+    assert plain(error.value.message).endswith(f"still: {first}")
     assert time.monotonic() - begun < 60
     assert "--force" in error.value.fix
 
@@ -208,7 +208,7 @@ def knows(fake_cluster, timings):
 
     def install(*plurals):
         fake_cluster.installed = set(plurals)
-        fake_cluster.lives |= {"train-master-0": endless, "train-node-0-0": endless}
+        fake_cluster.lives |= {"train-worker-0": endless, "train-node-0-0": endless}
         return ClusterBackend.connect(timings=timings)
 
     return install
@@ -291,7 +291,7 @@ def test_what_a_role_for_trainjobs_lacks_is_named(knows, job, fake_cluster, what
 
 def test_jobs_of_both_kinds_are_in_one_list_and_found_by_name(knows, job, fake_cluster, timings):
     backend = knows("pytorchjobs", "trainjobs")
-    fake_cluster.lives |= {"old-master-0": endless, "new-node-0-0": endless}
+    fake_cluster.lives |= {"old-worker-0": endless, "new-node-0-0": endless}
     ClusterBackend.connect(timings=timings, kinds=[backend.kinds.possible[0]]).submit(job(name="old"))
     ClusterBackend.connect(timings=timings, kinds=[backend.kinds.possible[1]]).submit(job(name="new"))
     assert {(status.name, status.kind) for status in backend.list_jobs()} == {

@@ -13,6 +13,7 @@ from kinds import both, plain
 from patience import until
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
+from components.launchers.cluster import pods
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.watch import culprit, of_job
 from components.launchers.output import Hints
@@ -21,31 +22,31 @@ from trainer.base.errors import Interrupted, LaunchError
 
 
 @both
-def test_a_job_that_succeeds_prints_every_line_once(run, fake_cluster, master):
-    fake_cluster.lives[master] = ends(0, *(f"step {number}" for number in range(200)))
+def test_a_job_that_succeeds_prints_every_line_once(run, fake_cluster, first):
+    fake_cluster.lives[first] = ends(0, *(f"step {number}" for number in range(200)))
     lines = run(nodes=2)
-    assert [line for line in lines if line.startswith("[")] == [f"[{master}] step {n}" for n in range(200)]
+    assert [line for line in lines if line.startswith("[")] == [f"[{first}] step {n}" for n in range(200)]
     assert lines.count("job train: succeeded") == 1
     assert fake_cluster.job("train")  # Its pods and logs stay until its ttl.
 
 
 @both
-def test_a_failed_job_is_an_error_with_pod_code_and_message(run, fake_cluster, master):
-    fake_cluster.lives[master] = ends(2, "step 1", "error: no such recipe 'x'", "  fix: use one of: debug")
+def test_a_failed_job_is_an_error_with_pod_code_and_message(run, fake_cluster, first):
+    fake_cluster.lives[first] = ends(2, "step 1", "error: no such recipe 'x'", "  fix: use one of: debug")
     with pytest.raises(LaunchError) as error:
         run()
     assert str(error.value) == (
-        f"pod {master} (rank 0) failed with exit code 2: no such recipe 'x'\n  fix: use one of: debug"
+        f"pod {first} (rank 0) failed with exit code 2: no such recipe 'x'\n  fix: use one of: debug"
     )
     assert error.value.exit_code == 2
 
 
-def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster, master, worker):
+def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster, first, second):
     fake_cluster.lives |= {
-        master: endless,
-        worker: ends(1, *(f"line {number}" for number in range(50)), "ZeroDivisionError"),
+        first: endless,
+        second: ends(1, *(f"line {number}" for number in range(50)), "ZeroDivisionError"),
     }
-    with pytest.raises(LaunchError, match=rf"pod {worker} \(rank 1\) failed with exit code 1") as error:
+    with pytest.raises(LaunchError, match=rf"pod {second} \(rank 1\) failed with exit code 1") as error:
         run(nodes=2)
     assert error.value.message.endswith("  ZeroDivisionError")
     assert "line 31\n" in error.value.message and "line 30\n" not in error.value.message
@@ -53,43 +54,43 @@ def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster, master, work
 
 
 @both
-def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster, master):
+def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster, first):
     def dies(pod):
         pod.run()
         pod.say("segmentation fault")
         pod.sleep(0.5)
         pod.exit(139)
 
-    fake_cluster.lives[master] = dies
+    fake_cluster.lives[first] = dies
     printed = r"restarted 3 times \(exit code 139\) without a newer checkpoint, allowed are 2"
     with pytest.raises(LaunchError, match=printed) as error:
         run(backoff=2)
     assert "segmentation fault" in error.value.message
-    assert f"pod {master}: restarted, 2 of 2 (exit code 139)" in run.lines
+    assert f"pod {first}: restarted, 2 of 2 (exit code 139)" in run.lines
     assert gone(fake_cluster)
 
 
-def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster, master, worker):
+def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster, first, second):
     fake_cluster.lives |= {
-        master: lambda pod: pod.unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
-        worker: lambda pod: pod.wait("ImagePullBackOff", 'Back-off pulling image "i:1"'),
+        first: lambda pod: pod.unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+        second: lambda pod: pod.wait("ImagePullBackOff", 'Back-off pulling image "i:1"'),
     }
     with pytest.raises(LaunchError, match=r"does not run after 1 s \(0 of 2 pods run\)") as error:
         run(nodes=2, start_timeout=1)
     for part in (
-        f"pod {master} is Pending: Unschedulable",
+        f"pod {first} is Pending: Unschedulable",
         "Insufficient nvidia.com/gpu",
         "FailedScheduling (x7)",
     ):
         assert part in error.value.message
-    assert f'pod {worker} is Pending: ImagePullBackOff: Back-off pulling image "i:1"' in error.value.message
+    assert f'pod {second} is Pending: ImagePullBackOff: Back-off pulling image "i:1"' in error.value.message
     assert gone(fake_cluster)
     # And both are told at once, once each.
     assert sum("waits: ImagePullBackOff" in line for line in run.lines) == 1
 
 
 @pytest.mark.slow
-def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, master):
+def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, first):
     def preempted(pod):
         pod.sleep(1.2)
         pod.run()
@@ -100,12 +101,48 @@ def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, master)
         pod.sleep(1.2)
         fine(pod)
 
-    fake_cluster.lives[master] = [preempted, resumed]
+    fake_cluster.lives[first] = [preempted, resumed]
     assert "job train: restarting, 0 of 1 pods run" in run(start_timeout=2)
 
 
-def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_cluster, master):
-    fake_cluster.lives[master] = endless
+@both
+@pytest.mark.parametrize(
+    ("message", "word", "seconds"),
+    [("exceeded quota: gpus", "request less", 3), ('violates PodSecurity "restricted"', "enforce", 0.3)],
+)
+def test_a_job_without_pods_is_explained_and_given_up(
+    run, fake_cluster, kind, monkeypatch, message, word, seconds
+):
+    monkeypatch.setattr(pods, "SLOW", -1.0)
+    fake_cluster.operator = fake_cluster.trainer.works = False
+    fake_cluster.event("train", "FailedCreate", message, kind=kind.title)
+    begun = time.monotonic()
+    with pytest.raises(LaunchError, match=re.escape(message)):
+        run(start_timeout=3)
+    assert time.monotonic() - begun > seconds
+    (line,) = [
+        line for line in run.lines if line.startswith(f"job train waits: FailedCreate: {message} (fix: ")
+    ]
+    assert word in line
+
+
+@both
+def test_the_end_of_an_obstacle_is_reported(run, fake_cluster, first):
+    def late(pod):
+        pod.unschedulable("full")
+        pod.sleep(0.5)
+        pod.run()
+        pod.sleep(0.5)
+        pod.exit(0)
+
+    fake_cluster.lives[first] = late
+    lines = run()
+    waits = [line.partition(" (fix")[0] for line in lines if "waits" in line]
+    assert waits == [f"pod {first} waits: Unschedulable: full", f"pod {first} waits no longer"]
+
+
+def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_cluster, first):
+    fake_cluster.lives[first] = endless
     backend.submit(job(deadline=3600))
     fake_cluster.job("train")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     with pytest.raises(LaunchError, match="stopped at its deadline of 3600 s"):
@@ -114,7 +151,7 @@ def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_clus
 
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"drop": True}], ids=str)
-def test_an_api_server_that_is_away_is_waited_for(run, fake_cluster, fault, caplog, master):
+def test_an_api_server_that_is_away_is_waited_for(run, fake_cluster, fault, caplog, first):
     def life(pod):
         pod.run()
         fake_cluster.faults.append(Fault("GET", times=6, **fault))
@@ -123,18 +160,18 @@ def test_an_api_server_that_is_away_is_waited_for(run, fake_cluster, fault, capl
             pod.sleep(0.02)
         pod.exit(0)
 
-    fake_cluster.lives[master] = life
+    fake_cluster.lives[first] = life
     lines = run()
-    assert [line for line in lines if line.startswith("[")] == [f"[{master}] step {n}" for n in range(20)]
+    assert [line for line in lines if line.startswith("[")] == [f"[{first}] step {n}" for n in range(20)]
     assert "still trying" in caplog.text
 
 
-def test_an_outage_has_an_end(run, backend, fake_cluster, timings, master):
+def test_an_outage_has_an_end(run, backend, fake_cluster, timings, first):
     def life(pod):
         fake_cluster.faults.append(Fault("GET", times=10**6, status=503))
         endless(pod)
 
-    fake_cluster.lives[master] = life
+    fake_cluster.lives[first] = life
     backend.timings = replace(timings, outage=0.3)
     with pytest.raises(LaunchError, match=r"503.*; the job train goes on by itself") as error:
         run()
@@ -142,13 +179,13 @@ def test_an_outage_has_an_end(run, backend, fake_cluster, timings, master):
     assert not gone(fake_cluster)  # It may be well: the next launcher takes it up.
 
 
-def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster, timings, master):
+def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster, timings, first):
     def quiet(pod):
         pod.run()
         pod.sleep(0.8)
         pod.exit(0)
 
-    fake_cluster.lives[master] = quiet
+    fake_cluster.lives[first] = quiet
     backend.timings = replace(timings, heartbeat=0.3)
     signs = [line for line in run() if "no line for" in line]
     assert 1 <= len(signs) <= 3
@@ -156,8 +193,8 @@ def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster
     assert re.fullmatch(printed, signs[0])
 
 
-def test_hints_are_given_where_they_arise_and_at_the_end(run, fake_cluster, master):
-    fake_cluster.lives[master] = ends(
+def test_hints_are_given_where_they_arise_and_at_the_end(run, fake_cluster, first):
+    fake_cluster.lives[first] = ends(
         1, "node NCCL INFO Using network NET/Socket", "Call to ibv_reg_mr failed"
     )
     with pytest.raises(LaunchError) as error:
@@ -173,12 +210,12 @@ def test_a_logs_permission_that_is_missing_does_not_end_the_watching(run, fake_c
 
 
 @both
-def test_the_launcher_kubernetes_is_this(fake_cluster, job, capsys, master):
+def test_the_launcher_kubernetes_is_this(fake_cluster, job, capsys, first):
     from components.launchers import run
 
-    fake_cluster.lives[master] = ends(0, "hello")
+    fake_cluster.lives[first] = ends(0, "hello")
     run("kubernetes", job())
-    assert f"[{master}] hello" in plain(capsys.readouterr().out)
+    assert f"[{first}] hello" in plain(capsys.readouterr().out)
 
 
 @pytest.fixture
@@ -202,8 +239,8 @@ def patient(backend, timings):
     return backend
 
 
-def test_a_job_that_is_deleted_is_reported(run, once_it_runs, fake_cluster, master):
-    fake_cluster.lives[master] = endless
+def test_a_job_that_is_deleted_is_reported(run, once_it_runs, fake_cluster, first):
+    fake_cluster.lives[first] = endless
     once_it_runs(lambda: fake_cluster.delete_job("default", "train"))
     with pytest.raises(LaunchError, match="the job train no longer exists"):
         run()
@@ -211,9 +248,9 @@ def test_a_job_that_is_deleted_is_reported(run, once_it_runs, fake_cluster, mast
 
 @both
 def test_a_job_that_another_specification_replaces_is_reported(
-    run, patient, once_it_runs, job, fake_cluster, master
+    run, patient, once_it_runs, job, fake_cluster, first
 ):
-    fake_cluster.lives[master] = endless
+    fake_cluster.lives[first] = endless
 
     def replace_it():
         fake_cluster.delete_job("default", "train")
@@ -229,9 +266,9 @@ def test_a_job_that_another_specification_replaces_is_reported(
 
 @both
 def test_the_same_job_recreated_by_another_launcher_is_followed(
-    run, patient, once_it_runs, fake_cluster, master
+    run, patient, once_it_runs, fake_cluster, first
 ):
-    fake_cluster.lives[master] = [endless, ends(0, "anew")]
+    fake_cluster.lives[first] = [endless, ends(0, "anew")]
 
     def replace_it():
         old = fake_cluster.job("train")
@@ -241,7 +278,7 @@ def test_the_same_job_recreated_by_another_launcher_is_followed(
 
     once_it_runs(replace_it)
     lines = run()
-    assert "job train: succeeded" in lines and f"[{master}] anew" in lines
+    assert "job train: succeeded" in lines and f"[{first}] anew" in lines
 
 
 def pod(rank, code, *, reason="Error", ended="", phase="Failed", message=""):
@@ -269,8 +306,8 @@ def test_the_first_that_failed_by_itself_is_the_culprit(pods, rank):
 
 
 def test_a_job_whose_pods_are_gone_is_reported_by_its_condition():
-    error = failure(reason="PyTorchJobFailed", message="1 master replica(s) failed.")
-    assert str(error) == "the job train failed: PyTorchJobFailed: 1 master replica(s) failed."
+    error = failure(reason="PyTorchJobFailed", message="1 worker replica(s) failed.")
+    assert str(error) == "the job train failed: PyTorchJobFailed: 1 worker replica(s) failed."
     assert "does not say why" in str(failure())
 
 
