@@ -15,25 +15,21 @@ from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS, SHARED, Body, Kind, Resource, shared_runtime
+from components.launchers.cluster.roles import ROLES, allow
 from components.launchers.kubernetes_names import amount
 from components.launchers.pod_template import LABEL_QUEUE
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.launching import doctor as machine
 from trainer.launching.doctor import Check
 
-PERMISSIONS = {
-    ("kubeflow.org", "pytorchjobs"): ("create get list delete", ""),
-    ("trainer.kubeflow.org", "trainjobs"): ("create get list delete", ""),
-    ("trainer.kubeflow.org", "trainingruntimes"): ("create get patch delete", "a TrainJob's own runtime"),
-    ("", "pods"): ("get list watch", ""),
-    ("", "pods/log"): ("get", ""),
-    ("", "events"): ("list", ""),
-    ("argoproj.io", "workflows"): ("get watch", "ending the job of a terminated run without delay"),
-    ("kueue.x-k8s.io", "workloads"): ("list", "the reason why a job waits in a queue of Kueue"),
-    ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads"): ("get", "a job's position in its queue"),
-    ("", "pods/exec"): ("create get", "`kubedet job exec`"),
+_PURPOSES = {
+    "trainingruntimes": "a TrainJob's own runtime",
+    "workflows": "ending the job of a terminated run without delay",
+    "workloads": "the reason why a job waits in a queue of Kueue",
+    "localqueues/pendingworkloads": "a job's position in its queue",
+    "pods/exec": "`kubedet job exec`",
 }
-"""API group and resource; the verbs that are used; of optional ones, what they are for."""
+"""What optional permissions are for, by resource."""
 
 UNKNOWN = "not known: "  # Begins the detail of a check whose request failed.
 _ABSENT = "the cluster does not know them"
@@ -75,9 +71,10 @@ def check_cluster(
     if KINDS["trainjob"] in running:
         checks[f"runtime {SHARED}"] = _runtime(cluster)
     others = {kind.plural: f"launcher={kind.name}" for kind in kinds if new and kind is not new}
-    for (group, resource), (_, purpose) in PERMISSIONS.items():
+    for (group, resource), verbs in (item for role in ROLES.values() for item in role.items()):
         if group not in absent:
-            results = _permission(cluster, group, resource, others.get(resource, purpose))
+            purpose = others.get(resource, _PURPOSES.get(resource, ""))
+            results = _permission(cluster, group, resource, verbs.split(), purpose)
             checks[f"permissions on {resource}"] = results
     if len(absent) < len(kinds):
         checks["jobs of ended runs"] = _orphaned(backend)
@@ -169,8 +166,9 @@ def _contains(actual: Any, expected: Any) -> bool:
     return bool(expected == actual)
 
 
-def _permission(cluster: Cluster, group: str, resource: str, purpose: str) -> Iterator[Check]:
-    verbs = PERMISSIONS[group, resource][0].split()
+def _permission(
+    cluster: Cluster, group: str, resource: str, verbs: list[str], purpose: str
+) -> Iterator[Check]:
     name, _, part = resource.partition("/")
     review = client.AuthorizationV1Api(cluster.api).create_self_subject_access_review
     about = {"namespace": cluster.namespace, "group": group, "resource": name, "subresource": part}
@@ -182,10 +180,7 @@ def _permission(cluster: Cluster, group: str, resource: str, purpose: str) -> It
     detail = f"not allowed: {', '.join(refused)}" if refused else ", ".join(verbs)
     if refused and purpose:
         detail += f"; only needed for {purpose}"
-    fix = (
-        f"bind a Role with apiGroups {json.dumps([group])}, resources {json.dumps([resource])}, verbs "
-        f"{json.dumps(refused)} in namespace {cluster.namespace}; deploy/ contains one"
-    )
+    fix = allow(resource, refused, cluster.namespace)
     yield Check.ok_if(not refused, f"permissions on {resource}", detail, fix, needed=not purpose)
 
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from components import environment, jobs
-from components.doctor import PERMISSIONS
 from components.launchers import pod_template
 from components.launchers.cluster.kinds import API_VERSION, SHARED, shared_runtime
+from components.launchers.cluster.roles import ROLES, allow
 from components.launchers.spec import JobSpec
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
@@ -39,22 +39,19 @@ def granted(role):
     }
 
 
-EXEC = {("", "pods/exec"): ("create", "get")}
+@pytest.mark.parametrize(("place", "name"), [("base", "kubedet-launcher"), ("operators", "kubedet-exec")])
+def test_remedies_and_the_doctor_name_what_the_roles_grant(the, place, name):
+    named = {(*of, verb) for of, verbs in ROLES[place].items() for verb in verbs.split()}
+    assert granted(the("Role", name)) == named
+    assert all(f"deploy/{place}/" in allow(resource, [verb], "n") for _, resource, verb in named)
 
 
-def expanded(permissions):
-    """The same triples, of verbs by group and resource."""
-    return {(*resource, verb) for resource, verbs in permissions.items() for verb in verbs}
-
-
-def test_the_exec_role_grants_exec_only(the):
-    assert granted(the("Role", "kubedet-exec")) == expanded(EXEC)
-
-
-def test_the_doctor_asks_for_what_is_granted(the):
-    roles = (the("Role", "kubedet-launcher"), the("Role", "kubedet-exec"))
-    asked = {resource: verbs.split() for resource, (verbs, _) in PERMISSIONS.items()}
-    assert expanded(asked) == granted(roles[0]) | granted(roles[1])
+@pytest.mark.parametrize(
+    ("resource", "verb", "namespace"),
+    [("persistentvolumeclaims", "get", "n"), ("pods", "delete", "n"), ("pods", "list", "")],
+)
+def test_no_remedy_names_a_role_that_does_not_grant_it(resource, verb, namespace):
+    assert "deploy" not in allow(resource, [verb], namespace)
 
 
 def test_the_shared_runtime_is_that_of_the_launcher(the):

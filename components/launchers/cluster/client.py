@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from components.launchers.backend import Timings
 from components.launchers.cluster.kinds import KINDS, Resource
+from components.launchers.cluster.roles import allow
 from trainer.base.errors import EXIT_USAGE, ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
@@ -24,11 +25,6 @@ T = TypeVar("T")
 Load = Callable[..., None]  # Puts address and credentials into its `client_configuration`.
 
 _RETRY_STATUSES = (410, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another try.
-_TRAINER, _KUEUE = "trainer.kubeflow.org", "kueue.x-k8s.io"
-_GROUPS = {
-    "pytorchjobs": "kubeflow.org", "trainjobs": _TRAINER, "trainingruntimes": _TRAINER,
-    "workflows": "argoproj.io", "workloads": _KUEUE, "localqueues": _KUEUE,
-}  # fmt: skip
 _INSTALL = {
     kind.plural: f"install {kind.controller}: the cluster does not know {kind.title}s"
     for kind in KINDS.values()
@@ -93,14 +89,10 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
                 f"the webhook's Service {service[1] or service[3]} does not answer: start its controller "
                 f"(`kubectl get pods {place}` shows its state)"
             )
-    elif result.forbidden and resource in _CLUSTER_SCOPED:
-        result.fix = f'allow it with a ClusterRole: resources ["{resource}"], verbs ["{verb}"]'
     elif result.forbidden:
-        result.fix = (
-            f'allow it with a Role in namespace {namespace}: apiGroups ["{_GROUPS.get(resource, "")}"], '
-            f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/, which '
-            "`kubedet cluster manifests` writes, holds all that is needed"
-        )
+        of_cluster = resource in _CLUSTER_SCOPED or "at the cluster scope" in reason
+        named = re.search('in the namespace "([^"]+)"', reason)  # Not always that of the jobs.
+        result.fix = allow(resource, [verb], "" if of_cluster else named[1] if named else namespace)
     elif status == 404 and not answer:
         result.fix = _INSTALL.get(resource, "")
     elif status == 404 and in_absent:

@@ -21,6 +21,7 @@ from websocket import ABNF, WebSocketException
 
 from components.launchers.backend import PodStatus
 from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.roles import allow
 from trainer.base.errors import ConfigError, LaunchError
 
 _TICK_SECONDS = 0.25  # Between two looks at the terminal's size.
@@ -60,7 +61,7 @@ def _run(
         with suppress(ValueError, LookupError):
             reason = json.loads(body[0])["message"] if body else reason
         if status in ("401", "403"):
-            fix = f"ask for the verbs get and create on pods/exec in namespace {cluster.namespace}"
+            fix = allow("pods/exec", ["create", "get"], cluster.namespace)
             raise ConfigError(f"not allowed to run commands in {pod.name}: {reason}", fix=fix) from None
         text = f"cannot run a command in {pod.name}: {reason}"
         if status in ("400", "404"):

@@ -17,7 +17,7 @@ def test_missing_requirements_have_a_fix_and_exit_code_1(kubedet, fake_cluster):
     fake_cluster.denied.add(("list", "events"))
     code, out, _ = kubedet("doctor", "--credentials", "none")
     assert code == 1
-    assert "missing  permissions on events: not allowed: list\n         fix: bind a Role" in out
+    assert "missing  permissions on events: not allowed: list\n         fix: allow it" in out
     assert "missing  secret none: does not exist\n         fix: " in out
     assert out.endswith("\n2 missing\n")
 
