@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from components import environment, jobs, launchers, model_registry, starting_weights
+from components import environment, jobs, model_registry, starting_weights
 from components.launchers import kubernetes_names
 from components.launchers.spec import JobSpec
 from operations import retention, retrain_condition
@@ -19,7 +19,6 @@ from pipelines.graph import compiled
 from pipelines.parameters import CompileOptions
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError, check_name
-from trainer.config.schema import MINUTES
 from trainer.data import source_names
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
@@ -89,15 +88,9 @@ class Submission:
         return self.parameters.get(name, parameters.default(name, volume="claim" in self.parameters))
 
     def _check_recipe(self) -> None:
-        recipe, overrides, launcher = (self.get(name) for name in ("recipe", "overrides", "launcher"))
+        recipe, overrides = self.get("recipe"), self.get("overrides")
         recipes.load(recipe, overrides)
-        known, searches = launchers.LAUNCHERS.get(launcher), self.settings.get("trials")
-        if overrides.get(MINUTES) and known and known.pods and not searches:
-            raise ConfigError(
-                f"{MINUTES}: has no effect with the launcher {launcher}, whose speed is not measured",
-                fix="set train.epochs, or train in the step with --launcher local",
-            )
-        if searches:
+        if self.settings.get("trials"):
             space.parse(self.get("space"), recipe, overrides, f"the space of {self.name}")
             check_name(self.get("study") or recipe, "study")
 

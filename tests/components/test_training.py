@@ -146,6 +146,20 @@ def test_a_job_in_pods_ends_without_its_launcher(indexed, tmp_path, fields, opti
     assert main.arguments[0] == "train"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "minutes"),
+    [("debug", {}, 2.8), ("debug", {"train.epochs": 9}, 0), ("dfine_small", {}, 0),
+     ("dfine_small", {"train.minutes": 60.0}, 60)],
+)  # fmt: skip
+def test_a_job_in_pods_has_the_time_limit_of_debug_or_of_the_run(
+    indexed, tmp_path, recipe, overrides, minutes
+):
+    mounts = [{"claim": "scratch", "path": str(tmp_path)}]
+    request = Request("kubernetes", {"image": "i:1"}, {"mounts": mounts}, run_id=RUN)
+    prepare(indexed, str(tmp_path / "run"), recipe, {"model.weights": "none", **overrides}, request)
+    assert parsing.read(str(tmp_path / "run" / "config.json")).train.minutes == pytest.approx(minutes)
+
+
 def test_a_run_has_a_folder_of_its_own(tmp_path):
     assert folder_of("", "s3://bucket/root", {}, "r1") == "s3://bucket/root/runs/r1"
     versioned = {"data_version": "20261121020000"}
