@@ -33,7 +33,7 @@ from urllib3.exceptions import HTTPError
 from trainer.base.daemon_threads import DaemonThreadPool, in_background, result_of
 from trainer.base.errors import Interrupted, MissingError, StorageError
 from trainer.base.os_errors import missing
-from trainer.storage import CLOUDS, WEB, FileState, check_place, compare, environment, scheme, web
+from trainer.storage import CLOUDS, WEB, FileState, check_place, compare, environment, outages, scheme, web
 from trainer.storage.web import Corrupt, RangePastEnd, RangesNotSupported, Transient, changed
 
 PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
@@ -213,9 +213,10 @@ def forget_locations() -> None:
 
 @contextmanager
 def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
-    """Raise errors of obstore as StorageErrors, and others as they are."""
+    """Raise errors of obstore as StorageErrors, and others as they are; report a store that is away."""
     try:
-        yield
+        with outages.reported(location.server):
+            yield
     except BaseException as error:
         if not isinstance(error, exceptions.BaseError | FileNotFoundError | ValueError) and not is_panic(
             error
