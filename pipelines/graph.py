@@ -36,7 +36,7 @@ from pipelines.parameters import CompileOptions, Values
 from trainer import storage
 from trainer.base.temporary_folders import temporary_folder
 
-_WAITING = ("250m", "512Mi")  # CPU and memory of a step that starts something and waits.
+_WAITING = ("20m", "512Mi")  # CPU and memory of a step that starts something and waits.
 
 _RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 

@@ -259,9 +259,15 @@ def _menu(options: argparse.Namespace) -> int:
     console = Console()
     while True:
         jobs = [backend.with_progress(job) for job in backend.list_jobs()]
-        table = Table("", *_JOB_COLUMNS, title=Text(str(backend.place)), caption=_KEYS_HELP, box=SIMPLE_HEAD)
+        table = Table(
+            "", title=Text(str(backend.place)), caption=_KEYS_HELP, box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
+        shown = [title for title in _JOB_COLUMNS if title not in ("KIND", "RESTARTS")]  # Key i shows them.
+        for title in shown:  # On a narrow terminal only the reason is folded.
+            table.add_column(title, no_wrap=title != "REASON", overflow="fold")
         for number, job in enumerate(jobs, start=1):
-            table.add_row(str(number), *map(Text, job_row(job)))
+            row = dict(zip(_JOB_COLUMNS, job_row(job), strict=True))
+            table.add_row(str(number), *(Text(row[title]) for title in shown))
         console.print(table)
         try:
             key, *rest = console.input("> ").split() or [""]

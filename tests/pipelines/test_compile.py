@@ -210,7 +210,7 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
         resources = container["resources"]
         requests = (resources["resourceCpuRequest"], resources["resourceMemoryRequest"])
         if name in ("train", "cleanup"):
-            assert requests == ("250m", "512Mi")
+            assert requests == ("20m", "512Mi")
         else:
             assert "step_cpu" in requests[0] and "step_memory" in requests[1]
         # The step that starts a job waits; the job's pods have the GPUs.

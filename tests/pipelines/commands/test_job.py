@@ -30,8 +30,7 @@ def submit(kubedet, fake_cluster):
     """Submits a job whose pods have a life, and whose other options may be given."""
 
     def submit(name, life=endless, *words):
-        for kind in ("master", "worker"):
-            fake_cluster.lives[f"{name}-{kind}-0"] = life
+        fake_cluster.lives |= {f"{name}-worker-{number}": life for number in range(2)}
         return kubedet("job", "submit", "--name", name, "--image", "i:1", *words, "--", "true")
 
     return submit
@@ -88,11 +87,11 @@ def test_submit_and_wait_shows_the_log_and_ends_as_the_job_did(submit):
 
 def test_status_shows_pods_and_says_what_holds_them_back(kubedet, submit, fake_cluster):
     submit("stuck", lambda pod: (pod.unschedulable("0/3 nodes have nvidia.com/gpu"), pod.sleep(60)))
-    until(lambda: fake_cluster.pod("stuck-master-0").body["status"].get("conditions"))
+    until(lambda: fake_cluster.pod("stuck-worker-0").body["status"].get("conditions"))
     code, out, _ = kubedet("job", "status", "stuck")
     assert code == 0
     assert out.splitlines()[0] == "stuck  pending"
-    assert "stuck-master-0  Pending" in out
+    assert "stuck-worker-0  Pending" in out
     assert "0/3 nodes have nvidia.com/gpu" in out
     assert "FailedScheduling (x7)" in out
 
@@ -113,10 +112,10 @@ def test_a_command_where_none_belongs_is_refused(kubedet, fake_cluster):
 
 def test_the_log_of_one_pod(kubedet, submit, fake_cluster):
     submit("two", endless, "--nodes", 2)
-    until(lambda: len(fake_cluster.pod("two-worker-0").containers[0]) == 1)
-    assert kubedet("job", "logs", "--pod", "two-worker-0", "two")[1] == "hello from two-worker-0\n"
+    until(lambda: len(fake_cluster.pod("two-worker-1").containers[0]) == 1)
+    assert kubedet("job", "logs", "--pod", "two-worker-1", "two")[1] == "hello from two-worker-1\n"
     said = kubedet("job", "logs", "two", "--rank", 5)[2]
-    assert "two has no pod of rank 5\n  fix: its pods: two-master-0, two-worker-0" in said
+    assert "two has no pod of rank 5\n  fix: its pods: two-worker-0, two-worker-1" in said
 
 
 def test_wait_ends_as_the_job_does_or_notices_that_it_is_gone(kubedet, submit, fake_cluster):
@@ -165,16 +164,18 @@ MENU = [sys.executable, "-m", "pipelines.cli", "job", "menu"]
 @pytest.mark.slow
 def test_jobs_are_handled_by_keys(fake_cluster, tmp_path):
     give_exec(fake_cluster)
-    fake_cluster.lives["a-master-0"] = endless
-    ClusterBackend.connect().submit(JobSpec(name="a", image="i:1", command=("true",)))
-    with Terminal(MENU, fake_cluster.environment | {"HOME": str(tmp_path)}) as terminal:
+    name = "kubedet-0123456789ab-train"
+    fake_cluster.lives[f"{name}-worker-0"] = endless
+    ClusterBackend.connect().submit(JobSpec(name=name, image="i:1", command=("true",)))
+    with Terminal(MENU, fake_cluster.environment | {"HOME": str(tmp_path)}, (40, 80)) as terminal:
+        terminal.until(f"{name} ")  # In full, in 80 columns.
         terminal.until("q quit")
         terminal.type("x 7\r")
         terminal.until("number of a job")
         terminal.type("i 1\r")
-        terminal.until("a-master-0")
+        terminal.until(f"{name}-worker-0")
         terminal.type("l 1\r")
-        terminal.until("hello from a-master-0")
+        terminal.until(f"hello from {name}-worker-0")
         terminal.type("\x03")
         terminal.until("q quit")
         terminal.type("e 1\r")
@@ -184,7 +185,7 @@ def test_jobs_are_handled_by_keys(fake_cluster, tmp_path):
         terminal.type("d 1\r")
         terminal.until("[y/n]")
         terminal.type("y\r")
-        terminal.until("deleted a")
+        terminal.until(f"deleted {name}")
         terminal.type(f"s {tmp_path / 'none.yaml'}\r")
         terminal.until("cannot read the specification")
         terminal.type("q\r")
@@ -196,8 +197,8 @@ def test_a_menu_needs_a_terminal(kubedet):
 
 
 CREATED = f"{datetime.now(UTC) - timedelta(days=12, hours=4, minutes=9):%Y-%m-%dT%H:%M:%SZ}"
-RUNS = PodStatus("big-master-0", "Running", 0, node="n1", restarts=2)
-WAITS = PodStatus("big-worker-0", "Pending", 1, "ErrImagePull", "no such\n  image")
+RUNS = PodStatus("big-worker-0", "Running", 0, node="n1", restarts=2)
+WAITS = PodStatus("big-worker-1", "Pending", 1, "ErrImagePull", "no such\n  image")
 FAR = Progress(43, 725, {LOSS: 0.532, SPEED: 41.0, AP: 0.312})
 BIG = JobStatus(
     "big", Phase.PENDING, "ErrImagePull", "no such\n  image", (WAITS, RUNS), CREATED, 2,
@@ -218,8 +219,8 @@ def test_the_status_of_a_job_lists_its_pods_by_rank():
         "43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312",
         "",
         "RANK  POD           PHASE    RESTARTS  EXIT  NODE  REASON",
-        "0     big-master-0  Running  2         -     n1    -",
-        "1     big-worker-0  Pending  0         -     -     ErrImagePull",
+        "0     big-worker-0  Running  2         -     n1    -",
+        "1     big-worker-1  Pending  0         -     -     ErrImagePull",
         "",
-        "big-worker-0: no such image",
+        "big-worker-1: no such image",
     ]
