@@ -182,6 +182,10 @@ class Server:
             content["run_details"] = {"task_details": tasks}
         return api.deserialize(SimpleNamespace(data=json.dumps(content)), "V2beta1Run")
 
+    def stop_run(self, run_id: str) -> None:
+        """Stop a run, as *Terminate* does in the UI."""
+        self._call(f"stop the run {run_id}", self._client.runs.run_service_terminate_run, run_id=run_id)
+
     def schedules(self) -> list[kfp_server_api.V2beta1RecurringRun]:
         """Return the recurring runs of the namespace."""
         call = self._client.recurring_runs.recurring_run_service_list_recurring_runs

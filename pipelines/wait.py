@@ -9,15 +9,18 @@ import re
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from components import jobs
-from components.launchers import output
+from components.launchers import obstacles, output
 from components.launchers.backend import Timings
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster, connect
-from components.launchers.cluster.pods import events, reason_of, with_labels
-from components.launchers.pod_template import LABEL_NAME
+from components.launchers.cluster.pods import has_waited, newest_failure, reason_of, with_labels
+from components.launchers.obstacles import Obstacle, Obstacles
+from components.launchers.spec import START_TIMEOUT
 from components.run_end import termination
 from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.kubeflow import ENDED, Server, Unavailable, stopped
@@ -45,7 +48,6 @@ _MAIN = "main"  # The container of a step's code.
 _NODE = "workflows.argoproj.io/node-name"  # Annotation with the names of a pod's step and its graphs.
 _STANDALONE = "kubeflow"  # Namespace of the runs if Kubeflow Pipelines is not for several users.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
-_SLOW = 30.0  # Seconds after which the events of a starting pod are read.
 _LINES = 200  # Of a log, which are searched for the error.
 _LAST = 5  # Lines to show of a log without an error.
 _REASON_LIMIT = 500  # Characters of a reason.
@@ -77,15 +79,24 @@ class Pods:
         names = [cluster.namespace] if namespace else [_STANDALONE, cluster.namespace]
         self._places = [cluster.within(name) for name in dict.fromkeys(names)]
 
-    def waiting(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the steps, and the pods of the training, that do not start, each with reason and text."""
-        pods = [(cluster, pod, _step_of(pod)) for cluster, pod in self._newest()]
-        for cluster, pod in self._all(f"{LABEL_NAME}={jobs.name_of(self._run_id)}") if pods else ():
-            pods.append((cluster, pod, f"{TITLES['train']}: pod {pod.metadata.name}"))
-        for cluster, pod, step in pods:
-            if pod.status.phase == "Pending" and (found := _obstacle(cluster, pod)):
-                reason, text = found
-                yield step, reason, _short(text)
+    def waiting(self) -> list[Obstacle]:
+        """Return what keeps the pods of steps from starting."""
+        found = []
+        for cluster, pod in self._newest():
+            if pod.status.phase == "Pending":
+                reason, text, _ = reason_of(pod)
+                if not reason and has_waited(pod.metadata.creation_timestamp):
+                    reason, text = newest_failure(cluster, [("Pod", pod.metadata.name)])
+                found += [Obstacle(_step_of(pod), reason, _short(text))] if reason else []
+        return found
+
+    def of_training(self) -> list[Obstacle]:
+        """Return what keeps the pods of the run's training from starting."""
+        found: list[Obstacle] = []
+        for cluster in self._places[:1] if self._newest() else ():
+            with suppress(LaunchError, ConfigError):  # The launcher's own log has it, too.
+                found = obstacles.of_job(ClusterBackend(cluster).status(jobs.name_of(self._run_id)))
+        return [item._replace(name=f"{TITLES['train']}: {item.name}") for item in found]
 
     def failed(self) -> Iterator[Cause]:
         """Yield why steps failed: those whose last pod failed."""
@@ -146,19 +157,6 @@ def _step_of(pod: Any) -> str:
     return step_of(_node(pod) or pod.metadata.name)
 
 
-def _obstacle(cluster: Cluster, pod: Any) -> tuple[str, str] | None:
-    """Return the reason, with a message, why a pending pod does not start; None if it may just be slow."""
-    reason, text, _ = reason_of(pod)
-    if reason:  # Kubernetes alternates between the two names of the same problem.
-        return reason.replace("ErrImagePull", "ImagePullBackOff"), text
-    if time.time() - _created(pod) > _SLOW:
-        recent_events = events(cluster, "Pod", pod.metadata.name)
-        if recent_events and recent_events[-1].startswith("Failed"):
-            reason, _, text = recent_events[-1].partition(": ")
-            return reason.partition(" ")[0], text
-    return None
-
-
 def _node(pod: Any) -> str:
     return (pod.metadata.annotations or {}).get(_NODE, "")
 
@@ -208,15 +206,17 @@ def error_of_log(log: str) -> str:
 
 
 def follow(
-    server: Server, run_id: str, *, deadline: int = 0, conditional: bool = False, secret: str = ""
-) -> None:
+    server: Server, run_id: str, *, deadline: int = 0, conditional: bool = False, secret: str = "",
+    start_timeout: float = START_TIMEOUT,
+) -> None:  # fmt: skip
     """Print the states of a run and its steps, and reasons for waiting, until it has ended.
 
     `deadline` is in seconds (0 is none); a `conditional` run may skip training; `secret` is the Secret with
-    its object store's keys, if one was named.
+    its object store's keys, if one was named. A run is stopped if a step's pod cannot start and only a person
+    can change that, after the same part of `start_timeout` as a training job.
     """
     shown: dict[str, str] = {}
-    reported: set[tuple[str, str]] = set()
+    of_steps, of_training = Obstacles(), Obstacles()
     pods = Pods(run_id, server.namespace)
     start = last_answer = time.monotonic()
     away = False
@@ -235,6 +235,8 @@ def follow(
             away = True
             time.sleep(SECONDS)
             continue
+        if away:
+            show("it answers again")
         last_answer, away = time.monotonic(), False
         states: dict[str, set[str]] = {}
         for item in _tasks(run):  # Without drivers and inner graphs.
@@ -252,10 +254,9 @@ def follow(
             for text in _results(pods, skipped=conditional and TITLES["train"] not in shown):
                 show(text)
             return
-        for step, reason, text in pods.waiting():
-            if (step, reason) not in reported:
-                reported.add((step, reason))
-                show(f"{step} waits: {reason}: {text}")
+        for line in (*of_steps.news(pods.waiting()), *of_training.news(pods.of_training())):
+            show(line)
+        _stop_if_hopeless(server, run, of_steps, start_timeout / obstacles.PERSON_SHARE)
         time.sleep(SECONDS)
 
 
@@ -264,6 +265,17 @@ def _results(pods: Pods, *, skipped: bool) -> Iterator[str]:
     if skipped:
         yield "nothing new: nothing was trained; see the step that prepares the data"
     yield from pods.recorded()
+
+
+def _stop_if_hopeless(server: Server, run: Any, of_steps: Obstacles, seconds: float) -> None:
+    """Stop a run and raise LaunchError if an obstacle lasts for longer and only a person can remove it."""
+    if obstacle := of_steps.lasting(seconds):
+        server.stop_run(run.run_id)
+        name, again = run.display_name or run.run_id, "then start the run again: it reuses finished work"
+        raise LaunchError(
+            f"the run {name} was stopped after {seconds:.0f} s: {obstacle.name} cannot start: {obstacle}",
+            fix=f"{obstacle.fix}; {again}",
+        )
 
 
 def _tasks(run: Any) -> list[Any]:

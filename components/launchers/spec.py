@@ -23,6 +23,7 @@ Quantity = Annotated[str, AfterValidator(kubernetes_names.quantity)]
 Path = Annotated[str, AfterValidator(kubernetes_names.mount_path)]
 EnvName = Annotated[str, AfterValidator(kubernetes_names.environment)]
 Labels = Mapping[Annotated[str, AfterValidator(kubernetes_names.qualified)], str]
+START_TIMEOUT = 1800  # Default of the field of that name.
 Nodes = Annotated[Positive, Field(le=4096)]
 
 
@@ -227,8 +228,9 @@ class JobSpec:
     """Which pods are deleted when the job has ended."""
     ttl: Count | None = 86400
     """Seconds after the end of the job until it is deleted; None keeps it."""
-    start_timeout: Positive = 1800
-    """Seconds within which all pods must start; otherwise the launcher deletes the job."""
+    start_timeout: Positive = START_TIMEOUT
+    """Seconds within which all pods must start; otherwise the launcher deletes the job. It waits a tenth of
+    that for what only a person can change, such as an image or a Secret that does not exist."""
     deadline: Count = 0
     """Seconds after which the job is stopped; 0 means no limit."""
     launcher_timeout: Count = 240

@@ -87,10 +87,15 @@ def start(submission: "Submission", server: "Server") -> tuple[str, str]:
 
 def follow(submission: "Submission", server: "Server", run_id: str) -> None:
     """Print the states of a started run until it has ended; see `wait.follow`."""
+    from components.launchers.spec import START_TIMEOUT
     from pipelines import wait
 
-    compiled, secret = submission.options, submission.parameters.get("credentials", "")
-    wait.follow(server, run_id, deadline=compiled.deadline, conditional=compiled.conditional, secret=secret)
+    compiled, parameters = submission.options, submission.parameters
+    wait.follow(
+        server, run_id, deadline=compiled.deadline, conditional=compiled.conditional,
+        secret=parameters.get("credentials", ""),
+        start_timeout=parameters.get("job", {}).get("start_timeout", START_TIMEOUT),
+    )  # fmt: skip
 
 
 def _describe(submission: "Submission", access: Access) -> None:

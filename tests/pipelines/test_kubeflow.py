@@ -4,8 +4,11 @@ import json
 
 import pytest
 import run_pods
+from patience import until
 
 from components import jobs
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.spec import JobSpec
 from pipelines import Access
 from pipelines.kubeflow import Server, Unavailable
 from pipelines.wait import Pods, step_of
@@ -214,7 +217,7 @@ def test_the_last_attempt_counts(cluster):
         ),
         (
             {"main": {"waiting": {"reason": "ErrImagePull", "message": "not\nfound"}}},
-            "ImagePullBackOff",
+            "ErrImagePull",
             "not found",
         ),
         (
@@ -227,24 +230,24 @@ def test_the_last_attempt_counts(cluster):
 def test_reasons_of_pending_pods(cluster, state, reason, text):
     cluster.put("train(0).executor(0)", phase="Pending", **state)
     cluster.put("prepare(0).executor(0)", phase="Running", main={"running": {}})
-    assert list(seen().waiting()) == [("Train", reason, text)]
+    assert seen().waiting() == [("Train", reason, text)]
 
 
 def test_the_pods_of_the_training_are_looked_at_too(cluster):
-    run_pods.put(cluster, RUN, "train(0).executor(0)", phase="Running", main={"running": {}})
-    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
-    name = run_pods.put(cluster, "", "", phase="Pending", conditions=[unscheduled])
-    labels = cluster.objects["pods", "kubeflow", name]["metadata"]["labels"]
-    labels["app.kubernetes.io/instance"] = jobs.name_of(RUN)
-    assert list(seen().waiting()) == [(f"Train: pod {name}", "Unschedulable", "no GPU")]
+    cluster.put("train(0).executor(0)", phase="Running", main={"running": {}})
+    name = jobs.name_of(RUN)
+    cluster.lives[f"{name}-worker-0"] = lambda pod: pod.unschedulable("no GPU")
+    ClusterBackend.connect("kubeflow").submit(JobSpec(command=("true",), name=name, image="i"))
+    waits = (f"Train: pod {name}-worker-0", "Unschedulable", "no GPU")
+    until(lambda: seen().of_training() == [waits])
 
 
 def test_events_explain_a_volume_that_cannot_be_mounted(cluster):
     starting = {"waiting": {"reason": "PodInitializing"}}
     name = cluster.put("train(0).executor(0)", phase="Pending", main=starting)
-    assert list(seen().waiting()) == []
+    assert seen().waiting() == []
     cluster.event(name, "FailedMount", 'secret "no" not found', namespace="kubeflow", count=3)
-    assert list(seen().waiting()) == [("Train", "FailedMount", 'secret "no" not found')]
+    assert seen().waiting() == [("Train", "FailedMount", 'secret "no" not found')]
 
 
 @pytest.mark.parametrize(("namespace", "expected"), [("", "kubeflow"), ("", "default"), ("team", "team")])

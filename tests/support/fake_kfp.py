@@ -30,6 +30,7 @@ class FakeKfp:
             True  # Otherwise a run has `tasks` in place of `run_details`, if they are asked for.
         )
         self.started = lambda run: None  # Called with every new run.
+        self.answered = lambda: None  # Called before every answer about a run.
         self._server = WebServer(_handler(self))
         self.url = f"{self._server.url}/pipeline"
 
@@ -68,6 +69,9 @@ class FakeKfp:
         return 200, {"experiments": existing} if existing else {}
 
     def _runs(self, method, rest, query, body):
+        if method == "POST" and rest:  # ID:terminate
+            self.states = ["CANCELING"]
+            return 200, {}
         if method == "POST":
             refused = _refused(body)
             if refused:
@@ -81,6 +85,7 @@ class FakeKfp:
                 "runs": [run for run in self.runs if run.get(predicate["key"]) == predicate["stringValue"]]
             }
         (run,) = [run for run in self.runs if run["run_id"] == rest[0]]
+        self.answered()
         now = self.states.pop(0) if len(self.states) > 1 else self.states[0] if self.states else "SUCCEEDED"
         state, details, further = (*now, {})[:3] if isinstance(now, tuple) else (now, [], {})
         tasks = {"run_details": {"task_details": details}}

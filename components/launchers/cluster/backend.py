@@ -305,4 +305,22 @@ class ClusterBackend(Backend):
             return JobStatus(name, Phase.GONE, kind=kind.title)
         job_pods = pods.of_job(self.cluster, kind, name, patience=patience)
         status = self._histories[name].completed(pods.job_status(kind, job, job_pods))
+        if status.phase in (Phase.PENDING, Phase.RESTARTING):
+            status = self._with_events(kind, status)
         return self._queues.with_positions([status], patience=patience)[0]
+
+    def _with_events(self, kind: Kind, status: JobStatus) -> JobStatus:
+        """Return the status with the reason, by events, why pods are missing, and why the first one without
+        a reason of its own does not start.
+        """
+        reason, cluster = "", self.cluster
+        if len(status.pods) < status.nodes and pods.has_waited(status.created):
+            reason, message = pods.newest_failure(cluster, kind.event_objects(status.name), "Creat")
+        elif silent := next(
+            (pod for pod in status.pods if pod.phase == "Pending" and not (pod.reason or pod.leaving)), None
+        ):
+            if pods.has_waited(silent.created):
+                reason, message = pods.newest_failure(cluster, [("Pod", silent.name)])
+            known = replace(silent, reason=reason, message=message) if reason else silent
+            status = replace(status, pods=tuple(known if pod is silent else pod for pod in status.pods))
+        return replace(status, reason=reason, message=message) if reason else status

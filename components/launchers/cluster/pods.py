@@ -3,7 +3,9 @@
 import itertools
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from kubernetes.client import ApiException
@@ -17,6 +19,7 @@ from components.launchers.pod_template import LABEL_QUEUE, LABEL_SPEC, MAIN
 
 _MAX_EVENTS = 5  # Events of one object that are shown.
 _EVENT_LENGTH = 400  # Characters of one event.
+SLOW = 15.0  # Seconds after which the events of a starting pod, or of a job without its pods, are read.
 _NORMAL_REASONS = (None, "PodInitializing", "ContainerCreating")  # On the way of every pod.
 _WATCH_LAG = 1.0  # Seconds that the watch may be behind.
 _WATCH_SECONDS = 300  # The server ends a watch then, and the next one goes on.
@@ -94,19 +97,51 @@ def describe(pod: PodStatus) -> str:
 
 def events(cluster: Cluster, kind: str, name: str) -> list[str]:
     """Return the newest events of an object, one line each; or one line on why they cannot be read."""
-    selector = f"involvedObject.kind={kind},involvedObject.name={name}"
-    options: Any = {"field_selector": selector, "patience": min(5.0, cluster.timings.patience)}
-    listing = cluster.core.list_namespaced_event
     try:
-        found = cluster.call("list", "events", listing, cluster.namespace, **options).items
+        found = _events(cluster, kind, name)
     except ApiError as error:
         return [f"its events are not known: {error.message}"]
-    found.sort(key=lambda event: _rfc3339(event.last_timestamp or event.metadata.creation_timestamp))
     lines = []
     for event in found:
         times = f" (x{event.count})" if (event.count or 1) > 1 else ""
-        lines.append(f"{event.reason}{times}: {' '.join((event.message or '').split())[:_EVENT_LENGTH]}")
+        lines.append(f"{event.reason}{times}: {_message(event)}")
     return list(dict.fromkeys(lines))[-_MAX_EVENTS:]
+
+
+def newest_failure(cluster: Cluster, objects: Iterable[tuple[str, str]], about: str = "") -> tuple[str, str]:
+    """Return reason and message of an event of these objects (kind, name) that reports a failure, if it is
+    the newest of the events whose reason contains `about`; empty if it is not, or if they cannot be read.
+    """
+    for kind, name in objects:
+        with suppress(ApiError):
+            found = [event for event in _events(cluster, kind, name) if about in (event.reason or "")]
+            if found and "Fail" in found[-1].reason:
+                return found[-1].reason, _message(found[-1])
+    return "", ""
+
+
+def _events(cluster: Cluster, kind: str, name: str) -> list[Any]:
+    """Return the events (CoreV1Event) of an object, the newest last."""
+    selector = f"involvedObject.kind={kind},involvedObject.name={name}"
+    options: Any = {"field_selector": selector, "patience": min(5.0, cluster.timings.patience)}
+    listing = cluster.core.list_namespaced_event
+    found = cluster.call("list", "events", listing, cluster.namespace, **options).items
+
+    def last(event: Any) -> str:
+        seen = event.series and event.series.last_observed_time
+        return _rfc3339(seen or event.last_timestamp or event.metadata.creation_timestamp)
+
+    return sorted(found, key=last)
+
+
+def _message(event: Any) -> str:
+    return " ".join((event.message or "").split())[:_EVENT_LENGTH]
+
+
+def has_waited(created: Any) -> bool:
+    """Whether something that was created then (datetime or RFC 3339) had time to start."""
+    moment = datetime.fromisoformat(created) if isinstance(created, str) else created
+    return (datetime.now(UTC) - moment).total_seconds() > SLOW
 
 
 def _rfc3339(moment: Any) -> str:

@@ -11,52 +11,18 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn
 
+from components.launchers import obstacles
 from components.launchers.backend import Backend, Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster import kueue
 from components.launchers.cluster.client import ApiError
-from components.launchers.cluster.pods import describe
+from components.launchers.obstacles import NOT_EXECUTABLE, RESUME_FIX, ROOT_REFUSED, START_REASONS, remedy
 from components.launchers.output import LAST_LINES, Hints, indented, own_message
 from components.launchers.spec import JobSpec
 from trainer.base.errors import EXIT_RETRY, EXIT_USAGE, Interrupted, KubedetError, LaunchError
 from trainer.launching.heartbeat import EXIT_ABANDONED
 from trainer.launching.stop_signals import handling
 
-_PULLS = ("ErrImagePull", "ImagePullBackOff")  # They alternate.
-_START_REASONS = ("StartError", "ContainerCannotRun", "RunContainerError")
-_NOT_EXECUTABLE = re.compile(
-    r"exec:|executable|no such file or directory|permission denied|format error|not a directory|chdir", re.I
-)
-"""Messages of a runtime that cannot execute the program; other messages may be about the node."""
 _MAX_EXTRA_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
-_CONFIG = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
-_ROOT_REFUSED = re.compile("runAsNonRoot|breaks non-root policy")  # In messages of the kubelet.
-_RESUME_FIX = "run the same command again to continue from the last checkpoint"
-_REMEDIES = {
-    "InvalidImageName": "correct image: it is not the name of an image",
-    "ErrImageNeverPull": "bring the image to the nodes, or leave image_pull_policy out",
-    "CreateContainerConfigError": "create the Secret, or the key in it, that the message names",
-    "CreateContainerError": "correct the command, working_dir or mounts that the message names",
-    "OOMKilled": "raise memory_limit, or make the batch smaller (train.batch_size, with train.accumulate "
-    f"higher by the same factor), and {_RESUME_FIX}",
-    "Evicted": f"raise memory_limit, or make the batch smaller, and {_RESUME_FIX}",
-    **dict.fromkeys(_PULLS, "correct image, or set image_pull_secrets if the registry asks for credentials"),
-}
-
-
-def remedy(reason: str, message: str = "") -> str:
-    """Return the fix for the reason and message of a container or pod; empty if there is none."""
-    if _ROOT_REFUSED.search(message):
-        return (
-            "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
-            "(USER 1000:1000); run_as_non_root: false lets it run as root"
-        )
-    if reason not in _START_REASONS:
-        return _REMEDIES.get(reason, "")
-    if message and not _NOT_EXECUTABLE.search(message):
-        return "check the node: its container runtime cannot start this container"
-    return "correct the command, or use an image that holds the program"
-
-
 _VARYING_TEXT = re.compile(r"position |\d\S*\s*")  # In a queue: its position, if known, and numbers.
 MEMORY_KILLS = 3
 """Kills for too much memory, without a newer checkpoint between, after which the job is given up."""
@@ -106,19 +72,19 @@ def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hi
     """Return the error of a job that failed, was stopped or is gone, from its pods' last lines, by name."""
     if status.phase is Phase.GONE:
         return LaunchError(
-            f"the job {status.name} no longer exists: it or its workflow was deleted", fix=_RESUME_FIX
+            f"the job {status.name} no longer exists: it or its workflow was deleted", fix=RESUME_FIX
         )
     pod = culprit(status.pods)
     if pod is None:
         reason = ": ".join(filter(None, [status.reason, status.message]))
         return LaunchError(f"the job {status.name} failed: {reason or 'the cluster does not say why'}")
     if pod.exit_code == EXIT_RETRY:
-        return Interrupted(f"the training was stopped: {_ended(pod)}", fix=_RESUME_FIX)
+        return Interrupted(f"the training was stopped: {_ended(pod)}", fix=RESUME_FIX)
     if pod.exit_code == EXIT_ABANDONED:
         return LaunchError(
             "the training saved its state and ended, because it received no heartbeat from this step; "
             f"{_ended(pod)}",
-            fix=f"{_RESUME_FIX}; job.launcher_timeout sets the limit",
+            fix=f"{RESUME_FIX}; job.launcher_timeout sets the limit",
             transient=True,
         )
     lines = list(last_lines.get(pod.name, ()))
@@ -215,7 +181,7 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
                 fix=f"delete it: {delete}",
             ) from None
         out(f"job {job.name}: deleted on {received}; its pods have time to save a checkpoint")
-        raise Interrupted("the training was stopped", fix=_RESUME_FIX)
+        raise Interrupted("the training was stopped", fix=RESUME_FIX)
 
 
 class Watch:
@@ -229,7 +195,7 @@ class Watch:
         """Last lines, by rank: a pod that replaces another may have another name."""
         self._ranks: dict[str, int] = {}
         self._reported: set[tuple[str, ...]] = set()
-        self._reason_since: dict[tuple[str, ...], float] = {}  # Since when a pod has had a waiting reason.
+        self._obstacles = obstacles.Obstacles()
         self._restarts = Restarts()
         self._queue_message, self._queue_told = "", float("-inf")
         self._queue_reason, self._queue_since = "", 0.0
@@ -286,12 +252,14 @@ class Watch:
         if is_late:
             self._give_up(
                 f"the job {job.name} was stopped at its deadline of {job.deadline} s",
-                f"{_RESUME_FIX}; or set deadline higher",
+                f"{RESUME_FIX}; or set deadline higher",
             )
         if status.phase.final:
             return
+        for line in self._obstacles.news(obstacles.of_job(status)):
+            self._tell(line)
+        self._check_pods()
         self._check_waiting(now)
-        self._check_pods(now)
         silent = now - self._spoken
         if silent >= self._backend.timings.heartbeat:
             since, silence = _span(now - self._phase_since), _span(silent)
@@ -320,29 +288,22 @@ class Watch:
             )
 
     def _report(self, pod: PodStatus) -> None:
-        """Print what happened to a pod: a restart each time, its end and why it waits once."""
+        """Print what happened to a pod: a restart each time, its end once."""
         if self._restarts.is_new(pod):
             end = f" ({pod.before})" if str(pod.before or "") else ""
             self._tell(
                 f"pod {pod.name}: restarted, {self._restarts.counted(pod)} of {self._job.backoff}{end}"
             )
         if pod.phase == "Failed" or pod.exit_code:
-            key = [pod.uid, "ended", str(pod.restarts)]
-            text = _ended(pod)
-        elif pod.reason and pod.phase == "Pending":
-            # The two reasons for an image that cannot be pulled alternate, for each pod of that rank.
-            key = [str(pod.rank), "image", pod.image] if pod.reason in _PULLS else [pod.uid, pod.reason]
-            fix = remedy(pod.reason, pod.message)
-            text = f"pod {pod.name} waits{describe(pod)}{f' (fix: {fix})' if fix else ''}"
-        else:
-            return
-        if tuple(key) not in self._reported:
-            self._reported.add(tuple(key))
-            self._tell(text)
+            key = (pod.uid, str(pod.restarts))
+            if key not in self._reported:
+                self._reported.add(key)
+                self._tell(_ended(pod))
 
     def _check_waiting(self, now: float) -> None:
         """Give the job up if it has waited too long for its pods, or waits for a queue in vain."""
         status, job = self._status, self._job
+        limit = job.start_timeout / obstacles.PERSON_SHARE
         if status.phase not in (Phase.PENDING, Phase.RESTARTING):
             self._waiting_since = None
         elif self._waiting_since is None:
@@ -352,6 +313,13 @@ class Watch:
                 f"the job {job.name} does not run after {job.start_timeout} s ({_count(status)}):\n"
                 + indented(self._backend.explain(status)),
                 "fix what holds the pods back, or set start_timeout higher if the cluster is only busy",
+            )
+        elif now - self._waiting_since > limit and (obstacle := self._obstacles.lasting(limit)):
+            self._give_up(
+                f"the job {job.name} was given up after {limit:.0f} s: {obstacle.name} cannot start: "
+                f"{obstacle}",
+                obstacle.fix,
+                code=EXIT_USAGE,
             )
         reason = status.reason if status.phase is Phase.SUSPENDED and status.queue else ""
         if reason != self._queue_reason:
@@ -364,21 +332,19 @@ class Watch:
             explanation = indented(self._backend.explain(status))
             self._give_up("\n".join(filter(None, [text, explanation])), kueue.remedy(status))
 
-    def _check_pods(self, now: float) -> None:
+    def _check_pods(self) -> None:
         """Give the job up if a pod can never run as specified, or was restarted too often."""
         job, pods = self._job, self._status.pods
         given_up = f"the job {job.name} was given up"
         for pod in pods:
-            lasted = now - self._reason_since.setdefault((pod.uid, pod.reason), now)
             # How the pod, or the one before it, failed to start.
             end = Ending(pod.reason, pod.message, pod.exit_code)
-            if pod.before and pod.before.reason in _START_REASONS and pod.reason not in _START_REASONS:
+            if pod.before and pod.before.reason in START_REASONS and pod.reason not in START_REASONS:
                 end = pod.before
-            if end.reason in _START_REASONS:
-                hopeless = bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MAX_EXTRA_STARTS
+            if end.reason in START_REASONS:
+                hopeless = bool(NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MAX_EXTRA_STARTS
             else:
-                is_too_long = lasted > self._backend.timings.lasting
-                hopeless = pod.reason in _CONFIG and bool(_ROOT_REFUSED.search(pod.message) or is_too_long)
+                hopeless = pod.phase == "Pending" and bool(ROOT_REFUSED.search(pod.message))
             if hopeless or pod.reason == "InvalidImageName":
                 reason = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
                 self._give_up(

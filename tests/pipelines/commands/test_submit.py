@@ -211,15 +211,35 @@ def test_a_run_that_reached_its_deadline(kfp_server, capsys):
     assert "deadline" not in capsys.readouterr().err
 
 
-def test_waiting_says_once_why_a_step_does_not_start(kfp_server, fake_cluster, capsys):
-    kfp_server.states = [("RUNNING", [{"display_name": "train", "state": "RUNNING"}])] * 4 + ["SUCCEEDED"]
+def test_waiting_says_once_why_a_step_does_not_start_and_that_it_is_over(kfp_server, fake_cluster, capsys):
+    kfp_server.states = [("RUNNING", [{"display_name": "train", "state": "RUNNING"}])] * 5 + ["SUCCEEDED"]
     words = "0/3 nodes are available: 3 Insufficient memory."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
-    kfp_server.started = lambda run: run_pods.put(
-        fake_cluster, run["run_id"], "train(0).executor(0)", phase="Pending", conditions=[unscheduled]
-    )
+    pod = {}
+
+    def put(run):
+        node = "train(0).executor(0)"
+        name = run_pods.put(fake_cluster, run["run_id"], node, phase="Pending", conditions=[unscheduled])
+        pod["status"] = fake_cluster.objects["pods", "kubeflow", name]["status"]
+
+    kfp_server.started = put
+    kfp_server.answered = lambda: len(kfp_server.states) == 3 and pod["status"].update(phase="Running")
     assert cli.main([*ARGUMENTS, "--wait"]) == 0
-    assert capsys.readouterr().out.count(f"Train waits: Unschedulable: {words}") == 1
+    lines = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "waits" in line]
+    assert lines[0].startswith(f"Train waits: Unschedulable: {words} (fix: ")
+    assert lines[1:] == ["Train waits no longer"]
+
+
+def test_a_step_that_only_a_person_can_help_ends_the_run(kfp_server, fake_cluster, capsys):
+    kfp_server.states = [("RUNNING", [])]
+    gone = {"reason": "ErrImagePull", "message": 'failed to pull "registry.example/none": not found'}
+    kfp_server.started = lambda run: run_pods.put(
+        fake_cluster, run["run_id"], "prepare(0).executor(0)", phase="Pending", main={"waiting": gone}
+    )
+    assert cli.main([*ARGUMENTS, "--wait", "--job", "start_timeout=1"]) == 1
+    shown = capsys.readouterr()
+    assert "registry.example/none" in shown.out and "registry.example/none" in shown.err
+    assert kfp_server.asked("POST")[-1].endswith(":terminate")
 
 
 def test_waiting_outlives_a_server_that_is_away(kfp_server, capsys):
