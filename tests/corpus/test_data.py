@@ -30,6 +30,29 @@ def test_rf_detr_1177_the_description_says_where_val_is(sets, folder):
     assert boxes(sets.read("yolo", "val")) == [((40, 30), [18, 13.5, 4, 3])]
 
 
+def test_ultralytics_18454_val_in_a_folder_of_another_name(sets):
+    """Is it `val` or `valid`? The message said neither; here it names the folders that are there."""
+    yaml = "train: train/images\nval: valid/images\nnames: [cat]\n"
+    sets.yolo(yaml, {"train/images/a.jpg": HALF, "val/images/b.jpg": HALF})
+    with pytest.raises(DataError) as caught:
+        sets.shards("yolo")
+    assert "valid/images" in caught.value.message and "train, val" in caught.value.message
+
+
+def test_ultralytics_25090_a_missing_split_is_no_traceback(kubedet, sets):
+    """A description with a path that does not exist ended the validation with FileNotFoundError."""
+    sets.yolo("train: images\nval: nowhere\nnames: [cat]\n", {"images/a.jpg": HALF})
+    code, _, err = kubedet("data", "inspect", f"yolo:{sets.root}")
+    assert code == 2 and "nowhere" in err and "fix: " in err
+
+
+def test_anomalib_865_hidden_files_are_no_images(sets):
+    """Jupyter's `.ipynb_checkpoints` and macOS' `._` files became images, or classes."""
+    names = ("a.jpg", ".ipynb_checkpoints/a-checkpoint.jpg", "._a.jpg")
+    sets.yolo("train: images\nnames: [cat]\n", {f"images/{name}": HALF for name in names})
+    assert len(sets.read("yolo", val_fraction=0.0)) == 1
+
+
 def test_vision_2240_boxes_without_area(sets):
     """Boxes with negative sides or without area made the loss NaN; here none of them reaches a training."""
     bad = [[4, 4, 0, 8], [4, 4, 8, 0], [20, 20, -8, 5]]
