@@ -161,13 +161,13 @@ class Server:
         api = self._client.runs.api_client
         with self._explained(f"look at the run {run_id}"):
             # Without ML Metadata the API has `tasks` (PipelineTask in its run.proto), and only in this view.
-            response = api.call_api(
+            body = api.call_api(
                 f"/apis/v2beta1/runs/{run_id}", "GET", query_params=[("view", "FULL")],
                 auth_settings=["Bearer"], _return_http_data_only=True, _preload_content=False,
                 _request_timeout=_SECONDS,
-            )  # fmt: skip
+            ).data  # fmt: skip
         try:
-            content = json.loads(response.data)
+            content = json.loads(body)
             tasks = [
                 {
                     "display_name": task.get("display_name") or task.get("name"),
