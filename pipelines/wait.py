@@ -111,15 +111,6 @@ class Pods:
             if ended and ended.exit_code == 0 and ended.message:
                 yield f"{_step_of(pod)}: {'; '.join(ended.message.splitlines())}"
 
-    def without_secret(self, name: str) -> str:
-        """Return the run's namespace if the Secret is missing there; empty if it exists, or if unknown."""
-        for cluster in self._places[:1]:
-            try:
-                cluster.call("get", "secrets", cluster.core.read_namespaced_secret, name, cluster.namespace)
-            except ApiError as error:
-                return cluster.namespace if error.status == 404 else ""
-        return ""
-
     def namespace(self) -> str:
         """Return the namespace of the run's pods; empty if unknown."""
         return next((cluster.namespace for cluster, _ in self._newest()), "")
@@ -206,14 +197,14 @@ def error_of_log(log: str) -> str:
 
 
 def follow(
-    server: Server, run_id: str, *, deadline: int = 0, conditional: bool = False, secret: str = "",
+    server: Server, run_id: str, *, deadline: int = 0, conditional: bool = False,
     start_timeout: float = START_TIMEOUT,
 ) -> None:  # fmt: skip
     """Print the states of a run and its steps, and reasons for waiting, until it has ended.
 
-    `deadline` is in seconds (0 is none); a `conditional` run may skip training; `secret` is the Secret with
-    its object store's keys, if one was named. A run is stopped if a step's pod cannot start and only a person
-    can change that, after the same part of `start_timeout` as a training job.
+    `deadline` is in seconds (0 is none); a `conditional` run may skip training. A run is stopped if a step's
+    pod cannot start and only a person can change that, after the same part of `start_timeout` as a training
+    job.
     """
     shown: dict[str, str] = {}
     of_steps, of_training = Obstacles(), Obstacles()
@@ -250,7 +241,7 @@ def follow(
                 # The steps of a stopped run fail.
                 show(f"{name}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
         if run.state in ENDED:
-            raise_failure(server, run, pods, deadline, secret)
+            raise_failure(server, run, pods, deadline)
             for text in _results(pods, skipped=conditional and TITLES["train"] not in shown):
                 show(text)
             return
@@ -282,7 +273,7 @@ def _tasks(run: Any) -> list[Any]:
     return (run.run_details.task_details if run.run_details else None) or []
 
 
-def raise_failure(server: Server, run: Any, pods: Pods, deadline: int, secret: str = "") -> None:
+def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
     """Raise an error unless a run, which has ended, succeeded."""
     if run.state == "SUCCEEDED":
         return
@@ -316,11 +307,6 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int, secret: s
             f"look at the log of {steps}: in the UI at {server.link('runs', run.run_id)}, or "
             f"`kubectl -n {namespace} logs -l {_LABEL}={run.run_id} -c {_MAIN} --prefix --tail 50`"
         )
-    # After the causes, whose search finds the namespace. Without keys a step blames region or network.
-    if secret and (namespace := pods.without_secret(secret)):
-        missing = f"there is no Secret {secret} in namespace {namespace}: its steps had no keys from it"
-        lines.insert(0, f"  {missing}")
-        remedy = f"create the Secret {secret} there, or name another with --credentials; else {remedy}"
     raise LaunchError("\n".join([f"{name} failed", *lines]), fix=remedy)
 
 

@@ -93,7 +93,6 @@ def follow(submission: "Submission", server: "Server", run_id: str) -> None:
     compiled, parameters = submission.options, submission.parameters
     wait.follow(
         server, run_id, deadline=compiled.deadline, conditional=compiled.conditional,
-        secret=parameters.get("credentials", ""),
         start_timeout=parameters.get("job", {}).get("start_timeout", START_TIMEOUT),
     )  # fmt: skip
 
