@@ -157,6 +157,11 @@ def double_size(split: str, form: Form) -> None:
         image |= {"width": 2 * SIZE[0], "height": 2 * SIZE[1]}
 
 
+def one_pixel(split: str, form: Form) -> None:
+    for image in form["images"]:
+        image |= {"width": -1, "height": -1} if split == "val" else {"width": 1, "height": 1}
+
+
 def double_size_and_boxes(split: str, form: Form) -> None:
     double_size(split, form)
     written(lambda box: [2 * side for side in box])(split, form)
@@ -172,6 +177,7 @@ def only_in_val(split: str, form: Form) -> None:
     ("change", "options", "shown"),
     [
         (double_size_and_boxes, [], "320x240 annotated, 160x120 stored: boxes are scaled by 0.5)\n"),
+        (one_pixel, [], "image size differs from the annotated one: 30 (first: "),
         (double_size, [], "scaled by 0.5); all boxes also fit without scaling"),
         (only_in_val, [], "warning: 1 classes have boxes in val or test, and none in train: Dog"),
         (each(lambda split, _: {"id": 5}), [], "(first: id 5 in "),

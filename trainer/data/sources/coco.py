@@ -34,7 +34,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import Coco2017
-from trainer.data.sources.files import Folders, Zip, open_member, visible_files
+from trainer.data.sources.files import Folders, Zip, note_hidden, open_member, visible_files
 from trainer.data.sources.source import (
     AS_PUBLISHED,
     UNKNOWN,
@@ -46,6 +46,7 @@ from trainer.data.sources.source import (
     Rows,
     Source,
     SplitOverlaps,
+    annotated_side,
     split_of,
 )
 
@@ -185,6 +186,8 @@ class CocoImages:
             execute = self._database.execute
             for image in file.items("images"):
                 fields = _fields(image, file)
+                if not fields[1] and note_hidden(fields[0], problems):
+                    continue
                 name, image_id = json.dumps(fields[0]), _key(fields[-1])  # JSON, as names may be no UTF-8.
                 federated = [image.get(key) for key in _FEDERATED]
                 self.federated |= all(isinstance(ids, list) for ids in federated)
@@ -298,8 +301,7 @@ def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, in
         problem = f"image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a string"
         fix = "add both, and use the same id in the annotations"
         raise DataError(f"{file.uri}: {problem}", fix=fix)
-    sides = [int(_positive(image.get(side))) for side in ("width", "height")]
-    width, height = (side if side < 2**31 else 0 for side in sides)
+    width, height = (annotated_side(image.get(side)) for side in ("width", "height"))
     url = url if is_fetched(url) else ""
     if is_fetched(name):  # As Label Studio writes it for images in a bucket.
         url, name = name, name.partition("://")[2].partition("?")[0]

@@ -178,6 +178,12 @@ def test_an_image_listed_twice_is_one_with_all_boxes(edited):
     assert listed.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1}
 
 
+def test_a_hidden_image_is_ignored_and_its_boxes_are_not(edited):
+    listing = CocoSource(str(edited(lambda form: None, ("a.jpg", ".ipynb_checkpoints/a.jpg")))).listing()
+    assert [row["file_name"] for row in rows_of(listing.splits["train"])] == ["a.jpg"]
+    assert listing.problems.counts == {reasons.IMAGE_HIDDEN: 1, reasons.BOX_UNKNOWN_IMAGE: 2}
+
+
 def test_two_images_with_one_id_are_both_faulty(edited):
     root = edited(lambda form: form["images"][1].update(id=100), ["a.jpg", "b.jpg", "c.jpg"])
     rows = rows_of(listing(root).splits["train"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from pytest import approx
-from source_rows import entries_of
+from source_rows import entries_of, shards_of
 
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
@@ -57,6 +57,8 @@ def test_a_test_that_an_export_left_out_is_reported(make_yolo, tmp_path, empty):
     listing = YoloSource(str(root)).listing()
     assert list(listing.splits) == ["train"]
     assert listing.problems.examples == {reasons.SPLIT_EMPTY: ["test: ../test/images"]}
+    index = shards_of(f"yolo:{root}", tmp_path / "data", DataConfig(processes=1))
+    assert any("../test/images" in warning for warning in index.warnings)  # The report repeats them.
 
 
 def test_hidden_files_and_folders_are_ignored_and_counted(make_yolo, make_jpeg, tmp_path):
