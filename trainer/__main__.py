@@ -134,6 +134,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 def _step(options: argparse.Namespace) -> None:
     """Run a step in this process, and print its result as JSON."""
+    from trainer import storage
     from trainer.storage import outputs
 
     result: dict[str, Any] = {}
@@ -153,9 +154,12 @@ def _step(options: argparse.Namespace) -> None:
         outputs.claim(options.output, result_files(config.evaluation.predictions), [options.checkpoint])
         result = evaluate(options.checkpoint, options.shards, options.output, config)
     elif options.verb == "export":
+        from trainer.export import bundle
         from trainer.export.export import export
 
-        outputs.claim(options.output)
+        # A record would be a file that the checksums do not list.
+        if not storage.exists(storage.join(options.output, bundle.METADATA)):
+            outputs.require_new(options.output)
         result = export(options.checkpoint, options.shards, options.output, _config(options))
     else:
         from trainer.training.checkpoint import write_weights

@@ -9,15 +9,14 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 
 RECORD = ".kubedet-files"  # in a folder of results: a JSON list of the names that kubedet wrote there
-_ANY = "*"
 
 
-def claim(folder: str, names: Iterable[str] | None = None, inputs: Iterable[str] = ()) -> None:
+def claim(folder: str, names: Iterable[str], inputs: Iterable[str] = ()) -> None:
     """Refuse to replace files that kubedet did not write or that a command reads, and record the names.
 
     Args:
         folder: URI of the folder of the results.
-        names: files and folders that are going to be written there; None: any.
+        names: files and folders that are going to be written there.
         inputs: URIs that the command reads.
 
     Raises:
@@ -27,11 +26,10 @@ def claim(folder: str, names: Iterable[str] | None = None, inputs: Iterable[str]
     known: set[str] = set()
     with suppress(ValueError, TypeError):  # A damaged record vouches for nothing.
         known = set(json.loads(storage.read_bytes(place))) if storage.exists(place) else known
-    wanted = {_ANY} if names is None else set(names)
-    uris = {name: folder if name == _ANY else storage.join(folder, name) for name in wanted}
+    wanted = set(names)
     read = set(map(_canonical, filter(None, inputs)))
-    for name, uri in sorted(uris.items()):
-        problem = ""
+    for name in sorted(wanted):
+        uri, problem = storage.join(folder, name), ""
         if not read.isdisjoint((_canonical(uri), _canonical(folder))):
             problem = f"{uri} is or belongs to an input of the command, and would be replaced"
         elif name not in known and (found := _first_file(uri)):

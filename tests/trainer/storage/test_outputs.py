@@ -10,11 +10,9 @@ def test_only_files_that_were_claimed_may_be_replaced(tmp_path):
     folder, mine = str(tmp_path), tmp_path / "a.jpg"
     mine.write_bytes(b"mine")
     (tmp_path / "run").mkdir()
-    for names in (["a.jpg"], None):
+    for refuse in (require_new, lambda uri: claim(uri, ["a.jpg"])):
         with pytest.raises(ConfigError, match=str(mine)):
-            claim(folder, names)
-    with pytest.raises(ConfigError, match=str(mine)):
-        require_new(folder)
+            refuse(folder)
     claim(folder, ["b.jpg", "run"])
     (tmp_path / "b.jpg").touch()
     (tmp_path / "run" / "c.jpg").touch()
