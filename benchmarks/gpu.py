@@ -25,31 +25,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LACKING = [
-    "annotated-types",
-    "argon2-cffi",
-    "argon2-cffi-bindings",
-    "cffi",
-    "execnet",
-    "hotcoco",
-    "ijson",
-    "iniconfig",
-    "minio",
-    "obstore",
-    "packaging",
-    "pillow-heif",
-    "pluggy",
-    "pycocotools",
-    "pycparser",
-    "pycryptodome",
-    "pydantic",
-    "pydantic-core",
-    "pytest",
-    "pytest-timeout",
-    "pytest-xdist",
-    "simplejpeg",
-    "transformers",
-    "typing-inspection",
-]
+    "annotated-types", "argon2-cffi", "argon2-cffi-bindings", "cffi", "execnet", "hotcoco", "ijson",
+    "iniconfig", "minio", "ml-dtypes", "obstore", "onnx", "packaging", "pillow-heif", "pluggy",
+    "protobuf", "pycocotools", "pycparser", "pycryptodome", "pydantic", "pydantic-core", "pytest",
+    "pytest-timeout", "pytest-xdist", "simplejpeg", "transformers", "typing-inspection",
+]  # fmt: skip
 """Packages that images with torch usually do not have, with those that they need in turn."""
 GLIBC = ("2014", "1", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
 SHOWN = ("images_per_second", "ratio", "share", "peak", "waits", "ap", "first_batch")
@@ -83,16 +63,16 @@ STAGES = {
     "step601": Stage(140, f"{_STEP} 601:800", f"-m benchmarks.step {_SMALL} --cases 7:96"),
     "mlperf": Stage(120, f"{_STEP} 264:800:mlperf", f"-m benchmarks.step {_SMALL} --cases 4:96:mlperf"),
     "dfine_s": Stage(
-        120, f"{_DETR} 80:640:dfine_s", f"-m benchmarks.detr_step {_SMALL} --cases 4:96:dfine_small"
+        120, f"{_DETR} 80:640:dfine_s", f"-m benchmarks.detr_step {_SMALL} --cases 4:128:dfine_small"
     ),
     "tests": Stage(130, f"{_TESTS} -n 8 --timeout 120", f"{_TESTS} --collect-only"),
     "loader": Stage(
         90,
         "-m benchmarks.loader --cases 1024x768:800 --images 256 --cold-images 0 --workers 16",
-        "-m benchmarks.loader --rounds 1 --cases 64x48:32 --images 16 --cold-images 0 --workers 1",
+        "-m benchmarks.loader --rounds 1 --cases 128x96:96 --images 16 --cold-images 0 --workers 1",
     ),
     "dfine_l": Stage(
-        120, f"{_DETR} 80:640:dfine_l", f"-m benchmarks.detr_step {_SMALL} --cases 5:96:dfine_small"
+        120, f"{_DETR} 80:640:dfine_l", f"-m benchmarks.detr_step {_SMALL} --cases 5:128:dfine_small"
     ),
 }
 """In the order in which they run. Their limits add up to less than 20 minutes."""
