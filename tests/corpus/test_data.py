@@ -53,6 +53,26 @@ def test_anomalib_865_hidden_files_are_no_images(sets):
     assert len(sets.read("yolo", val_fraction=0.0)) == 1
 
 
+def test_cocoapi_374_annotations_without_iscrowd_and_area(sets):
+    """Evaluations ended with KeyError; here an object is none of a crowd, and as large as its box."""
+    sets.coco([("a", 1, [4, 4, 8, 6])], {1: "cat"})
+    (annotation,) = sets.read("coco", val_fraction=0.0).annotations()["annotations"]
+    assert (annotation["iscrowd"], annotation["area"]) == (0, 48)
+
+
+def test_rf_detr_1186_images_of_background(sets):
+    """Images without objects only count if the file lists them; those that it does not list are not read."""
+
+    def change(form):
+        form["images"].append({"id": "b", "file_name": "b.jpg", "width": 40, "height": 30})
+
+    for name in ("b", "not listed"):
+        sets.picture(f"train/{name}.jpg")
+    sets.coco([("a", 1, [4, 4, 8, 6])], {1: "cat"}, change=change)
+    dataset = sets.read("coco", val_fraction=0.0)
+    assert len(dataset) == 2 and len(boxes(dataset)) == 1
+
+
 def test_vision_2240_boxes_without_area(sets):
     """Boxes with negative sides or without area made the loss NaN; here none of them reaches a training."""
     bad = [[4, 4, 0, 8], [4, 4, 8, 0], [20, 20, -8, 5]]

@@ -53,6 +53,7 @@ def job(**fields):
     return JobSpec(command=("python", "-m", "trainer"), name="train", image="i:1", **fields)
 
 
+@pytest.mark.slow
 def test_sdk_182_a_log_that_is_followed_waits_for_its_pod(kubedet, fake_cluster, kind):
     """Following the log of a job whose pod was pending returned at once, with nothing."""
 
