@@ -95,7 +95,7 @@ def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, caps
     cli.main(["model", "list", "--data-root", root])
     assert "was trained on 1 that are to be forgotten" in capsys.readouterr().out
     planned = download.plan(SOURCE, root, CONFIG.data)
-    assert retrain_condition.skip_reason(Listing(planned, root, CONFIG, 1000, 0.0)) is None
+    assert retrain_condition.skip_reason(Listing(planned, root, CONFIG, 1000)) is None
     _, (again, _) = preparation.prepare(SOURCE, *ASKED, root, "", str(tmp_path / "page.html"))
     assert (
         key
