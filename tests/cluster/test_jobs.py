@@ -87,12 +87,13 @@ def test_stop_status_and_logs(user, cluster):
 
 
 def test_pods_that_cannot_start_are_told_of_and_removed(user, cluster):
-    path, name = user.python("pass", image="registry.invalid/none:1", start_timeout=20)
+    path, name = user.python("pass", image="registry.invalid/none:1", start_timeout=100)
     began = time.monotonic()
     command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
-    assert code == 1, str(command)
+    assert code == 2, str(command)
     assert time.monotonic() - began < 120
     assert any(word in command.errors for word in ("ImagePullBackOff", "ErrImagePull")), str(command)
+    assert any(" waits: " in line and "(fix: correct image" in line for line in command.lines), str(command)
     assert cluster.job(name) is None
 
 

@@ -121,7 +121,7 @@ class Cluster:
         self.refresh()
         self.namespace = namespace
         self.timings = timings
-        self._reported_at = float("-inf")
+        self._reported_at, self._in_trouble = float("-inf"), False
         self.api = _Api(self._configuration, timings)
         self.core = client.CoreV1Api(self.api)
         self.custom = client.CustomObjectsApi(self.api)
@@ -138,7 +138,7 @@ class Cluster:
         """Log that a request failed and is retried: at most once a minute."""
         now = time.monotonic()
         if now - self._reported_at >= _REPORT_EVERY:
-            self._reported_at = now
+            self._reported_at, self._in_trouble = now, True
             logger.warning("the API server has trouble: %s; still trying", reason)
 
     def call(
@@ -158,9 +158,14 @@ class Cluster:
         refreshed = False
         while True:
             try:
-                return request(*arguments, **options)
+                result = request(*arguments, **options)
             except (ApiException, HTTPError, OSError) as error:
                 cause = error
+            else:
+                if self._in_trouble:
+                    self._in_trouble = False
+                    logger.info("the API server answers again")
+                return result
             if getattr(cause, "status", 0) == 401 and not refreshed:
                 refreshed = True
                 self.refresh()

@@ -160,10 +160,11 @@ def test_an_api_server_that_is_away_is_waited_for(run, fake_cluster, fault, capl
             pod.sleep(0.02)
         pod.exit(0)
 
+    caplog.set_level("INFO")
     fake_cluster.lives[first] = life
     lines = run()
     assert [line for line in lines if line.startswith("[")] == [f"[{first}] step {n}" for n in range(20)]
-    assert "still trying" in caplog.text
+    assert "still trying" in caplog.text and "answers again" in caplog.text
 
 
 def test_an_outage_has_an_end(run, backend, fake_cluster, timings, first):
