@@ -26,6 +26,7 @@ from trainer.weights.weights_mirror import check_available
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT = "launcher.json"
+_DEBUG_MINUTES = 2.5  # Limit of the recipe debug in pods; starting a dozen pods takes about as long.
 
 
 def train(
@@ -130,8 +131,8 @@ def prepare(
     )  # fmt: skip
     config = parsing.with_overrides(config, {"export.name": name})
     if in_pods and MINUTES not in overrides:
-        # The limits of recipes are for one machine, except that of the first look, whose pods need a minute.
-        minutes = max(0.0, config.train.minutes - 1.0) if recipe == "debug" else 0.0
+        # The limits of recipes are for one machine. A first look shall end within five minutes here, too.
+        minutes = min(config.train.minutes, _DEBUG_MINUTES) if recipe == "debug" else 0.0
         config = parsing.with_overrides(config, {MINUTES: minutes})
     if config.train.minutes and not in_pods and not (warm_start and begun):
         speed = partial(

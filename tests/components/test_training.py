@@ -148,7 +148,7 @@ def test_a_job_in_pods_ends_without_its_launcher(indexed, tmp_path, fields, opti
 
 @pytest.mark.parametrize(
     ("recipe", "overrides", "minutes"),
-    [("debug", {}, 2.8), ("debug", {"train.epochs": 9}, 0), ("dfine_small", {}, 0),
+    [("debug", {}, 2.5), ("debug", {"train.epochs": 9}, 0), ("dfine_small", {}, 0),
      ("dfine_small", {"train.minutes": 60.0}, 60)],
 )  # fmt: skip
 def test_a_job_in_pods_has_the_time_limit_of_debug_or_of_the_run(
