@@ -20,16 +20,20 @@ class Levels(nn.Module):
         return self.norm(images), self.norm(images[..., ::2])
 
 
-@pytest.mark.parametrize("passes", [[8], [4, 4], [1, 5, 2]])
-def test_a_step_updates_them_once_by_all_its_images(passes):
+@pytest.mark.parametrize(
+    ("passes", "compiles"),
+    [([8], False), ([4, 4], False), ([1, 5, 2], False), pytest.param([4, 4], True, marks=pytest.mark.slow)],
+)
+def test_a_step_updates_them_once_by_all_its_images(passes, compiles):
     network, images = Levels(), torch.randn(8, 3, 6, 4) + torch.tensor([100.0, 0.0, -3.0]).view(3, 1, 1)
     statistics = RunningStatistics(network, SINGLE)
+    forward = torch.compile(network, backend="eager") if compiles else network
     for step in (1, 2):
         statistics.begin()
         for part in images.split(passes):
             with torch.no_grad():
                 network(part * 9)  # a survey
-            network(part)
+            forward(part)
             statistics.add_pass()
         statistics.update()
         seen = torch.cat([images.flatten(2), images[..., ::2].flatten(2)], dim=2).transpose(0, 1).flatten(1)
