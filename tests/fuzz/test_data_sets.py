@@ -75,15 +75,14 @@ def test_bytes_of_coco(coco, capsys, content):
 def test_huge_widths_in_coco(coco, capsys, side):
     images = [COCO["images"][0] | {"width": side, "height": side}, COCO["images"][1]]
     tree = COCO | {"images": images, "annotations": COCO["annotations"][:2]}
-    assert ("integer overflow" in coco(as_json(tree), capsys)) == (side > 2**63)
+    assert not coco(as_json(tree), capsys)
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
 @pytest.mark.parametrize("where", ["images", "categories", "annotations"])
 def test_coco_ids_above_64_bits(coco, capsys, number, where):
     tree = COCO | {where: [COCO[where][0] | {"id": number}, *COCO[where][1:]]}
-    message = coco(as_json(tree), capsys)
-    assert "64 bits" in message or "integer overflow" in message
+    assert "boxes are bad" in coco(as_json(tree), capsys)  # It is read: the third has no box.
 
 
 @pytest.mark.slow
