@@ -12,6 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from components.launchers import obstacles
 from components.launchers.backend import JobStatus, Phase, PodStatus, Timings
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.output import LAST_LINES, Hints
@@ -173,7 +174,8 @@ def _status(options: argparse.Namespace) -> int:
         return 0
     reasons = []
     if job.phase is Phase.PENDING:
-        reasons = backend.explain(job)
+        fixes = dict.fromkeys(f"fix: {item.fix}" for item in obstacles.of_job(job) if item.fix)
+        reasons = [*backend.explain(job), *fixes]
     elif job.phase is Phase.SUSPENDED and kueue.in_vain(job, backend.timings.unserved):
         reasons = [*_messages(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
     elif job.phase is Phase.FAILED:
@@ -220,11 +222,13 @@ def _wait(options: argparse.Namespace) -> int:
     # A wait of hours must outlast an API server that is away for minutes.
     backend = _backend(options, patience=Timings.outage)
     job = _existing(backend, options.name)
-    started, reported = time.monotonic(), ""
+    started, reported, waits = time.monotonic(), "", obstacles.Obstacles()
     while True:
         if job.phase != reported:
             print(f"{job.name} is {job.phase}", flush=True)
             reported = job.phase
+        for line in waits.news(() if job.phase.final else obstacles.of_job(job)):
+            print(line, flush=True)
         if job.phase is Phase.SUCCEEDED:
             return 0
         if job.phase.final:

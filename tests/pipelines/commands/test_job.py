@@ -93,7 +93,9 @@ def test_status_shows_pods_and_says_what_holds_them_back(kubedet, submit, fake_c
     assert out.splitlines()[0] == "stuck  pending"
     assert "stuck-worker-0  Pending" in out
     assert "0/3 nodes have nvidia.com/gpu" in out
-    assert "FailedScheduling (x7)" in out
+    assert "FailedScheduling (x7)" in out and "fix: " in out
+    out = kubedet("job", "wait", "--timeout", "0.1", "stuck")[1]
+    assert "pod stuck-worker-0 waits: Unschedulable: 0/3 nodes have nvidia.com/gpu (fix: " in out
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "stop", "wait"])
