@@ -131,6 +131,8 @@ def pack(folder: Path) -> int:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     )
+    for wheel in folder.glob("*.whl"):
+        wheel.unlink()
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
         "--dest", str(folder),
@@ -150,7 +152,8 @@ def install(packed: Path, site: Path) -> str:
             f"fix: python -m benchmarks.gpu --pack {packed}, where there is a network"
         )
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--upgrade"]
-    subprocess.run([*command, "--target", str(site), *wheels], check=True)
+    if subprocess.run([*command, "--target", str(site), *wheels], check=False).returncode:
+        sys.exit(f"error: the wheels in {packed} cannot be installed here\nfix: use Python 3.12 on Linux")
     return os.pathsep.join([str(site.absolute()), str(ROOT)])
 
 

@@ -87,10 +87,10 @@ def check_cluster(
 
 
 class Room(NamedTuple):
-    """Requests of a pod, e.g. {"cpu": "2"}, and the number of nodes that run one each at the same time."""
+    """Requests of a pod, e.g. {"cpu": "2"}, and how many of them run at the same time, on a node each."""
 
     requests: Mapping[str, str]
-    count: int
+    pods: int
 
 
 def titled(pod: str, room: Room) -> tuple[str, Room]:

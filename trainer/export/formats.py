@@ -29,7 +29,8 @@ _CANDIDATES = 10_000  # best pairs of box and class of an image that are suppres
 class OnnxRuntime:
     """An ONNX file in onnxruntime, on the CPU.
 
-    `name` is the library with its version, such as `onnxruntime 1.31.1`; `threads` compute one request.
+    `name` is the library with its version, such as `onnxruntime 1.31.1`; `threads` compute one request;
+    `size` is the side of its images in pixels.
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
@@ -40,6 +41,7 @@ class OnnxRuntime:
         self.threads = options.intra_op_num_threads = threads or torch.get_num_threads()
         self.name = f"onnxruntime {onnxruntime.__version__}"
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.size = self._session.get_inputs()[0].shape[-1]
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
         """Return outputs, in the graph's order, of uint8 images [B, 3, S, S]."""

@@ -132,4 +132,19 @@ def _load_served(source: Bundle, name: str) -> tuple[_Predict, str, str]:
     failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
     with source.files(source.metadata.formats[kind]) as folder, failing:
         served = Served(form, folder / name, source.metadata.thresholds)
-    return lambda images: served.predict(images.cpu().numpy()), kind, served.runtime.name
+    size, classes = source.metadata.square.size, len(source.metadata.classes)
+    if served.runtime.size != size:
+        raise EvaluationError(
+            f"{uri} takes images of {served.runtime.size} pixels, but {METADATA} says {size}",
+            fix="export the model again",
+        )
+
+    def predict(images: Tensor) -> Detections:
+        found = served.predict(images.cpu().numpy())
+        if found.labels.numel() and (label := int(found.labels.max())) >= classes:
+            raise EvaluationError(
+                f"{uri} finds the class {label}, but {METADATA} has {classes}", fix="export the model again"
+            )
+        return found
+
+    return predict, kind, served.runtime.name

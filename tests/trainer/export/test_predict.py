@@ -9,7 +9,7 @@ import torch
 from bundles import BOX, make_bundle
 from PIL import Image
 
-from trainer.base.errors import DataError
+from trainer.base.errors import DataError, EvaluationError
 from trainer.config.parsing import to_json
 from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
@@ -80,6 +80,21 @@ def test_the_way_of_resizing_follows_the_model(saved, shards, tiny, tmp_path, mo
         square_pixels, scales = preprocess(pixels.permute(1, 2, 0).numpy(), *square)
         assert scales == pytest.approx(1 / factors)
         assert detection.score == pytest.approx(square_pixels.float().mean().item() / 255, abs=1e-5)
+
+
+@pytest.mark.parametrize("change", ["size", "classes"])
+def test_a_graph_that_is_not_that_of_the_metadata_is_refused(tmp_path, change):
+    make_bundle(tmp_path / "made")
+    path = tmp_path / "made" / bundle.METADATA
+    metadata = json.loads(path.read_text())
+    if change == "size":
+        metadata["input"]["input_size"] = 2 * SIZE
+    else:
+        metadata["classes"] = metadata["classes"][:1]
+    path.write_text(json.dumps(metadata))
+    bundle.seal(tmp_path / "made")
+    with pytest.raises(EvaluationError, match=bundle.METADATA):
+        open_bundle(bundle.load(str(tmp_path / "made")))(Image.new("RGB", (192, 48), "white"))
 
 
 def test_a_box_of_no_width_is_not_drawn():
