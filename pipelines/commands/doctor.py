@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands, option
@@ -81,8 +80,6 @@ def _doctor(options: argparse.Namespace) -> int:
     missing = sum(check.state == "missing" for check in checks)
     if options.output == "text":
         print(f"\n{missing} missing" if missing else "\na run has what it needs")
-        if any("deploy/" in check.fix for check in checks) and not Path("deploy").is_dir():
-            print("`kubedet cluster manifests` writes the folder deploy/")
     return EXIT_FAILURE if missing else 0
 
 

@@ -45,8 +45,8 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
             for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
-    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-    return kind(groups, lr=config.lr, fused=True)
+    adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return adam(groups, lr=config.lr, fused=True)
 
 
 def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig, str]:

@@ -23,13 +23,3 @@ def test_what_is_there_is_left_alone(kubedet, tmp_path):
     assert code == 2
     assert "already exists" in err and "choose another folder with -o" in err
     assert files(folder) == {"kustomization.yaml": b"mine"}
-
-
-def test_doctor_says_where_the_files_come_from_unless_they_are_there(
-    kubedet, fake_cluster, monkeypatch, tmp_path
-):
-    fake_cluster.denied.add(("list", "events"))
-    monkeypatch.chdir(tmp_path)
-    assert kubedet("doctor")[1].endswith("\n`kubedet cluster manifests` writes the folder deploy/\n")
-    kubedet("cluster", "manifests")
-    assert "kubedet cluster manifests" not in kubedet("doctor")[1]

@@ -124,7 +124,7 @@ def test_what_is_not_installed_is_told_before_anything_is_built(monkeypatch, con
     with pytest.raises(ConfigError) as caught:
         train(config, shards, str(tmp_path))
     assert "toy needs the package no_such_package" in str(caught.value)
-    assert "kubedet[detr]" in caught.value.fix
+    assert "[detr]" in caught.value.fix
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(config, tiny, shards, tmp_path):
