@@ -9,6 +9,7 @@ from PIL import Image
 
 import kubedet
 from trainer.model.architecture import build
+from trainer.model.architectures.detr.group_detr_options import RFDetrOptions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.pretrained import load_pretrained
 
@@ -51,6 +52,19 @@ def test_rf_detr_509_classes_of_pretrained_weights_do_not_stay(tmp_path):
     load_pretrained(detector, str(tmp_path / "weights.pt"))
     found = detector.predict(torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8))
     assert set(found.labels[0, : found.num[0]].tolist()) == {0, 1}
+
+
+def test_geti_6023_coco_classes_of_rf_detr_have_the_numbers_of_the_data(tmp_path):
+    """Weights with 91 outputs found COCO's ids, with their gaps, where names were numbered 0 to 79."""
+    pytest.importorskip("transformers")
+    options = RFDetrOptions(width=0.25, queries=10, groups=1)
+    published = build(options, 91)
+    published.class_embed.bias.data = torch.arange(91.0)
+    torch.save(published.state_dict(), tmp_path / "weights.pt")
+    detector = build(options, 80)
+    load_pretrained(detector, str(tmp_path / "weights.pt"))
+    gaps = {0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # Ids without a class of COCO 2017.
+    assert detector.class_embed.bias.tolist() == [number for number in range(91) if number not in gaps]
 
 
 def test_d_fine_343_some_of_the_classes_of_the_weights(sets):

@@ -1,8 +1,10 @@
 """Public reports about data sets: each situation, and what kubedet answers."""
 
 import pytest
+from batches import take
 
 from trainer.base.errors import DataError
+from trainer.model.architecture import build
 
 HALF = "0 0.5 0.5 0.5 0.5"
 
@@ -71,6 +73,39 @@ def test_rf_detr_1186_images_of_background(sets):
     sets.coco([("a", 1, [4, 4, 8, 6])], {1: "cat"}, change=change)
     dataset = sets.read("coco", val_fraction=0.0)
     assert len(dataset) == 2 and len(boxes(dataset)) == 1
+
+
+def test_rf_detr_260_no_test_split_is_needed(sets):
+    """A training without a test ended with FileNotFoundError for `test/_annotations.coco.json`."""
+    for folder in ("train", "valid"):
+        sets.coco([(folder, 1, [4, 4, 8, 6])], {1: "cat"}, split=folder)
+        written = sets.root / "annotations" / f"instances_{folder}.json"
+        written.rename(sets.root / folder / "_annotations.coco.json")
+    assert [len(sets.read("coco", split)) for split in ("train", "val")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("annotated", "scale"),
+    [
+        pytest.param(1, [1.0, 1.0], id="vision-2144"),  # One of the images is background.
+        pytest.param(2, [3.0, 3.0], id="icevision-328"),  # Crops leave no box.
+    ],
+)
+def test_vision_2144_icevision_328_a_batch_without_a_box(sets, tiny, annotated, scale):
+    """Training ended with an error of shapes where an image had no box, from the start or after a crop."""
+
+    def change(form):
+        del form["annotations"][annotated:]
+
+    sets.coco([(name, 1, [1, 1, 3, 3]) for name in "ab"], {1: "cat"}, change=change)
+    config = tiny(loader__scale=scale)
+    passes = take(sets.read("coco", val_fraction=0.0), config.loader, 20, global_batch=1, batch_size=1)
+    batch = next(batch for batch in passes if batch.counts == [0])
+    detector = build(config.model, 1)
+    losses = detector(batch.images, batch.boxes, batch.labels)
+    sum(losses.values()).backward()
+    gradients = [value.grad for value in detector.parameters() if value.grad is not None]
+    assert losses["boxes"] == 0 and gradients and all(value.isfinite().all() for value in gradients)
 
 
 def test_vision_2240_boxes_without_area(sets):

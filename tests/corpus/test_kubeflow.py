@@ -1,5 +1,7 @@
 """Public reports about Kubeflow: each situation, and what kubedet answers."""
 
+import threading
+
 import pytest
 import yaml
 from fake_pod import endless, fine
@@ -68,6 +70,27 @@ def test_sdk_182_a_log_that_is_followed_waits_for_its_pod(kubedet, fake_cluster,
     )
 
 
+def test_sdk_435_sdk_682_lines_come_while_the_job_runs(backend, fake_cluster, kind, capsys):
+    """Logs came as one list when the job had ended, or were printed besides; here line by line, once."""
+    read, lines = threading.Event(), []
+
+    def life(pod):
+        pod.run()
+        pod.say("first")
+        pod.until(read)
+        pod.say("last")
+        pod.exit(0)
+
+    fake_cluster.lives[pod_name(kind, 0)] = life
+    backend.submit(job())
+    for line in backend.logs("train"):
+        lines.append(line.text)
+        read.set()
+    assert lines == ["first", "last"] and capsys.readouterr().out == ""
+    (pod,) = backend.status("train").pods
+    assert list(backend.pod_lines("train", pod, follow=False, tail=1)) == ["last"]
+
+
 @both
 def test_pipelines_8051_a_job_of_which_no_pod_is_made(backend, fake_cluster, kind):
     """The launcher of a job waited forever, although no controller made its pods; here it ends."""
@@ -115,6 +138,21 @@ def test_pipelines_7939_nothing_is_taken_from_the_cache(graph):
     assert tasks(graph) and not any(
         task.get("cachingOptions", {}).get("enableCache") for task in tasks(graph).values()
     )
+
+
+def test_pipelines_9893_pods_that_train_have_shared_memory(tmp_path, backend, fake_cluster, kind):
+    """Data loaders and processes of a node died of a bus error in the 64 MB that a container has."""
+    fake_cluster.lives[pod_name(kind, 0)] = endless
+    backend.submit(job())
+    pod = fake_cluster.pod(pod_name(kind, 0)).body["spec"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+    (volume,) = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm"]
+    assert volume == {"medium": "Memory", "sizeLimit": "8Gi"}
+    compile_pipeline(tmp_path / "pipeline.yaml", CompileOptions(trials=2, gpus=2))
+    _, platform = yaml.safe_load_all((tmp_path / "pipeline.yaml").read_text())
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    (mount,) = executors["exec-trial"]["emptyDirMounts"]
+    assert (mount["mountPath"], mount["medium"]) == ("/dev/shm", "Memory")
 
 
 def test_pipelines_11667_no_parameter_is_without_a_value(graph):

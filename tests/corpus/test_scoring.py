@@ -54,9 +54,11 @@ def test_cocoapi_507_the_ground_truth_scores_one_against_itself():
     assert [(row["AP"], row["boxes"]) for row in result.per_class.values()] == [(pytest.approx(1), 7), (0, 1)]
 
 
-def test_supervision_1895_a_single_object_is_found():
-    """The only object of a set got id 0, and AP 0 for a perfect detection."""
-    assert ap(truth([(0, 0, BOX)], ids=[0]), found([(0, 0, BOX)])) == pytest.approx(1)
+@pytest.mark.parametrize("objects", [1, 2])
+def test_supervision_1895_faster_coco_eval_77_the_first_object_is_found(objects):
+    """The first object had id 0, which stood for "no match": of a single one none was found, of two one."""
+    boxes = ROW[:objects]
+    assert ap(truth(boxes, ids=range(objects)), found(boxes)) == pytest.approx(1)
 
 
 def test_rt_detr_232_ids_that_start_again_in_each_image():
