@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from kubernetes import client
@@ -233,11 +234,17 @@ class _Node:
 
     def lacks(self, requests: Mapping[str, str], taken: Counter[str]) -> list[str]:
         """Return the resources that are running low."""
+        there = {name: amount(self.allocatable.get(name, "")) for name in requests}
         return [
-            f"{name} {self.allocatable.get(name, '0')}, of which pods request {taken[name]}"
+            f"{name} {_shown(there[name])}, of which pods request {_shown(Decimal(taken[name]))}"
             for name, text in requests.items()
-            if amount(self.allocatable.get(name, "")) - taken[name] < amount(text)
+            if there[name] - taken[name] < amount(text)
         ]
+
+
+def _shown(number: Decimal) -> str:
+    """Return an amount of bytes in Gi, of anything else as it is."""
+    return f"{number / 2**30:.1f}Gi" if number >= 2**20 else f"{number.normalize():f}"
 
 
 def _nodes(cluster: Cluster, rooms: Mapping[str, Room], counted: Sequence[str]) -> Iterator[Check]:

@@ -234,6 +234,11 @@ def test_what_other_pods_request_is_no_room_for_a_step(look, fake_cluster):
     found = look(step={"cpu": "1500m"}, resources={"nvidia.com/gpu": 1})
     assert found["room for a step (cpu 1500m)"].state == "warning"
     assert "pods request 0.93" in found["room for a step (cpu 1500m)"].detail
+    node(fake_cluster, "b", {"memory": "24478856Ki"})
+    assert (
+        "b has memory 23.3Gi, of which"
+        in look(step={"memory": "99Gi"})["room for a step (memory 99Gi)"].detail
+    )
     assert found["nvidia.com/gpu"].state == "warning" and "0 of them now" in found["nvidia.com/gpu"].detail
 
 
