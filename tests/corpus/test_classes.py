@@ -54,6 +54,7 @@ def test_rf_detr_509_classes_of_pretrained_weights_do_not_stay(tmp_path):
     assert set(found.labels[0, : found.num[0]].tolist()) == {0, 1}
 
 
+@pytest.mark.slow
 def test_geti_6023_coco_classes_of_rf_detr_have_the_numbers_of_the_data(tmp_path):
     """Weights with 91 outputs found COCO's ids, with their gaps, where names were numbered 0 to 79."""
     pytest.importorskip("transformers")

@@ -115,6 +115,23 @@ def test_vision_2240_boxes_without_area(sets):
     assert boxes(sets.read("coco", val_fraction=0.0, box_format="xywh")) == [((40, 30), [4, 4, 8, 8])]
 
 
+def test_cvat_7523_names_that_differ_in_the_extension_only(sets, caplog):
+    """Such images got one image id in an export to COCO, and one label file in one to YOLO; both are told."""
+    names = [f"images/a.{end}" for end in ("jpg", "png")]
+    sets.yolo("train: images\nnames: [cat]\n", dict.fromkeys(names, HALF))
+    assert len(boxes(sets.read("yolo", val_fraction=0.0))) == 2
+    assert "label file of two images: 1 (first: images/a.jpg, images/a.png)" in caplog.text
+
+    def change(form):
+        form["images"].append({**form["images"][0], "file_name": "a.png"})
+
+    sets.picture("train/a.png")
+    sets.coco([("a", 1, [4, 4, 8, 8])], {1: "cat"}, change=change)
+    with pytest.raises(DataError) as caught:
+        sets.shards("coco", val_fraction=0.0)
+    assert all(name in caught.value.message for name in ("id of two images", "a.jpg", "a.png"))
+
+
 @pytest.mark.parametrize(
     ("annotated", "box"),
     [((30, 40), [4, 5, 10, 20]), ((40, 30), [5, 4, 20, 10])],  # As displayed, and as stored.

@@ -296,6 +296,7 @@ _ADVICE = {
     reasons.ANNOTATION_ID_TWICE: "every box is read, but pycocotools takes one of each id",
     reasons.IMAGE_COPY_WITHOUT_BOXES: "the same picture counts with and without objects: annotate or remove "
     "the copy",
+    reasons.LABELS_SHARED: "both get its boxes: rename one of them with its labels, or remove it",
     reasons.SIZE_DIFFERS: "the size of the image is used",
     reasons.SPLIT_EMPTY: "images of train may be held out in its place: add the images, or remove the entry",
     reasons.MAY_BE_KEY_POINTS: "each is read as the box around all its numbers: if these are key points, add "

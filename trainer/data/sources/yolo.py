@@ -144,12 +144,16 @@ class YoloSource(Source):
         digest, problems, folders = hashlib.sha256(content), Problems(), Folders()
         overlaps = SplitOverlaps(problems)
         images: dict[str, list[_Image]] = {}
+        labeled: dict[str, _Image] = {}
         for split, places in description.splits.items():
             images[split] = list(self._images(description.root, places, folders, problems))
             for image in images[split]:
                 version = folders.version(image.labels) if image.labels else ""
                 line = f"{split} {image.file_name} {image.version} {image.labels} {version}\n"
                 digest.update(line.encode("utf-8", "replace"))
+                first = labeled.setdefault(image.labels, image) if image.labels else image
+                if first.origin != image.origin:
+                    problems.add(reasons.LABELS_SHARED, f"{first.file_name}, {image.file_name}")
             overlaps.add(split, ((image.file_name, image.origin) for image in images[split]))
         for entry in description.left_out:
             problems.add(reasons.SPLIT_EMPTY, entry)
