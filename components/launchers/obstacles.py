@@ -24,16 +24,19 @@ _CREATE = "FailedCreate(Pod)?|JobCreationFailed"  # Events of a job whose pods c
 _MOUNT, _START = "FailedMount|FailedAttachVolume", "|".join(START_REASONS)
 _MEMORY = "raise memory_limit, or make the batch smaller"
 _PULL_FIX = (
-    "correct image, push it, or name the registry's credentials (image_pull_secrets; of a step's pod those "
-    "of its service account)"
+    "correct image (KUBEDET_IMAGE of a step), push it, or name the registry's credentials "
+    "(image_pull_secrets; of a step's pod those of its service account)"
 )
 
 # Remedies by patterns of the whole reason and in the message, of which the first that matches applies: first
 # obstacles that only a person can remove, then those of which a message does not say that, then passing ones.
 _Rules = dict[tuple[str, str], str]
 _PERSON: _Rules = {
-    (_CREATE, "violates PodSecurity"): "leave out what the message names, or label the namespace with a Pod "
-    "Security level that allows it (pod-security.kubernetes.io/enforce)",
+    (
+        _CREATE,
+        "violates PodSecurity",
+    ): "change the fields that the message names, or label the namespace "
+    "with a Pod Security level that allows them (pod-security.kubernetes.io/enforce)",
     (
         ".*",
         ROOT_REFUSED.pattern,
