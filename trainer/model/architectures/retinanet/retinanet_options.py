@@ -97,7 +97,7 @@ def debug() -> Config:
             warmup_steps=50, clip_norm=5.0, ema_decay=0.98, validate_every=10, checkpoint_minutes=1.0,
             compile="off",
         ),
-        evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.3"]),
+        evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.1"]),
     )  # fmt: skip
 
 
