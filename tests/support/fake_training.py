@@ -1,9 +1,9 @@
 """A training of a search that only writes what its search reads: validations and a result."""
 
-import json
 from typing import ClassVar
 
 from trainer import storage
+from trainer.trackers import training_log
 
 
 class FakeTraining:
@@ -33,8 +33,9 @@ class FakeTraining:
         if self.code:
             return self.code
         part = (len(self.rows) + 1) / self.validations
-        self.rows.append(json.dumps({"kind": "val", "step": len(self.rows), "coco/AP": self.score() * part}))
-        storage.write_bytes(f"{self.output}/metrics.jsonl", "\n".join(self.rows).encode())
+        row = {"kind": "val", "step": len(self.rows), "coco/AP": self.score() * part}
+        self.rows.append(training_log._line(row))
+        storage.write_bytes(f"{self.output}/metrics.jsonl", "".join(self.rows).encode())
         if len(self.rows) < self.validations:
             return None
         storage.write_json(f"{self.output}/result.json", {"metrics": {"coco/AP": self.score()}})

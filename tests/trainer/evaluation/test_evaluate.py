@@ -20,6 +20,7 @@ from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.model import recipes
 from trainer.report import evaluation_page
+from trainer.trackers import training_log
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -77,7 +78,7 @@ def test_the_report_shows_the_model_and_its_data(saved, shards, config, tmp_path
 
     monkeypatch.setattr("trainer.report.evaluation_page.write_report", noting)
     uri, rows = saved(), [{"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1}]
-    (Path(uri).parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (Path(uri).parent / "metrics.jsonl").write_text("".join(map(training_log._line, rows)))
     summary = evaluate(uri, shards, str(tmp_path / "e"), config, rules=["coco/AP >= 0.99"])
     (data,) = reports
     index = storage.read_json(str(Path(shards) / "index.json"))

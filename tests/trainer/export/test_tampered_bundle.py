@@ -73,7 +73,7 @@ ALTERED = {
     "added below": "mkdir -p .git/hooks && echo code > .git/hooks/post",
     "linked": "mv model.onnx .. && ln -s ../model.onnx model.onnx",
     "linked folder": "ln -s .. more",
-    "other checksums": "sort -r SHA256SUMS -o SHA256SUMS",
+    "other checksums": "tac SHA256SUMS > ../reversed && mv ../reversed SHA256SUMS",
     "fifo": "rm -f {0} && mkfifo {0}",
     "device": "ln -sf /dev/zero {0}",
     "sparse": "truncate -s 8T {0}",
