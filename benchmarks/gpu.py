@@ -26,9 +26,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 LACKING = [
     "annotated-types", "argon2-cffi", "argon2-cffi-bindings", "cffi", "execnet", "hotcoco", "ijson",
-    "iniconfig", "minio", "ml-dtypes", "obstore", "onnx", "packaging", "pillow-heif", "pluggy",
-    "protobuf", "pycocotools", "pycparser", "pycryptodome", "pydantic", "pydantic-core", "pytest",
-    "pytest-timeout", "pytest-xdist", "simplejpeg", "transformers", "typing-inspection",
+    "iniconfig", "minio", "ml-dtypes", "obstore", "onnx", "onnx-ir", "onnxscript", "packaging",
+    "pillow-heif", "pluggy", "protobuf", "pycocotools", "pycparser", "pycryptodome", "pydantic",
+    "pydantic-core", "pytest", "pytest-timeout", "pytest-xdist", "simplejpeg", "transformers",
+    "typing-inspection",
 ]  # fmt: skip
 """Packages that images with torch usually do not have, with those that they need in turn."""
 GLIBC = ("2014", "1", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
