@@ -89,6 +89,8 @@ def evaluate(
     """
     rules = list(config.evaluation.gate if rules is None else rules)
     gate.check(rules)
+    if config.evaluation.baseline == NO_BASELINE:
+        gate.check_baseline(rules)
     engines.require(config.evaluation.engine)
     with process_group() as world:
         dataset = _dataset(shards_uri, config.evaluation.split)

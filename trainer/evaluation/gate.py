@@ -144,6 +144,15 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
         )
 
 
+def check_baseline(rules: Sequence[str]) -> None:
+    """Refuse rules about a baseline where there never is one: they would hold for every model."""
+    if compared := [text for text in rules if parse(text).baseline]:
+        raise EvaluationError(
+            f"there is no baseline for the rules of the gate: {', '.join(compared)}",
+            fix="name one (evaluation.baseline), or remove these rules",
+        )
+
+
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
     """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule."""
     outcomes = [_apply(rule, evidence) for rule in map(parse, rules)]

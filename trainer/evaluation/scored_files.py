@@ -50,6 +50,8 @@ def evaluate(
         ground truth, its split that file's name.
     """
     gate.check(rules)
+    if config.baseline in ("", NO_BASELINE):
+        gate.check_baseline(rules)
     engines.require(config.engine)
     dataset, truth = read_truth(truth_uri)
     gate.check(rules, truth.names)

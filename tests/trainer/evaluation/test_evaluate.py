@@ -188,6 +188,9 @@ def test_unusable_rules_and_baselines_are_refused_before_any_prediction(saved, s
         compare = changed(config, baseline=str(tmp_path / named))
         with pytest.raises((EvaluationError, StorageError), match=message):
             evaluate(saved(), shards, str(tmp_path / "e"), compare)
+    rules = ["coco/AP >= baseline - 0.01"]
+    with pytest.raises(EvaluationError, match="coco/AP >= baseline"):
+        evaluate(saved(), shards, str(tmp_path / "e"), changed(config, baseline="none"), rules=rules)
 
 
 @pytest.mark.usefixtures("no_prediction")

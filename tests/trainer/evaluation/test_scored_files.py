@@ -197,6 +197,8 @@ def test_predictions_of_another_model_are_not_compared(evaluated, tmp_path, form
     (tmp_path / f"good/predictions.{form}").write_bytes((tmp_path / f"bad/predictions.{form}").read_bytes())
     with pytest.raises(EvaluationError, match=f"{tmp_path}/good/predictions.{form}"):
         scored_files.compare(str(tmp_path / "bad"), str(tmp_path / "good"), samples=40)
+    with pytest.raises(EvaluationError, match="no baseline"):
+        scored_files.evaluate(*paths, str(tmp_path / "e"), config, rules=["coco/AP >= baseline"])
     baseline = dataclasses.replace(config, baseline=str(tmp_path / "good"))
     with pytest.raises(EvaluationError, match=f"{tmp_path}/good/predictions.{form}"):
         scored_files.evaluate(*paths, str(tmp_path / "e"), baseline)
