@@ -156,8 +156,12 @@ class TimeLimit:
         validation = pace.validation_seconds or self.images.validation_seconds(rate)
         validations = max(1, round((1 - pace.at(step) / pace.nominal) * train.epochs / train.validate_every))
         left = limit - pace.spent - self.images.seconds_after(self._config, rate, pace.startup)
-        left -= validations * validation
-        end = min(step + max(0, int(left / seconds)), pace.nominal)
+        # So many validations, at most one an epoch, and one at the end.
+        each_epoch = left / (seconds + validation * self.batch / self.images.train)
+        fitting = max((left - validations * validation) / seconds, each_epoch)
+        fitting = min(fitting, (left - validation) / seconds)
+        least = 0 if pace.step_seconds else 1  # The only step measured so far may have been slow by chance.
+        end = min(step + max(least, int(fitting)), pace.nominal)
         epochs = math.ceil(end * self.batch // self.images.train * self.images.train / self.batch)
         if epochs > max(step, _MIN_WHOLE_SHARE * end):  # Rather than validate twice within a few steps.
             end = min(end, epochs)

@@ -74,6 +74,18 @@ def test_a_machine_of_any_speed_ends_in_time_at_a_low_learning_rate(
         assert validations[-1] - 4 <= pace.plain_from <= validations[-1], "plain epochs at the end"
 
 
+def test_slow_first_steps_do_not_end_a_training(clock, monkeypatch):
+    """As measured on a busy node, where the training of debug ended after two steps."""
+    monkeypatch.setattr(time_limit, "seconds_since_start", lambda: 18)
+    limit = TimeLimit(recipes.load("debug", {"train.minutes": 2.5}), SplitSizes(480, 80, 80), 4)
+    step = 0
+    while step < limit.pace.end:
+        clock.now += 10 if step == 0 else 4 if step < 3 else 0.2
+        step += 1
+        limit.check(step, SINGLE)
+    assert step > 100 and 18 + clock.now < 150 - 30
+
+
 def test_a_schedule_without_a_limit_is_that_of_the_recipe(clock):
     limit = TimeLimit(recipes.load("small", {"train.epochs": 7}), SIZES, BATCH)
     assert limit.pace.end == limit.pace.nominal == 525
