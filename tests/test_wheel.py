@@ -179,7 +179,7 @@ def test_the_seven_documented_commands_work(installed, tmp_path):
             assert served.wait(60) == 0
         finally:
             served.kill()
-    made = {"cards.zip", "photos", "sheet.png", "predictions", "runs", "data_root"}
+    made = {".kubedet-files", "cards.zip", "photos", "sheet.png", "predictions", "runs", "data_root"}
     assert {path.name for path in here.iterdir()} == made
 
 

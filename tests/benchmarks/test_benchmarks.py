@@ -27,7 +27,7 @@ CASES = {
     " --sides 'debug; debug train.lr=2e-3 train.ema_decay=0.9'",
     "peers": "--source sample:images=48,seed=3,size=96 --image-size 96 --seconds 2"
     " --ours 'debug train.lr=2e-3' --peers fasterrcnn_mobilenet_v3_large_320_fpn",
-    "loader": "--cases 64x48:32 --images 16 --cold-images 16 --workers 1",
+    "loader": "--cases 128x96:96 --images 16 --cold-images 16 --workers 1",
     "download": "--images 20 --connections 4",
     "storage": "--megabytes 17 --small 20",
     "conversion": "--images 20 --rows 2000",

@@ -179,7 +179,7 @@ def test_a_run_whose_secret_or_claim_is_missing_is_not_started(kfp_server, clust
     [
         ([], "secret kubedet-object-store: does not exist"),
         (["--nodes", "2"], "nvidia.com/gpu 8): 1 of 1 ready nodes can hold it, 1 of them now; needed: 2"),
-        (["--job", "memory_limit=64Gi"], "a has memory 16Gi"),
+        (["--job", "memory_limit=64Gi"], "a has memory 16.0Gi"),
         (["--step-memory", "32Gi"], "room for a step (cpu 500m, memory 32Gi): 0 of 1"),
         ([], "KUBEDET_IMAGE is not set"),
     ],

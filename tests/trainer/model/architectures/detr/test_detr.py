@@ -273,7 +273,8 @@ def test_network_and_losses_compile_once_for_all_targets(architecture, network, 
     for name in ("_terms", "_distillation"):
         setattr(criterion, name, torch.compile(getattr(criterion, name), fullgraph=True, **options))
     for counts, losses in zip(COUNTS, expected, strict=True):
-        assert train_on(detector, padded(batch(counts))) == losses
+        # In bf16; some processors sum in another order in graphs.
+        assert train_on(detector, padded(batch(counts))) == pytest.approx(losses, rel=1e-3)
         compiled.append(len(graphs))
     assert compiled[0] > 1 and len(set(compiled)) == 1
 
