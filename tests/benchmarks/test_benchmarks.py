@@ -23,10 +23,10 @@ CASES = {
     "scaling": "--size 128 --images 1 --classes 3 --steps 1",
     "checkpoint": "--classes 3",
     "accuracy": "--source sample:images=48,seed=3,size=96 --epochs 4 --seeds 1",
-    "same_time": "--source sample:images=48,seed=3,size=96 --image-size 96 --seconds 2 --seeds 1 --output OUT"
-    " --sides 'debug; debug train.lr=2e-3 train.ema_decay=0.9'",
+    "same_time": "--source sample:images=48,seed=3,size=96 --image-size 96 --seconds 2 --seeds 1"
+    " --output OUT/compared --sides 'debug; debug train.lr=2e-3 train.ema_decay=0.9'",
     "peers": "--source sample:images=48,seed=3,size=96 --image-size 96 --seconds 2"
-    " --ours 'debug train.lr=2e-3' --peers fasterrcnn_mobilenet_v3_large_320_fpn",
+    " --output OUT/compared --ours 'debug train.lr=2e-3' --peers fasterrcnn_mobilenet_v3_large_320_fpn",
     "loader": "--cases 128x96:96 --images 16 --cold-images 16 --workers 1",
     "download": "--images 20 --connections 4",
     "storage": "--megabytes 17 --small 20",
@@ -108,7 +108,7 @@ def test_a_failing_benchmark_is_reported_and_the_others_run(monkeypatch, tmp_pat
 @pytest.mark.extra
 @pytest.mark.parametrize("name", CASES)
 def test_the_last_line_is_the_result(name, tmp_path):
-    arguments = [str(tmp_path) if word == "OUT" else word for word in shlex.split(CASES[name])]
+    arguments = [word.replace("OUT", str(tmp_path)) for word in shlex.split(CASES[name])]
     run = runner.run(name, [*SMALL.split(), *arguments])
     result = run.result
     assert result, run.failure

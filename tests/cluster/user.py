@@ -38,7 +38,7 @@ class Kind:
     of_job: str
     """Label of a pod that names its job."""
     index: str
-    """Label of a pod that tells its rank, from 0."""
+    """Label with the rank of a pod, from 0."""
 
 
 KINDS = {

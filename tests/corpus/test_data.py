@@ -116,7 +116,7 @@ def test_vision_2240_boxes_without_area(sets):
 
 
 def test_cvat_7523_names_that_differ_in_the_extension_only(sets, caplog):
-    """Such images got one image id in an export to COCO, and one label file in one to YOLO; both are told."""
+    """Such images got one image id in an export to COCO, and one label file in one to YOLO: each is named."""
     names = [f"images/a.{end}" for end in ("jpg", "png")]
     sets.yolo("train: images\nnames: [cat]\n", dict.fromkeys(names, HALF))
     assert len(boxes(sets.read("yolo", val_fraction=0.0))) == 2

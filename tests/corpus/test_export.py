@@ -18,7 +18,7 @@ from trainer.model.architectures.detr.group_detr_options import RFDetrOptions
 
 
 def test_rf_detr_176_a_file_that_finds_less_is_not_published(shards, tiny, tmp_path):
-    """A converted model lost most of its AP and nobody noticed; here files are run and compared first."""
+    """A converted model lost most of its AP unnoticed; here files are run and compared first."""
     bright_model(tmp_path / "model.onnx")
     config = tiny(model__score_threshold=0.0)
     detector = build(config.model, 5).eval()

@@ -52,7 +52,7 @@ def test_rf_detr_969_best_ema_survives_a_resume(shards, tiny, tmp_path):
 
 
 def without_gradient(name, shards, output, empty):
-    """Names of the parameters without a gradient after a pass; `empty` is without targets beside another."""
+    """Names of the parameters without a gradient after a pass; `empty` has an image without targets."""
     overrides = {
         "loader.image_size": 160, "loader.sizes": [], "loader.workers": 1, "model.width": 0.25,
         "model.queries": 20, "model.weights": "", "model.sync_batchnorm": False, "train.batch_size": 2,

@@ -26,7 +26,7 @@ from trainer.launching.distributed import World, gather_on_main
 from trainer.model.deployment import Detections
 
 _OVERLAP = 0.5
-_MIN_SIDE = 0.01  # pixels of the image; a detection in the padding beside it is clipped to a line
+_MIN_SIDE = 0.01  # pixels of the image; a detection in the padding is clipped to a line
 _CUT = 0.01  # a side this near to a border of the tile is cut by it; relative to the tile
 Found = tuple[Predictions, np.ndarray]  # detections [N], and the windows [N, 4] of their pictures
 

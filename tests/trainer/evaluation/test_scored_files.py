@@ -188,7 +188,7 @@ def test_evaluations_of_other_images_are_not_compared(evaluated, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["parquet", "json"])
 def test_predictions_of_another_model_are_not_compared(evaluated, tmp_path, form):
-    """As a kill after the predictions, or a copied file, leaves them beside the metrics of another model."""
+    """As a kill after the predictions, or a copied file, leaves them next to the metrics of another model."""
     config = EvaluationConfig(bootstrap=40, predictions=form)
     for name in ("good", "bad"):
         paths = str(evaluated / "truth.json"), str(evaluated / f"{name}.json")
