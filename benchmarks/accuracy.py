@@ -48,7 +48,7 @@ class StockDetector(RetinaNet):
             detection.RetinaNet(
                 self.backbone, num_classes, head=self.head, anchor_generator=self.anchor_generator
             ),
-        )  # fmt: skip
+        )
         self.head.regression_head._loss_type = self.box_loss
 
     def forward(

@@ -41,9 +41,12 @@ def main() -> None:
     config = with_overrides(recipes.load("finetune"), {"model.weights": ""}, where="this benchmark")
     state = trained(config, options.classes, options.device)
     described = {
-        "config": parsing.to_json(config), "categories": [], "fingerprint": "", "global_batch": 1,
+        "config": parsing.to_json(config),
+        "categories": [],
+        "fingerprint": "",
+        "global_batch": 1,
         "epoch": 1,
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as local:
         folder = options.folder or local
         log = TrainingLog(folder, 0)

@@ -92,9 +92,13 @@ def arguments(description: str | None, *, trains: bool = False, **defaults: Any)
 
 
 def interleaved(
-    candidates: dict[str, Callable[[], Any]], rounds: int, device: torch.device, clock: str = "wall",
-    *, spare: Collection[str] = (),
-) -> Times:  # fmt: skip
+    candidates: dict[str, Callable[[], Any]],
+    rounds: int,
+    device: torch.device,
+    clock: str = "wall",
+    *,
+    spare: Collection[str] = (),
+) -> Times:
     """Median seconds of each candidate, interleaved so that other load hits all alike, after a warm-up round.
 
     Candidates of `spare` that do not fit into a GPU's memory are left out.
@@ -154,9 +158,10 @@ def stock_model(
     config = config or RetinaNetOptions()
     free = _ANY_MODEL | (_V1_MODEL if config.version == "v1" and config.norm != "group" else set())
     other = [
-        f"model.{part.name}" for part in dataclasses.fields(RetinaNetOptions)
+        f"model.{part.name}"
+        for part in dataclasses.fields(RetinaNetOptions)
         if part.name not in free and getattr(config, part.name) != getattr(RetinaNetOptions(), part.name)
-    ]  # fmt: skip
+    ]
     if other:
         raise ConfigError(
             f"torchvision has no RetinaNet like that of this recipe: {', '.join(other)}",
@@ -168,10 +173,13 @@ def stock_model(
     else:
         norm = FrozenBatchNorm2d if config.norm == "frozen" else torch.nn.BatchNorm2d
         backbone = detection.backbone_utils.resnet_fpn_backbone(
-            backbone_name=config.backbone, weights=None, norm_layer=norm,
-            trainable_layers=config.trainable_layers, returned_layers=[2, 3, 4],
+            backbone_name=config.backbone,
+            weights=None,
+            norm_layer=norm,
+            trainable_layers=config.trainable_layers,
+            returned_layers=[2, 3, 4],
             extra_blocks=LastLevelP6P7(256, 256),
-        )  # fmt: skip
+        )
         model = detection.RetinaNet(backbone, classes)
     model.transform.min_size, model.transform.max_size = (size,), size
     return model.to(device).train()
@@ -194,9 +202,14 @@ def saved_bytes(forward: Callable[[], Any]) -> int:
 
 
 def report(
-    name: str, ratio: float, figures: dict[str, Any], options: argparse.Namespace,
-    *, at_least: dict[str, float] | None = None, at_most: dict[str, float] | None = None,
-) -> None:  # fmt: skip
+    name: str,
+    ratio: float,
+    figures: dict[str, Any],
+    options: argparse.Namespace,
+    *,
+    at_least: dict[str, float] | None = None,
+    at_most: dict[str, float] | None = None,
+) -> None:
     """Print the figures, one per line, and then everything as one line of JSON.
 
     `at_least` and `at_most` are goals by figure; those without a measured figure are left out.

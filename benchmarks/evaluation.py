@@ -61,9 +61,13 @@ def metrics(options: argparse.Namespace) -> None:
     figures = {f"{engine}_s": value for engine, value in seconds.items()}
     figures |= {"ratio": ratio, "largest_difference": difference}
     report(
-        "evaluation-metrics", ratio, figures, options,
-        at_least={"ratio": 50}, at_most={"largest_difference": 1e-12},
-    )  # fmt: skip
+        "evaluation-metrics",
+        ratio,
+        figures,
+        options,
+        at_least={"ratio": 50},
+        at_most={"largest_difference": 1e-12},
+    )
 
 
 def large(options: argparse.Namespace) -> None:
@@ -121,10 +125,16 @@ def _squares(folder: Path, count: int, size: int) -> Path:
         picture.save(folder / f"{number}.jpg", quality=92)
         images.append({"id": number, "file_name": f"{number}.jpg", "width": size, "height": size})
         for x, y, width, height in (size * random.uniform(0.1, 0.4, (5, 4))).tolist():
-            annotations.append({
-                "id": len(annotations) + 1, "image_id": number, "bbox": [x, y, width, height],
-                "category_id": int(random.integers(1, CLASSES + 1)), "area": width * height, "iscrowd": 0,
-            })  # fmt: skip
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "bbox": [x, y, width, height],
+                    "category_id": int(random.integers(1, CLASSES + 1)),
+                    "area": width * height,
+                    "iscrowd": 0,
+                }
+            )
     categories = [{"id": number, "name": f"class {number}"} for number in range(1, CLASSES + 1)]
     whole = {"images": images, "annotations": annotations, "categories": categories}
     (folder / "instances_train.json").write_text(json.dumps(whole))

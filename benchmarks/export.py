@@ -83,10 +83,13 @@ def main() -> None:
         figures["weights_mb"] = weights / 1e6
         figures["detections"] = int(detector.predict(images).num[0])
     report(
-        "export", figures["onnx_times"], figures, options,
+        "export",
+        figures["onnx_times"],
+        figures,
+        options,
         at_least={"onnx_times": 1.4, "onnx-int8_times": 3} if size == 320 else {},
         at_most={"onnx_size_ratio": 1.02, "int8_size_ratio": 0.27},
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

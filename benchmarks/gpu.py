@@ -135,12 +135,22 @@ def pack(folder: Path) -> int:
     for wheel in folder.glob("*.whl"):
         wheel.unlink()
     command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-        "--dest", str(folder),
-        "--python-version", "3.12", "--implementation", "cp",
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+        "--python-version",
+        "3.12",
+        "--implementation",
+        "cp",
         *(option for glibc in GLIBC for option in ("--platform", f"manylinux{glibc}_x86_64")),
         *(f"{name}=={pins[name]}" for name in LACKING),
-    ]  # fmt: skip
+    ]
     return subprocess.run(command, check=False).returncode
 
 

@@ -39,8 +39,12 @@ def synthetic(images: int, classes: int, per_image: int, *, seed: int = 0) -> tu
     truth = Truth(
         [{"id": i, "file_name": f"{i}.jpg", "width": SIDE, "height": SIDE} for i in range(images)],
         [{"id": i, "name": f"class {i}"} for i in range(classes)],
-        image_ids, labels, boxes, boxes[:, 2] * boxes[:, 3], random.random(count) < 0.012,
-    )  # fmt: skip
+        image_ids,
+        labels,
+        boxes,
+        boxes[:, 2] * boxes[:, 3],
+        random.random(count) < 0.012,
+    )
     near = random.integers(0, count, images * per_image // 3)
     other = images * per_image - len(near)
     moved = np.clip(boxes[near] * (1 + 0.1 * random.normal(size=(len(near), 4))), 0, SIDE - 1)
@@ -73,11 +77,14 @@ def whole_report() -> Callable[[], object]:
         compared = scoring.compare("baseline", "", base, truth, scores, samples=200)
         evidence = Evidence(scores.metrics, scores.coco.per_class, compared.changes)
         data = ReportData(
-            "large", "test", IMAGES, scores,
+            "large",
+            "test",
+            IMAGES,
+            scores,
             verdict=decide(evidence, ["coco/AP >= baseline - 0.01", "AP[*] >= 0.01"]),
             compared=compared,
             gallery=gallery.worst_images(truth, detections, scores.matches, _picture),
-        )  # fmt: skip
+        )
         return len(evaluation_page.html(data)) + len(evaluation_page.markdown(data))
 
     return run

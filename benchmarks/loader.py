@@ -104,10 +104,12 @@ def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
         training(other, like_photographs(config)) as augmented,
     ):
         ways: dict[str, Callable[[], None]] = {
-            "half_dct": lambda: side_by_side(True), "loader": lambda: take(plain),
-            "augmented": lambda: take(augmented), "one_thread": lambda: limit(True, True, slice(None)),
+            "half_dct": lambda: side_by_side(True),
+            "loader": lambda: take(plain),
+            "augmented": lambda: take(augmented),
+            "one_thread": lambda: limit(True, True, slice(None)),
             "decode": lambda: limit(True, False, slice(None)),
-        }  # fmt: skip
+        }
         if any(view.divisor > 1 for view in views):
             ways["full_decode"] = lambda: side_by_side(False)
         seconds = in_turn(ways, rounds, time.process_time)
@@ -148,9 +150,14 @@ def training(
 ) -> Iterator[Iterator[Batch]]:
     """Batches of a training that begins."""
     loader = TrainLoader(
-        dataset, config, global_batch=BATCH, batch_size=BATCH, seed=0, world=World(0, 1, device),
+        dataset,
+        config,
+        global_batch=BATCH,
+        batch_size=BATCH,
+        seed=0,
+        world=World(0, 1, device),
         max_bad_fraction=0.0,
-    )  # fmt: skip
+    )
     batches = loader.batches(0)
     try:
         yield batches
@@ -162,10 +169,14 @@ def training(
 def stock_loader(folder: Path, size: int, batch: int, workers: int) -> DataLoader[Any]:
     """Batches of the JPEGs in a folder as torchvision's reference reads them, in squares of that size."""
     return DataLoader(
-        _Files(folder, size), batch, shuffle=True, drop_last=True, num_workers=workers,
+        _Files(folder, size),
+        batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
         persistent_workers=True,
         collate_fn=lambda pairs: (torch.stack([image for image, _ in pairs]), [box for _, box in pairs]),
-    )  # fmt: skip
+    )
 
 
 class _Files(Dataset[Any]):
@@ -241,9 +252,7 @@ def resume(folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Measure every case and print the figures."""
-    options = arguments(
-        __doc__, cases="1024x768:512,1024x768:800", images=96, cold_images=1000, workers=2
-    )  # fmt: skip
+    options = arguments(__doc__, cases="1024x768:512,1024x768:800", images=96, cold_images=1000, workers=2)
     cases = [parse(case) for case in [FIRST, *filter(None, options.cases.split(","))]]
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as text:
@@ -272,10 +281,13 @@ def main() -> None:
             )
     shares = {name: value for name, value in figures.items() if name.startswith("share_of_limit_")}
     report(
-        "loader", min(shares.values()), figures, options,
+        "loader",
+        min(shares.values()),
+        figures,
+        options,
         at_least=dict.fromkeys(shares, 0.9) | keeping_up(figures, options),
         at_most={"first_batch_warm_s": 0.3, "first_batch_cold_s3_s": 2, "resume_1740000_s": 0.1},
-    )  # fmt: skip
+    )
 
 
 def parse(case: str) -> tuple[int, int, int]:

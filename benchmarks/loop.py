@@ -50,9 +50,16 @@ LIMITS = {"ap_difference": 1e-3}
 def main() -> None:
     """Train, time the step, and score the result."""
     options = arguments(
-        __doc__, trains=True, images=4, size=256, samples=192, epochs=4, recipe="coco_r50", workers=0,
+        __doc__,
+        trains=True,
+        images=4,
+        size=256,
+        samples=192,
+        epochs=4,
+        recipe="coco_r50",
+        workers=0,
         network=("off", "model", "graphs"),
-    )  # fmt: skip
+    )
     config = configuration(options)
     with tempfile.TemporaryDirectory() as folder:
         source = f"sample:images={options.samples},size={options.size}"

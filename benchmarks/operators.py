@@ -14,7 +14,7 @@ _VIEWS = {
 """Operators that launch nothing."""
 _WAITS = dict.fromkeys(
     ("_local_scalar_dense", "equal", "masked_select", "nms", "nonzero", "_unique2", "unique_dim"), 1
-) | {"nms_keep": 2}  # fmt: skip
+) | {"nms_keep": 2}
 """Waits of operators whose results, or their shapes, depend on values; ours looks for candidates first."""
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 _READING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.__array__}

@@ -50,9 +50,15 @@ _BATCH, _LR = 4, 0.02 / 4  # of torchvision's references, which use 0.02 for 16 
 def main() -> None:
     """Train all in the same CPU time and compare their AP50."""
     options = arguments(
-        __doc__, source="sample", image_size=160, seconds=200.0, seed=0, ours="small", output="compared",
+        __doc__,
+        source="sample",
+        image_size=160,
+        seconds=200.0,
+        seed=0,
+        ours="small",
+        output="compared",
         peers="yolo11n,ssdlite320_mobilenet_v3_large,fasterrcnn_mobilenet_v3_large_320_fpn",
-    )  # fmt: skip
+    )
     folder = Path(options.output).absolute()
     if folder.exists():
         raise ConfigError(f"--output {folder} exists", fix="name another folder, or remove it")
@@ -70,9 +76,10 @@ def main() -> None:
         rows[name] = _peer(name, folder, options)
         print(name, json.dumps(rows[name]), flush=True)
     figures = {
-        f"{name}_{key}": row[key] for name, row in rows.items()
+        f"{name}_{key}": row[key]
+        for name, row in rows.items()
         for key in ("epochs", "cpu_seconds", "AP", "AP50")
-    }  # fmt: skip
+    }
     ours = rows.pop("ours")["AP50"]
     figures["ratio"] = ours / max([1e-3, *(row["AP50"] for row in rows.values())])
     report("peers", figures["ratio"], figures, options, at_least={"ratio": 1.5})

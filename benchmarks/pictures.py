@@ -33,10 +33,17 @@ def make_shards(folder: Path, images: int, width: int, height: int, target: str 
     low, high = np.array([[0, 0, 0.03, 0.04], [0.47, 0.42, 0.47, 0.52]]) * [width, height, width, height]
     boxes = np.random.default_rng(0).uniform(low, high, (images, 8, 4)).round(1)
     annotations = [
-        {"id": 8 * image + place + 1, "image_id": image + 1, "category_id": 1, "bbox": box.tolist(),
-         "area": float(box[2] * box[3]), "iscrowd": 0}
-        for image, boxes_of_image in enumerate(boxes) for place, box in enumerate(boxes_of_image)
-    ]  # fmt: skip
+        {
+            "id": 8 * image + place + 1,
+            "image_id": image + 1,
+            "category_id": 1,
+            "bbox": box.tolist(),
+            "area": float(box[2] * box[3]),
+            "iscrowd": 0,
+        }
+        for image, boxes_of_image in enumerate(boxes)
+        for place, box in enumerate(boxes_of_image)
+    ]
     listed = [
         {"id": number + 1, "file_name": f"{number:06}.jpg", "width": width, "height": height}
         for number in range(images)
@@ -56,10 +63,15 @@ def write_large(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -
     folder.mkdir()
     np.save(folder / "train.samples.npy", table)
     shards = [
-        {"name": f"train-{number:05}.tar", "samples": count, "boxes": 8 * count, "bytes": 2**26,
-         "sha256": "0" * 64}
+        {
+            "name": f"train-{number:05}.tar",
+            "samples": count,
+            "boxes": 8 * count,
+            "bytes": 2**26,
+            "sha256": "0" * 64,
+        }
         for number, count in enumerate(np.bincount(table["shard"]).tolist())
-    ]  # fmt: skip
+    ]
     split = {"samples": samples, "boxes": 8 * samples, "shards": shards}
     index = {
         "kind": "shards", "version": VERSION, "fingerprint": "", "source": "", "raw_fingerprint": "",

@@ -85,10 +85,13 @@ def main() -> None:
         figures[f"detections_{classes}"] = sum(len(one["scores"]) for one in expected)
         figures[f"differing_images_{classes}"] = differing(our_way(), expected)
     report(
-        "postprocess", figures["ratio_601"], figures, options,
+        "postprocess",
+        figures["ratio_601"],
+        figures,
+        options,
         at_least=GOALS[device.type] if size == 800 else {},
         at_most={"differing_images_91": 0, "differing_images_601": 0},
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -46,9 +46,11 @@ class Side:
         with (self.folder / f"{log}.log").open("wb") as file:
             return subprocess.Popen(
                 [sys.executable, "-m", "trainer", verb, "--recipe", self.recipe, *self._set(), *words],
-                stdout=file, stderr=subprocess.STDOUT, cwd=self.checkout,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=self.checkout,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.checkout)},
-            )  # fmt: skip
+            )
 
     def finish(self, verb: str, *words: str, log: str) -> float:
         """Run a verb to its end and return its CPU seconds.
@@ -117,9 +119,14 @@ def _set(*overrides: str) -> list[str]:
 def main() -> None:
     """Try, train, evaluate and tabulate."""
     options = arguments(
-        __doc__, source="sample:images=400,seed=3,size=320", sides="small; dfine_small", image_size=320,
-        seconds=600, seeds=3, output="compared",
-    )  # fmt: skip
+        __doc__,
+        source="sample:images=400,seed=3,size=320",
+        sides="small; dfine_small",
+        image_size=320,
+        seconds=600,
+        seeds=3,
+        output="compared",
+    )
     folder = Path(options.output).absolute()
     rows: list[dict[str, Any]] = []
     for number, text in enumerate(options.sides.split(";")):

@@ -34,15 +34,20 @@ from trainer.training.state import TrainState
 
 GOALS = {
     "cpu": {
-        "ratio_91_256px": 2.0, "ratio_601_256px": 2.3, "ratio_601_512px": 3.5,
-        "ratio_to_bf16_91_256px": 1.05, "ratio_to_bf16_601_256px": 1.3,
+        "ratio_91_256px": 2.0,
+        "ratio_601_256px": 2.3,
+        "ratio_601_512px": 3.5,
+        "ratio_to_bf16_91_256px": 1.05,
+        "ratio_to_bf16_601_256px": 1.3,
     },
     "cuda": {
-        "images_per_second_91_800px": 400, "images_per_second_601_800px": 205,
+        "images_per_second_91_800px": 400,
+        "images_per_second_601_800px": 205,
         "images_per_second_264_800px_mlperf": 345,
-        "ratio_to_amp_91_800px": 2.5, "ratio_to_amp_601_800px": 3.0,
+        "ratio_to_amp_91_800px": 2.5,
+        "ratio_to_amp_601_800px": 3.0,
     },
-}  # fmt: skip
+}
 """Those of a GPU are for one H200."""
 MEMORY = {
     "ours_peak_gb_per_image_601_800px": 1.1, "ours_peak_gb_per_image_264_800px_mlperf": 0.65,
@@ -224,9 +229,13 @@ def main() -> None:
 
 
 def compare(
-    name: str, description: str | None, cases: str, library: Library, kind: type,
+    name: str,
+    description: str | None,
+    cases: str,
+    library: Library,
+    kind: type,
     goals: dict[str, dict[str, float]],
-) -> None:  # fmt: skip
+) -> None:
     """Measure every case, with options of a `kind`, against a library; print the ratios."""
     options = arguments(description, trains=True, images=2, cases=cases, network=("off", "model", "graphs"))
     chosen = [parse(text) for text in options.cases.split(",")]

@@ -88,9 +88,13 @@ def _small_objects(port: int, count: int, rounds: int) -> dict[str, float]:
         storage.write_bytes(uri, content)
         sums[uri] = hashlib.sha256(content).hexdigest()
     bucket = S3Store(
-        "bucket", endpoint=f"http://127.0.0.1:{port}", region="us-east-1", access_key_id=KEYS[0],
-        secret_access_key=KEYS[1], client_options={"allow_http": True},
-    )  # fmt: skip
+        "bucket",
+        endpoint=f"http://127.0.0.1:{port}",
+        region="us-east-1",
+        access_key_id=KEYS[0],
+        secret_access_key=KEYS[1],
+        client_options={"allow_http": True},
+    )
 
     def plain(uri: str) -> None:
         data = obstore.get(bucket, uri.removeprefix("s3://bucket/")).bytes()

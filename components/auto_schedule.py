@@ -143,11 +143,14 @@ def measure(config: Config, classes: int, processes: int, timeout: float) -> flo
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "trainer.training.throughput_probe", request],
-            env={**env, "LOCAL_RANK": str(rank)}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**env, "LOCAL_RANK": str(rank)},
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         for rank in range(processes)
-    ]  # fmt: skip
+    ]
     try:
         end = time.monotonic() + timeout
         rates = [float(one.communicate(timeout=end - time.monotonic())[0].split()[-1]) for one in started]

@@ -49,9 +49,12 @@ class DataVersion:
 
 
 def fetch(
-    source: str, data_root: str, config: DataConfig, version: str,
+    source: str,
+    data_root: str,
+    config: DataConfig,
+    version: str,
     fetch_raw: Callable[[], RawManifest] | None = None,
-) -> RawManifest:  # fmt: skip
+) -> RawManifest:
     """Fetch a source's data, or return those of a known version; `fetch_raw` is by default `download`."""
     if manifest := known(source, data_root, config, version):
         return manifest
@@ -67,10 +70,15 @@ def fetch(
             f"the data of version {version} was deleted, and {source} has changed since", fix=_VERSION_FIX
         )
     recorded = DataVersion(
-        "data version", 1, version, source, f"raw/{manifest.fingerprint}", manifest.fingerprint,
+        "data version",
+        1,
+        version,
+        source,
+        f"raw/{manifest.fingerprint}",
+        manifest.fingerprint,
         Pinned(manifest.content, manifest.splits, manifest.problems, manifest.sums, manifest.unfetched),
         datetime.now(UTC).isoformat(timespec="seconds"),
-    )  # fmt: skip
+    )
     storage.write_json(uri, asdict(recorded))
     return replace(manifest, data_version=version)
 

@@ -40,9 +40,14 @@ _CONTROLLER_KINDS = {"DaemonSet", "Node", "ReplicaSet", "StatefulSet"}  # Owners
 
 
 def check_cluster(
-    backend: ClusterBackend, *, nodes: int = 1, resources: Mapping[str, int] | None = None, secret: str = "",
-    claim: str = "", step: Mapping[str, str] | None = None,
-) -> Iterator[Check]:  # fmt: skip
+    backend: ClusterBackend,
+    *,
+    nodes: int = 1,
+    resources: Mapping[str, int] | None = None,
+    secret: str = "",
+    claim: str = "",
+    step: Mapping[str, str] | None = None,
+) -> Iterator[Check]:
     """Check a cluster for what runs need; raise ApiError if its API server does not answer.
 
     `nodes` are machines of a job, `resources` devices of each, e.g. {"rdma/hca": 1} (0 only counts them).
@@ -100,9 +105,14 @@ def titled(pod: str, room: Room) -> tuple[str, Room]:
 
 
 def check_needs(
-    cluster: Cluster, *, secret: str = "", claim: str = "", nodes: int = 1,
-    rooms: Mapping[str, Room] | None = None, counted: Sequence[str] = (),
-) -> Iterator[Check]:  # fmt: skip
+    cluster: Cluster,
+    *,
+    secret: str = "",
+    claim: str = "",
+    nodes: int = 1,
+    rooms: Mapping[str, Room] | None = None,
+    counted: Sequence[str] = (),
+) -> Iterator[Check]:
     """Check a Secret, a claim that `nodes` share, and whether the nodes have `rooms` (by the check's title).
 
     Devices in `counted` are only counted.

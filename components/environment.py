@@ -18,8 +18,9 @@ _VARIABLES = (
     "HF_TOKEN",  # Steps and trainings may start from private and gated models of the hub.
 )  # fmt: skip
 SECRET_KEYS = {name: name for name in _VARIABLES} | {
-    "accesskey": "MINIO_ACCESS_KEY", "secretkey": "MINIO_SECRET_KEY",  # Of `mlpipeline-minio-artifact`.
-}  # fmt: skip
+    "accesskey": "MINIO_ACCESS_KEY",
+    "secretkey": "MINIO_SECRET_KEY",  # Of `mlpipeline-minio-artifact`.
+}
 """Keys of that Secret, none of them required, and the variables they become."""
 
 SETTINGS = (

@@ -31,10 +31,11 @@ def register_model(uri: str, server: str, run_id: str) -> dict[str, str]:
         refused = error.status in (401, 403)
         raise ExportError(
             f"the model registry {server} refused the request: {error.status} {error.reason}",
-            fix="check the token of the step's service account and its role in the registry" if refused
+            fix="check the token of the step's service account and its role in the registry"
+            if refused
             else "look at the registry's log, and run again",
             transient=(error.status or 0) >= 500,
-        ) from error  # fmt: skip
+        ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise ExportError(
             f"the model registry {server} cannot be reached: {str(error) or type(error).__name__}",

@@ -18,10 +18,17 @@ Published = tuple[dict[str, Any], dict[str, Any]]
 
 
 def prepare(
-    source: str, recipe: str, overrides: Overrides, data_root: str, version: str, page_path: str,
-    trains: bool = False, min_new_images: int = 0,
-    prune: int = 0, partitions: int = 1,
-) -> tuple[Published, Published]:  # fmt: skip
+    source: str,
+    recipe: str,
+    overrides: Overrides,
+    data_root: str,
+    version: str,
+    page_path: str,
+    trains: bool = False,
+    min_new_images: int = 0,
+    prune: int = 0,
+    partitions: int = 1,
+) -> tuple[Published, Published]:
     """Fetch a source's images and annotations into the data root, and write them as shards.
 
     `version` is a name for the present data or a known one, or empty. `page_path` is a local file that
@@ -61,9 +68,14 @@ def prepare(
 
 
 def _make(
-    team: sharing.Team, source: str, data_root: str, config: Config, version: str,
-    planned: RawManifest | None, page_path: str,
-) -> tuple[Published, Published]:  # fmt: skip
+    team: sharing.Team,
+    source: str,
+    data_root: str,
+    config: Config,
+    version: str,
+    planned: RawManifest | None,
+    page_path: str,
+) -> tuple[Published, Published]:
     """Fetch the images, write the shards and their page, and note that this run needs both."""
 
     def fetch() -> RawManifest:

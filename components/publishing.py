@@ -31,9 +31,13 @@ def export_and_publish(
     name = published_models.name_for(settings.export.name, trained["shards"])
     folder, evaluation = storage.join(output, "model"), storage.join(output, "evaluation")
     exported = export(
-        trained["checkpoint"], trained["shards"], folder, settings,
-        evaluation_uri=evaluation, signing_key=key,
-    )  # fmt: skip
+        trained["checkpoint"],
+        trained["shards"],
+        folder,
+        settings,
+        evaluation_uri=evaluation,
+        signing_key=key,
+    )
     published = published_models.publish(folder, data_root, name, other_classes=settings.export.other_classes)
     exported = {"kind": "exported model", "version": 1, **exported, "model": published.model}
     PublishedRecord(name, published.version, name_of(output), registry, now()).write(data_root)

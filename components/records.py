@@ -163,9 +163,14 @@ class NothingNewRecord(StepRecord, folder="nothing_new", kind="nothing new", rem
 
 
 def record_run(
-    data_root: str, output: str, run_id: str, data: dict[str, Any], recipe: str, overrides: Overrides,
+    data_root: str,
+    output: str,
+    run_id: str,
+    data: dict[str, Any],
+    recipe: str,
+    overrides: Overrides,
     weights: str,
-) -> None:  # fmt: skip
+) -> None:
     """Write the record of a run; `data` is the shards' manifest. A resumed run's record stays."""
     from trainer.data.shard_folder import read_index
 
@@ -176,10 +181,19 @@ def record_run(
         code["image"] = COMPONENT_IMAGE  # It names the commit it was built from.
     index = read_index(data["uri"])
     record = RunRecord(
-        name_of(output), run_id, below(output, data_root), below(data["uri"], data_root),
-        f"raw/{index.raw_fingerprint}", index.source, data.get(KEY, ""), recipe, overrides,
-        below(weights, data_root), code, now(),
-    )  # fmt: skip
+        name_of(output),
+        run_id,
+        below(output, data_root),
+        below(data["uri"], data_root),
+        f"raw/{index.raw_fingerprint}",
+        index.source,
+        data.get(KEY, ""),
+        recipe,
+        overrides,
+        below(weights, data_root),
+        code,
+        now(),
+    )
     record.write(data_root)
 
 

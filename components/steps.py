@@ -161,9 +161,13 @@ def _report(error: KubedetError) -> None:
 
 
 def supervise(
-    step: str, work: Callable[[], T], patience: Patience, *,
-    lasting: bool = False, orphaned: Callable[[], None] = lambda: None,
-) -> T:  # fmt: skip
+    step: str,
+    work: Callable[[], T],
+    patience: Patience,
+    *,
+    lasting: bool = False,
+    orphaned: Callable[[], None] = lambda: None,
+) -> T:
     """Run work in child processes until an attempt succeeds, and return its result, which is pickled.
 
     SIGTERM and SIGINT are passed on to the work's process, and nothing is retried after them. `lasting` work

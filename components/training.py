@@ -30,10 +30,17 @@ _DEBUG_MINUTES = 2.5  # Limit of the recipe debug in pods; starting a dozen pods
 
 
 def train(
-    data: dict[str, Any], output: str, data_root: str, recipe: str, overrides: Overrides,
-    parameters: dict[str, Any], job: dict[str, Any],
-    placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None], rules: str, warm_start: str = "",
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    data: dict[str, Any],
+    output: str,
+    data_root: str,
+    recipe: str,
+    overrides: Overrides,
+    parameters: dict[str, Any],
+    job: dict[str, Any],
+    placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None],
+    rules: str,
+    warm_start: str = "",
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train to the end, or resume; return the manifest of the trained model, and what is shown with it.
 
     `data` is the manifest of the shards, `output` see `folder_of`, `parameters` see `Request.of`, `job` has
@@ -62,9 +69,14 @@ def train(
     result = storage.read_json(report)
     checkpoint, label = storage.join(folder, "train", "best.pt"), data_versions.label(data)
     trained = {
-        "kind": "model", "version": 1, "output": folder, "config": config, "shards": data["uri"],
-        "checkpoint": checkpoint, **result,
-    }  # fmt: skip
+        "kind": "model",
+        "version": 1,
+        "output": folder,
+        "config": config,
+        "shards": data["uri"],
+        "checkpoint": checkpoint,
+        **result,
+    }
     return trained | label, {"uri": folder, "checkpoint": checkpoint} | result["metrics"] | label
 
 
@@ -80,9 +92,15 @@ def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) ->
 
 
 def prepare(
-    shards: str, output: str, recipe: str, overrides: Overrides, request: Request, *,
-    rules: str = "", warm_start: str = "",
-) -> JobSpec:  # fmt: skip
+    shards: str,
+    output: str,
+    recipe: str,
+    overrides: Overrides,
+    request: Request,
+    *,
+    rules: str = "",
+    warm_start: str = "",
+) -> JobSpec:
     """Write the run's configuration file and return the job that trains with it.
 
     `shards` and `output` are URIs of folders; config.json and train/ are written into `output`. `rules` of
@@ -126,9 +144,12 @@ def prepare(
     check(split_rules(rules) or config.evaluation.gate, index.names)
     name = published_models.name_for(config.export.name, shards)
     published_models.check_classes(
-        data_root, name, index.names, other_classes=config.export.other_classes,
+        data_root,
+        name,
+        index.names,
+        other_classes=config.export.other_classes,
         fix=published_models.RENAME_FIX,
-    )  # fmt: skip
+    )
     config = parsing.with_overrides(config, {"export.name": name})
     if in_pods and MINUTES not in overrides:
         # The limits of recipes are for one machine. A first look shall end within five minutes here, too.
@@ -136,16 +157,20 @@ def prepare(
         config = parsing.with_overrides(config, {MINUTES: minutes})
     if config.train.minutes and not in_pods and not (warm_start and begun):
         speed = partial(
-            auto_schedule.measure, classes=len(index.categories), processes=job.processes,
+            auto_schedule.measure,
+            classes=len(index.categories),
+            processes=job.processes,
             timeout=7.5 * config.train.minutes,
-        )  # fmt: skip
+        )
         images = SplitSizes.of(index.samples)
         config = auto_schedule.planned(config, overrides, images, job.processes, output, speed)
     # Checked here as well as in the loader: hundreds of processes need minutes to come that far.
     of_step = partial(
-        global_batch, index.samples.get("train", 0), batch_size=config.train.batch_size,
+        global_batch,
+        index.samples.get("train", 0),
+        batch_size=config.train.batch_size,
         accumulate=config.train.accumulate,
-    )  # fmt: skip
+    )
     batch = of_step(processes=job.nodes * job.processes, configured=config.train.global_batch)
     most = job.elastic.max_nodes if job.elastic else job.nodes
     of_step(processes=most * job.processes, configured=batch)  # An elastic job keeps its global batch.

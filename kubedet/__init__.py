@@ -69,9 +69,13 @@ def load(model: str | os.PathLike[str], *, data_root: str = "", format: str = ""
 
 @translate_errors("kubedet.train")
 def train(
-    source: str | None = None, recipe: str | None = None, *, minutes: float | None = None,
-    overrides: Mapping[str, object] | None = None, **options: object,
-) -> Run:  # fmt: skip
+    source: str | None = None,
+    recipe: str | None = None,
+    *,
+    minutes: float | None = None,
+    overrides: Mapping[str, object] | None = None,
+    **options: object,
+) -> Run:
     """Prepare data, train, evaluate and export on this machine, as `kubedet run`, and show the progress.
 
     Args:
@@ -116,9 +120,13 @@ def train(
 
 @translate_errors("kubedet.evaluate")
 def evaluate(
-    model: "Model | str | os.PathLike[str]", shards: str, output: str = "", *,
-    overrides: Mapping[str, object] | None = None, **options: object,
-) -> Evaluation:  # fmt: skip
+    model: "Model | str | os.PathLike[str]",
+    shards: str,
+    output: str = "",
+    *,
+    overrides: Mapping[str, object] | None = None,
+    **options: object,
+) -> Evaluation:
     """Score a model on shards and write a report, as `kubedet evaluate`.
 
     Args:
@@ -150,9 +158,14 @@ def evaluate(
 
 @translate_errors("kubedet.submit")
 def submit(
-    source: str | None = None, recipe: str | None = None, *, overrides: Mapping[str, object] | None = None,
-    wait: bool = False, dry_run: bool = False, **options: object,
-) -> ClusterRun:  # fmt: skip
+    source: str | None = None,
+    recipe: str | None = None,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    wait: bool = False,
+    dry_run: bool = False,
+    **options: object,
+) -> ClusterRun:
     """Start the pipeline in Kubeflow Pipelines, as `kubedet submit`.
 
     Args:

@@ -163,8 +163,13 @@ class Model:
                     np.array([one.box for one in found], np.float32).reshape(-1, 4),
                     np.array([one.score for one in found], np.float32),
                     np.array([one.label for one in found], np.int64),
-                    [one.name for one in found], image.size, number, found, self._category_ids, source,
-                )  # fmt: skip
+                    [one.name for one in found],
+                    image.size,
+                    number,
+                    found,
+                    self._category_ids,
+                    source,
+                )
 
 
 def _without_file(source: Any) -> object:

@@ -102,11 +102,15 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
     if exported is not None:
         (chosen,) = versions(data_root, exported)
         description = {
-            "kind": "model", "model": chosen.shown, "current": chosen.current, "digest": exported.digest,
-            "checkpoint": chosen.metadata.checkpoint, "code": chosen.metadata.versions,
+            "kind": "model",
+            "model": chosen.shown,
+            "current": chosen.current,
+            "digest": exported.digest,
+            "checkpoint": chosen.metadata.checkpoint,
+            "code": chosen.metadata.versions,
             "registry": chosen.registry,
             "signed": storage.exists(storage.join(exported.uri, bundle.SIGNATURE)),
-        }  # fmt: skip
+        }
         if record := next((record for record in known if record.run == chosen.run), None):
             return description | _trace_run(record, data_root)
         return description | {"run": chosen.run} | _trace_shards(chosen.shards, data_root)
@@ -129,9 +133,15 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
         excluded = exclusions.names(data_root, source)
         marked = [asdict(row) | {"forgotten": bool({row.key, row.file_name} & excluded)} for row in rows]
         seen.append(
-            {"shards": f"shards/{fingerprint}", "source": source, "runs": of_runs,
-             "models": freed + of_models, "freed": freed, "images": marked}
-        )  # fmt: skip
+            {
+                "shards": f"shards/{fingerprint}",
+                "source": source,
+                "runs": of_runs,
+                "models": freed + of_models,
+                "freed": freed,
+                "images": marked,
+            }
+        )
     return {"kind": "image", "image": name, "seen": seen}
 
 

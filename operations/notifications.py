@@ -56,9 +56,14 @@ def _post(url: str, body: bytes, variable: str) -> str:
         try:
             # A redirect would send it to another server than the configured one.
             response = client.request(
-                "POST", url, body=body, headers={"Content-Type": "application/json"},
-                timeout=_TIMEOUT, redirect=False, retries=False,
-            )  # fmt: skip
+                "POST",
+                url,
+                body=body,
+                headers={"Content-Type": "application/json"},
+                timeout=_TIMEOUT,
+                redirect=False,
+                retries=False,
+            )
         except urllib3.exceptions.ReadTimeoutError:
             return "it did not answer"  # Another try might post it twice.
         except urllib3.exceptions.HTTPError as error:

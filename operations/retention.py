@@ -406,8 +406,10 @@ def prune(
                 for names in _in_order(artifact):
                     for begin in range(0, len(names), _DELETIONS_PER_LEASE_CHECK):
                         lease.check()
-                        uris = [storage.join(artifact.place, name) if name else artifact.place
-                                for name in names[begin : begin + _DELETIONS_PER_LEASE_CHECK]]  # fmt: skip
+                        uris = [
+                            storage.join(artifact.place, name) if name else artifact.place
+                            for name in names[begin : begin + _DELETIONS_PER_LEASE_CHECK]
+                        ]
                         list(threads.map(storage.delete, uris))
         for artifact in pruned.freed:
             if storage.is_local(artifact.place):

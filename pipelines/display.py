@@ -215,8 +215,10 @@ class TerminalDisplay:
             TextColumn("{task.fields[clock]}", justify="right"),
             BarColumn(_BAR if console.width >= _WIDE else _SHORT_BAR),
             TextColumn("{task.fields[detail]}", "dim", markup=False, table_column=rest),
-            console=console, auto_refresh=False, expand=True,
-        )  # fmt: skip
+            console=console,
+            auto_refresh=False,
+            expand=True,
+        )
         self._rows: dict[str, TaskID] = {}
 
     def line(self, text: str) -> None:

@@ -87,10 +87,14 @@ class _Client(kfp.Client):
     def health(self) -> Mapping[str, object]:
         """The server's health response; kfp's model of it leaves out the version."""
         health = self.healthzs.api_client.call_api(
-            "/apis/v2beta1/healthz", "GET", header_params={"Accept": "application/json"},
-            response_type="object", auth_settings=["Bearer"], _return_http_data_only=True,
+            "/apis/v2beta1/healthz",
+            "GET",
+            header_params={"Accept": "application/json"},
+            response_type="object",
+            auth_settings=["Bearer"],
+            _return_http_data_only=True,
             _request_timeout=_SECONDS,
-        )  # fmt: skip
+        )
         if not isinstance(health, dict):
             raise _not_the_api(f"Kubeflow Pipelines at {self.healthzs.api_client.configuration.host}")
         return health
@@ -144,15 +148,21 @@ class Server:
         return self._create(f"the experiment {name}", create, "experiment_id", experiment=body)
 
     def create_run(
-        self, name: str, experiment: str, package: Mapping[str, object], parameters: Values,
+        self,
+        name: str,
+        experiment: str,
+        package: Mapping[str, object],
+        parameters: Values,
         description: str = "",
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Start a run of a compiled pipeline in the experiment of an id; return its id."""
         body = kfp_server_api.V2beta1Run(
-            display_name=name, experiment_id=experiment, pipeline_spec=package,
+            display_name=name,
+            experiment_id=experiment,
+            pipeline_spec=package,
             runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=parameters),
             description=description or None,
-        )  # fmt: skip
+        )
         call = self._client.runs.run_service_create_run
         return self._create(f"the run {name}", call, "run_id", run=body)
 
@@ -162,10 +172,14 @@ class Server:
         with self._explained(f"look at the run {run_id}"):
             # Without ML Metadata the API has `tasks` (PipelineTask in its run.proto), and only in this view.
             body = api.call_api(
-                f"/apis/v2beta1/runs/{run_id}", "GET", query_params=[("view", "FULL")],
-                auth_settings=["Bearer"], _return_http_data_only=True, _preload_content=False,
+                f"/apis/v2beta1/runs/{run_id}",
+                "GET",
+                query_params=[("view", "FULL")],
+                auth_settings=["Bearer"],
+                _return_http_data_only=True,
+                _preload_content=False,
                 _request_timeout=_SECONDS,
-            ).data  # fmt: skip
+            ).data
         try:
             content = json.loads(body)
             tasks = [
@@ -239,9 +253,13 @@ class Server:
         """Return the log of a run's pod; empty if the API does not have it."""
         try:
             text = self._client.runs.api_client.call_api(
-                f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}/log", "GET", response_type="object",
-                auth_settings=["Bearer"], _return_http_data_only=True, _request_timeout=_SECONDS,
-            )  # fmt: skip
+                f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}/log",
+                "GET",
+                response_type="object",
+                auth_settings=["Bearer"],
+                _return_http_data_only=True,
+                _request_timeout=_SECONDS,
+            )
         except (kfp_server_api.ApiException, urllib3.exceptions.HTTPError, OSError):
             return ""
         # Errors (JSON) and login pages have status 200 too.

@@ -197,9 +197,13 @@ def error_of_log(log: str) -> str:
 
 
 def follow(
-    server: Server, run_id: str, *, deadline: int = 0, conditional: bool = False,
+    server: Server,
+    run_id: str,
+    *,
+    deadline: int = 0,
+    conditional: bool = False,
     start_timeout: float = START_TIMEOUT,
-) -> None:  # fmt: skip
+) -> None:
     """Print the states of a run and its steps, and reasons for waiting, until it has ended.
 
     `deadline` is in seconds (0 is none); a `conditional` run may skip training. A run is stopped if a step's

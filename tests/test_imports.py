@@ -246,10 +246,14 @@ def test_the_client_needs_neither_packages_for_training_nor_unix(tmp_path):
     absent += ["fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"]
     (tmp_path / "config").write_text(KUBECONFIG)
     ran = subprocess.run(
-        [sys.executable, "-c", WINDOWS, ",".join(absent)], input="\n".join(COMMANDS),
+        [sys.executable, "-c", WINDOWS, ",".join(absent)],
+        input="\n".join(COMMANDS),
         env={"PYTHONPATH": str(ROOT), "KUBECONFIG": str(tmp_path / "config"), "HOME": str(tmp_path)},
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     outputs = dict(zip(COMMANDS, ran.stdout.split("\0"), strict=False))
     for line, (code, text) in COMMANDS.items():

@@ -164,9 +164,12 @@ def test_the_seven_documented_commands_work(installed, tmp_path):
     told = run(installed, here, *predict)
     assert told.returncode == 0 and (here / "predictions" / "new.jpg").is_file(), told.stderr
     with subprocess.Popen(
-        [installed / "bin" / serve[0], *serve[1:], "--port", "0"], cwd=here, env={"PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE, text=True,
-    ) as served:  # fmt: skip
+        [installed / "bin" / serve[0], *serve[1:], "--port", "0"],
+        cwd=here,
+        env={"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as served:
         try:
             address = next(
                 found[0] for line in served.stdout if (found := re.search(r"http://\S+\d/?", line))

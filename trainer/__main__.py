@@ -78,9 +78,13 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--config", help="URI of a config.json (default: the recipe)")
             sub.add_argument("--recipe", default="debug", help="recipe, without --config (default: debug)")
             sub.add_argument(
-                "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+                "--set",
+                action="append",
+                default=[],
+                metavar="KEY=VALUE",
+                dest="overrides",
                 help="one value of the configuration, e.g. train.epochs=10; may be repeated",
-            )  # fmt: skip
+            )
         for option in options:
             sub.add_argument(f"--{option}", required=True, metavar="URI", help=_REQUIRED[option])
         return sub
@@ -88,10 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     verb("download", _step, "source", "data-root")
     verb("shard", _step, "raw", "data-root")
     verb("train", _train, "shards", "output").add_argument(
-        "--resume", choices=["auto", "none"], default="auto",
+        "--resume",
+        choices=["auto", "none"],
+        default="auto",
         help="auto: resume from the newest checkpoint in the output; none: start from scratch (default: "
         "auto)",
-    )  # fmt: skip
+    )
     verb("evaluate", _step, "checkpoint", "shards", "output")
     verb("export", _step, "checkpoint", "shards", "output")
     verb("weights", _step, "checkpoint", "output")
@@ -99,18 +105,26 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("--nproc", help="processes on this machine (else PET_NPROC_PER_NODE)")
     launch.add_argument("--nnodes", help="machines, or MIN:MAX of an elastic run (else PET_NNODES)")
     launch.add_argument(
-        "--node-rank", type=int, metavar="N", help="number of this machine, from 0 (else PET_NODE_RANK); the "
+        "--node-rank",
+        type=int,
+        metavar="N",
+        help="number of this machine, from 0 (else PET_NODE_RANK); the "
         "first hosts the rendezvous. With --rdzv-endpoint alone the machines number themselves",
-    )  # fmt: skip
+    )
     launch.add_argument(
-        "--rdzv-endpoint", metavar="HOST[:PORT]", help="name of the first machine and a free port on it "
+        "--rdzv-endpoint",
+        metavar="HOST[:PORT]",
+        help="name of the first machine and a free port on it "
         "(default: 29500; else PET_RDZV_ENDPOINT or PET_MASTER_ADDR)",
-    )  # fmt: skip
+    )
     launch.add_argument("--heartbeat", metavar="URI", help="file that the launcher of this job rewrites")
     launch.add_argument(
-        "--heartbeat-timeout", type=float, default=240, metavar="SECONDS",
+        "--heartbeat-timeout",
+        type=float,
+        default=240,
+        metavar="SECONDS",
         help="save a checkpoint and end if the heartbeat has not changed for this long (default: 240)",
-    )  # fmt: skip
+    )
     launch.add_argument(
         "--heartbeat-exit", type=int, default=75, metavar="CODE", help="exit code in that case (default: 75)"
     )
@@ -218,9 +232,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from trainer.launching import doctor
 
     needs = doctor.Needs(
-        gpus=options.gpus, rdma=options.rdma, interface=options.interface,
-        shared_memory=doctor.size(options.shared_memory), output=options.output,
-    )  # fmt: skip
+        gpus=options.gpus,
+        rdma=options.rdma,
+        interface=options.interface,
+        shared_memory=doctor.size(options.shared_memory),
+        output=options.output,
+    )
     checks = doctor.report(doctor.examine(needs), as_json=options.json)
     return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
 

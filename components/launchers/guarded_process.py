@@ -35,19 +35,29 @@ class GuardedProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None,
-        grace_seconds: float = 60.0, keep_open: Sequence[int] = (),
-        stdout: int | None = subprocess.PIPE, stderr: int | None = subprocess.STDOUT,
-    ) -> None:  # fmt: skip
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        grace_seconds: float = 60.0,
+        keep_open: Sequence[int] = (),
+        stdout: int | None = subprocess.PIPE,
+        stderr: int | None = subprocess.STDOUT,
+    ) -> None:
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", __file__, str(lifeline), str(grace_seconds), *command],
-                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=env,
+                cwd=cwd,
                 pass_fds=(lifeline, *keep_open),
                 # Out of the terminal's foreground group: Ctrl-C reaches it through `stop` alone.
                 start_new_session=True,
-            )  # fmt: skip
+            )
         finally:
             os.close(lifeline)
 

@@ -14,10 +14,12 @@ _QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _ENVIRONMENT = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[mkMGTPE]?)")
 _FACTORS = {
-    "m": Decimal("0.001"), "": Decimal(1), "k": Decimal(10**3),
+    "m": Decimal("0.001"),
+    "": Decimal(1),
+    "k": Decimal(10**3),
     **{letter: Decimal(10 ** (3 * power)) for power, letter in enumerate("MGTPE", start=2)},
     **{f"{letter}i": Decimal(1024**power) for power, letter in enumerate("KMGTPE", start=1)},
-}  # fmt: skip
+}
 
 
 def _checked(text: str, valid: object, problem: str) -> str:

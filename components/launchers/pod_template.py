@@ -129,11 +129,16 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[Body])
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
     plain = patience | process_variables(job) | env
     secret = [
-        {"name": item.name, "valueFrom": {"secretKeyRef": _without_empty(
-            {"name": item.secret, "key": item.key, "optional": item.optional or None}
-        )}}
+        {
+            "name": item.name,
+            "valueFrom": {
+                "secretKeyRef": _without_empty(
+                    {"name": item.secret, "key": item.key, "optional": item.optional or None}
+                )
+            },
+        }
         for item in job.secret_env
-    ]  # fmt: skip
+    ]
     numbers = ({job.gpu_resource: job.gpus} if job.gpus else {}) | dict(job.resources)
     counted = {name: str(number) for name, number in numbers.items()}
     limits = {"cpu": job.cpu_limit, "memory": job.memory_limit, **counted}

@@ -165,18 +165,28 @@ def _status(values: Mapping[str, Any], name: str) -> JobStatus:
         pod_phase = _POD_PHASES.get(pod_word.lower(), "Pending")
         role = re.search(r"-(master|worker)-(\d+)$", pod_name)
         code = pod.get("exitcode")
-        pods.append(PodStatus(
-            pod_name, pod_phase, int(role[2]) + (role[1] == "worker") if role else 0, uid=pod_name,
-            reason="" if pod_word.lower() in (pod_phase.lower(), "completed") else pod_word,
-            message=str(pod.get("message") or ""), exit_code=None if code in (None, "") else int(code),
-            restarts=int(pod.get("restarts") or 0), node=str(pod.get("node") or ""),
-        ))  # fmt: skip
+        pods.append(
+            PodStatus(
+                pod_name,
+                pod_phase,
+                int(role[2]) + (role[1] == "worker") if role else 0,
+                uid=pod_name,
+                reason="" if pod_word.lower() in (pod_phase.lower(), "completed") else pod_word,
+                message=str(pod.get("message") or ""),
+                exit_code=None if code in (None, "") else int(code),
+                restarts=int(pod.get("restarts") or 0),
+                node=str(pod.get("node") or ""),
+            )
+        )
     return JobStatus(
-        name, phase, reason="" if word.lower() in (phase, "completed") else word,
+        name,
+        phase,
+        reason="" if word.lower() in (phase, "completed") else word,
         message=str(values.get("phasemessage") or values.get("message") or ""),
-        created=str(values.get("createdat") or ""), pods=tuple(sorted(pods, key=lambda pod: pod.rank)),
+        created=str(values.get("createdat") or ""),
+        pods=tuple(sorted(pods, key=lambda pod: pod.rank)),
         nodes=int(requested["number"] if isinstance(requested, dict) else requested),
-    )  # fmt: skip
+    )
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,9 +326,14 @@ class RunaiBackend(Backend):
         """Run the program without a shell and return its output."""
         try:
             result = subprocess.run(
-                self._command(*words), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
-                check=False, encoding="utf-8", errors="replace",
-            )  # fmt: skip
+                self._command(*words),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+                encoding="utf-8",
+                errors="replace",
+            )
         except subprocess.TimeoutExpired:
             raise LaunchError(
                 f"`runai {' '.join(words[:4])}` does not answer within {seconds:g} s",

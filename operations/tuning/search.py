@@ -45,9 +45,11 @@ PAGE, BEST = "tuning.html", "best.yaml"
 _NUMBER = "number"
 """User attribute of Optuna's trials: our number. Optuna numbers trials in the order in which they start."""
 _TRIAL = Form(
-    "trial", 1, {"number": int, "params": {"*": None}, "state": str, "validations": [float]},
+    "trial",
+    1,
+    {"number": int, "params": {"*": None}, "state": str, "validations": [float]},
     remedy="delete it, and run the same command again: it trains that trial again",
-)  # fmt: skip
+)
 _POLL_SECONDS = 0.5
 
 
@@ -59,9 +61,16 @@ class Study:
     """
 
     def __init__(
-        self, data_root: str, name: str, recipe: str, overrides: dict[str, Any], space: str | bytes,
-        shards: str, trials: int, output: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        data_root: str,
+        name: str,
+        recipe: str,
+        overrides: dict[str, Any],
+        space: str | bytes,
+        shards: str,
+        trials: int,
+        output: str = "",
+    ) -> None:
         self.name, self.recipe, self.shards = name or f"tune-{recipe}", recipe, shards
         check_name(self.name, "search")
         self.uri, self.output = storage.join(data_root, "tuning", self.name), output
@@ -69,13 +78,19 @@ class Study:
         config = recipes.load(recipe, overrides)
         self.metric = config.evaluation.metric
         # Kubeflow turns 4 into 4.0, and users read the file.
-        self.overrides = {key: attrgetter(key)(config) if isinstance(value, float) else value
-                          for key, value in overrides.items()}  # fmt: skip
+        self.overrides = {
+            key: attrgetter(key)(config) if isinstance(value, float) else value
+            for key, value in overrides.items()
+        }
         self.space = parse(space, recipe, overrides, "the space")
         about: dict[str, Any] = {
-            "kind": "search", "version": 2, "recipe": recipe, "overrides": self.overrides,
-            "space": to_json(self.space), "shards": shards,
-        }  # fmt: skip
+            "kind": "search",
+            "version": 2,
+            "recipe": recipe,
+            "overrides": self.overrides,
+            "space": to_json(self.space),
+            "shards": shards,
+        }
         begun = {**about, "seed": secrets.randbits(32)}
         place = storage.join(self.uri, "study.json")
         if not storage.create(place, json_files.encode(begun)):
@@ -94,10 +109,12 @@ class Study:
             startup = min(5, max(1, trials // 3))  # Random trials before TPE.
             self.journal = optuna.create_study(
                 storage=JournalStorage(journal.JournalFileBackend(path, journal.JournalFileOpenLock(path))),
-                study_name="search", load_if_exists=True, direction="maximize",
+                study_name="search",
+                load_if_exists=True,
+                direction="maximize",
                 sampler=samplers.TPESampler(constant_liar=True, n_startup_trials=startup),
                 pruner=pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
-            )  # fmt: skip
+            )
 
     def trials(self) -> list[FrozenTrial]:
         """Return the known trials by our number; in a bucket only those that have ended."""
@@ -111,11 +128,13 @@ class Study:
             record = storage.read_json(uri, _TRIAL)
             try:
                 trial = create_trial(
-                    state=TrialState[record["state"].upper()], value=record["value"],
-                    params=record["params"], distributions=self._distributions,
+                    state=TrialState[record["state"].upper()],
+                    value=record["value"],
+                    params=record["params"],
+                    distributions=self._distributions,
                     intermediate_values=dict(enumerate(record["validations"], 1)),
                     user_attrs={_NUMBER: record["number"]},
-                )  # fmt: skip
+                )
             except (KeyError, TypeError, ValueError) as error:
                 raise FormError(f"{uri} is not a trial of this search: {error}", fix=_TRIAL.remedy) from None
             trials.append(trial)
@@ -146,10 +165,14 @@ class Study:
         ended.number = ended.user_attrs[_NUMBER]
         if self.journal is None:
             record = {
-                "kind": "trial", "version": 1, "number": ended.number, "params": ended.params,
-                "state": state.name.lower(), "value": value,
+                "kind": "trial",
+                "version": 1,
+                "number": ended.number,
+                "params": ended.params,
+                "state": state.name.lower(),
+                "value": value,
                 "validations": list(ended.intermediate_values.values()),
-            }  # fmt: skip
+            }
             storage.write_json(storage.join(self.uri, "trials", f"{ended.number:05d}.json"), record)
         return ended
 
@@ -217,20 +240,33 @@ def _follow(
     # Trials share the machine: a limit of the recipe would let the speed decide.
     parsing.write(config, recipes.load(study.recipe, {MINUTES: 0.0} | values))
     command = [
-        sys.executable, "-m", "trainer", "launch", "--nproc", str(processes), "--",
-        "train", "--config", config, "--shards", study.shards, "--output", output,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "trainer",
+        "launch",
+        "--nproc",
+        str(processes),
+        "--",
+        "train",
+        "--config",
+        config,
+        "--shards",
+        study.shards,
+        "--output",
+        output,
+    ]
     is_behind = False
     reported = len(trial.study.trials[trial.number].intermediate_values)
     code = None
     with (
         Path(folder, "log.txt").open("ab") if study.output else nullcontext() as log,
         GuardedProcess(
-            command, env={"OMP_NUM_THREADS": str(threads_of_process(processes * parallel)), **os.environ},
+            command,
+            env={"OMP_NUM_THREADS": str(threads_of_process(processes * parallel)), **os.environ},
             keep_open=(lock.fileno(),),  # Locked until the last process of the training has ended.
             stdout=log.fileno() if log else None,
         ) as process,
-    ):  # fmt: skip
+    ):
         while code is None and not is_behind and not stop.requested:  # Leaving the block stops it.
             time.sleep(_POLL_SECONDS)
             code = process.poll()  # First: the files of an ended training are then complete.
@@ -269,8 +305,10 @@ def publish(study: Study) -> FrozenTrial | None:
     for axes in (line, curves):
         axes.locator_params(axis="x", integer=True)
     legend = [(color, state.name.lower()) for state, color in colors.items()]
-    plots = [as_plot("History: each trial, and the best so far", history, legend),
-             as_plot("Validations of each trial", validations)]  # fmt: skip
+    plots = [
+        as_plot("History: each trial, and the best so far", history, legend),
+        as_plot("Validations of each trial", validations),
+    ]
     if study.journal and len(done) > 3 and len(set(done.values())) > 1:
         shares = importance.get_param_importances(study.journal)
         drawn, _ = bars("share of what the keys explain", list(shares), list(shares.values()))
@@ -284,9 +322,13 @@ def publish(study: Study) -> FrozenTrial | None:
     best = trials[0] if done else None
     files = {BEST: recipes.file_text(study.recipe, {**study.overrides, **best.params}) if best else ""}
     files[PAGE] = render(
-        "plots_page.html.jinja", title=f"Search {study.name}", recipe=files[BEST],
-        header=["trial", "state", study.metric, *keys], rows=rows, plots=plots,
-    )  # fmt: skip
+        "plots_page.html.jinja",
+        title=f"Search {study.name}",
+        recipe=files[BEST],
+        header=["trial", "state", study.metric, *keys],
+        rows=rows,
+        plots=plots,
+    )
     for folder in filter(None, (study.uri, study.output)):
         for name, text in files.items():
             if text:

@@ -81,8 +81,10 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
             space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
             if str(key).startswith(_SHARED):
                 raise ValueError("all trials share it; set it with --set")
-        columns = {key: one.choices if isinstance(one, Choices) else [one.low, one.high]
-                   for key, one in space.items()}  # fmt: skip
+        columns = {
+            key: one.choices if isinstance(one, Choices) else [one.low, one.high]
+            for key, one in space.items()
+        }
         for number in range(max(map(len, columns.values()))):
             extremes = {key: values[number % len(values)] for key, values in columns.items()}
             recipes.load(recipe, {**overrides, **extremes})

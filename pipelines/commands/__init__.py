@@ -59,9 +59,14 @@ def _as_fix(remedy: str) -> str:
 
 
 def option(
-    parser: "argparse._ActionsContainer", names: str, text: str, default: Any = "", *,
-    least: int | None = None, **settings: Any,
-) -> None:  # fmt: skip
+    parser: "argparse._ActionsContainer",
+    names: str,
+    text: str,
+    default: Any = "",
+    *,
+    least: int | None = None,
+    **settings: Any,
+) -> None:
     """Declare an option in the parser of a command or a group of it.
 
     `names` are its names and its metavar, "-o --output DIR"; "one|other" are the only values,
@@ -99,9 +104,13 @@ def _at_least(least: int, kind: type) -> Callable[[str], Any]:
 
 
 def verb(
-    verbs: Any, name: str, command: Callable[[argparse.Namespace], int], text: str, description: str = "",
+    verbs: Any,
+    name: str,
+    command: Callable[[argparse.Namespace], int],
+    text: str,
+    description: str = "",
     **settings: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Declare a verb that calls `command`, and return its parser; an empty description is `text`."""
     description = description or f"{text[0].upper()}{text[1:]}."
     parser = verbs.add_parser(name, help=text, description=description, **settings)

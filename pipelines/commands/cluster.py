@@ -19,21 +19,29 @@ def add(commands: Commands) -> None:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     manifests = verb(
-        verbs, "manifests", _manifests, "write the manifests of a cluster, for kubectl",
+        verbs,
+        "manifests",
+        _manifests,
+        "write the manifests of a cluster, for kubectl",
         "Write the folder deploy/ of this version: permissions, a volume, the runtime of TrainJobs, overlays "
         "for each kind of installation and example jobs. Its README.md explains which to apply.",
-    )  # fmt: skip
+    )
     option(manifests, "-o --output DIR", "folder to write", "deploy")
     compiled = verb(
-        verbs, "compile", _compile, "write the compiled pipeline",
+        verbs,
+        "compile",
+        _compile,
+        "write the compiled pipeline",
         "Write the pipeline as one YAML file for the UI or `kfp run create`. KUBEDET_IMAGE names the image "
         "of its steps.",
-    )  # fmt: skip
+    )
     option(compiled, "-o --output FILE", "file to write", "pipeline.yaml")
     option(
-        compiled, "--volume", "keep the data on a shared volume: every step mounts the PersistentVolumeClaim "
+        compiled,
+        "--volume",
+        "keep the data on a shared volume: every step mounts the PersistentVolumeClaim "
         "of the parameter `claim` at /data",
-    )  # fmt: skip
+    )
     text = "skip training if fewer images have changed than the run's parameter `min_new_images`"
     option(compiled, "--conditional", text)
     option(compiled, "--trials N", "search hyper-parameters with N trials, like `kubedet tune`", 0)

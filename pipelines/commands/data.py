@@ -30,37 +30,50 @@ def add(commands: Commands) -> None:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     inspect = verb(
-        verbs, "inspect", _inspect, "count images, boxes, classes and problems",
+        verbs,
+        "inspect",
+        _inspect,
+        "count images, boxes, classes and problems",
         "Count images, boxes, classes and problems of shards, raw images or a source. The format of a path "
         "without a scheme is detected, and the --source to use is printed.",
-    )  # fmt: skip
+    )
     inspect.add_argument(
         "uri", metavar="URI", help=f"{_STORED_HELP}, or a source: PATH, sample, coco:PATH, voc:PATH, ..."
     )
     add_overrides(inspect)
     option(
-        inspect, "--images N", "number of images per split to check for damage, depth, rotation and near "
-        "duplicates (default: 2000 on this machine, 100 in an object store, 0 on the web)", None,
-        type=int, least=0,
-    )  # fmt: skip
+        inspect,
+        "--images N",
+        "number of images per split to check for damage, depth, rotation and near "
+        "duplicates (default: 2000 on this machine, 100 in an object store, 0 on the web)",
+        None,
+        type=int,
+        least=0,
+    )
     option(inspect, "--pairs FILE", "write pictures of near duplicates across splits to a PNG file")
     option(inspect, "--all", f"show all classes, not only the first {_SHOWN_CLASSES}")
     option(inspect, "-o --output text|json", "default: text", "text")
     verify = verb(
-        verbs, "verify", _verify, "compare all hashes and decode every image",
+        verbs,
+        "verify",
+        _verify,
+        "compare all hashes and decode every image",
         "Read all shards or raw images, compare sizes and hashes with the recorded ones, and decode every "
         "image. Exit code 2 if anything is damaged or missing.",
-    )  # fmt: skip
+    )
     verify.add_argument("uri", metavar="URI", help=_STORED_HELP)
     text = "rebuild missing or damaged files: shards from raw images, raw images from their source"
     option(verify, "--repair", text)
     option(verify, "--threads N", "default: one for each core", 0, least=0)
     option(verify, "-o --output text|json", "default: text", "text")
     preview = verb(
-        verbs, "preview", _preview, "draw a contact sheet of images with their boxes",
+        verbs,
+        "preview",
+        _preview,
+        "draw a contact sheet of images with their boxes",
         "Draw random images of a split with their boxes on one PNG; with --recipe the first images of a "
         "training's epoch, as the training sees them.",
-    )  # fmt: skip
+    )
     preview.add_argument("uri", metavar="URI", help=f"{_STORED_HELP}, or a source")
     option(preview, "-n N", "images", 16, least=1, dest="count")
     option(preview, "--split NAME", "train, val or test (default: the first)")
@@ -74,11 +87,14 @@ def add(commands: Commands) -> None:
 
 def _add_changing(verbs: Commands) -> None:
     merge = verb(
-        verbs, "merge", _merge, "merge a set with corrections of it",
+        verbs,
+        "merge",
+        _merge,
+        "merge a set with corrections of it",
         "Write a new COCO set of a set and of corrections of it, as a labelling tool exports them. Classes "
         "are matched by name. An image in both (with the same bytes) gets the boxes of the correction and "
         "stays in its split; new images are added to train.",
-    )  # fmt: skip
+    )
     merge.add_argument("set", metavar="SET", help="the data set, in the format of --source of `kubedet run`")
     text = "more sets, e.g. corrections.zip; if several have an image, the last one wins"
     merge.add_argument("corrections", nargs="+", metavar="CORRECTIONS", help=text)
@@ -87,22 +103,28 @@ def _add_changing(verbs: Commands) -> None:
     text = "accept corrected images with boxes of different classes in the same place"
     option(merge, "--keep-overlaps", text)
     forget = verb(
-        verbs, "forget", _forget, "remove images from the data root and from all later runs",
+        verbs,
+        "forget",
+        _forget,
+        "remove images from the data root and from all later runs",
         "Delete images, and the raw tables and shards that contain them, and exclude them from every later "
         "download. Lists the runs and models that used them; with --min-new-images the next run of such a "
         "model trains. Models are not deleted.",
-    )  # fmt: skip
+    )
     forget.add_argument("keys", nargs="+", metavar="KEY", help="key or file name of an image")
     add_published(forget)
     action = forget.add_mutually_exclusive_group(required=True)
     option(action, "--dry-run", "show what would be deleted, without deleting it")
     option(action, "--yes", "delete it")
     prune = verb(
-        verbs, "prune", _prune, "delete old runs, versions and data that nothing needs",
+        verbs,
+        "prune",
+        _prune,
+        "delete old runs, versions and data that nothing needs",
         "Delete runs with their checkpoints, versions of models, shards, raw tables and images of a data "
         "root. Kept is everything that these need: the newest runs, current versions, targets of `model "
         "rollback`, signed, registered and pinned versions, unfinished runs, and recent files.",
-    )  # fmt: skip
+    )
     action = prune.add_mutually_exclusive_group(required=True)
     option(action, "--dry-run", "show what would be deleted and why the rest is kept")
     option(action, "--yes", "delete it")
@@ -313,10 +335,16 @@ def _prune(options: argparse.Namespace) -> int:
     pruned = do(root, options.keep, grace=options.grace * 3600, runs=runs)
     if options.output:
         things = [
-            {"name": each.name, "bytes": each.size, "kept": bool(each.why), "why": each.why,
-             "freed_bytes": each.freed, "freed_images": len(each.spare) if each.why else None}
+            {
+                "name": each.name,
+                "bytes": each.size,
+                "kept": bool(each.why),
+                "why": each.why,
+                "freed_bytes": each.freed,
+                "freed_images": len(each.spare) if each.why else None,
+            }
             for each in pruned.artifacts.values()
-        ]  # fmt: skip
+        ]
         head = {"kind": "prune", "version": 1, "done": options.yes, "freed_bytes": pruned.size}
         print(json.dumps(head | {"things": things}, indent=2))
         return 0

@@ -32,9 +32,10 @@ def add(commands: Commands) -> None:
     option(cluster, "--claim PVC", "PersistentVolumeClaim of the data root")
     option(cluster, "--nodes N", "number of machines of a job", 1, least=1)
     option(
-        cluster, "--resource NAME[=N]...",
+        cluster,
+        "--resource NAME[=N]...",
         "devices per machine, e.g. rdma/hca=1; without a number, print the available devices",
-    )  # fmt: skip
+    )
     text = "Kueue LocalQueue: check that it admits jobs and that Kueue manages their kinds"
     option(cluster, "--queue NAME", text)
     shared.add_sizes(cluster, "default: not checked")
@@ -94,9 +95,13 @@ def _cluster(
     try:
         backend = ClusterBackend.connect(options.namespace)
         yield from doctor.check_cluster(
-            backend, nodes=options.nodes, resources=resources, secret=options.credentials,
-            claim=options.claim, step={name: text for name, text in step.items() if text},
-        )  # fmt: skip
+            backend,
+            nodes=options.nodes,
+            resources=resources,
+            secret=options.credentials,
+            claim=options.claim,
+            step={name: text for name, text in step.items() if text},
+        )
         if options.queue:
             yield from doctor.check_queue(backend, options.queue)
         if options.job:

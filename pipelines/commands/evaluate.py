@@ -27,9 +27,12 @@ def add(commands: Commands) -> None:
         "and the predictions. Exit code 1 if the rules of --gate fail.",
     )
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", default="",
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="",
         help="URI of best.pt, of an exported model's folder, or of a file in it",
-    )  # fmt: skip
+    )
     option(parser, "--shards URI", "folder that the shard step wrote")
     option(parser, "--truth FILE", "instead of a model: ground truth in COCO's JSON format")
     text = "with --truth: detections in COCO's results format, or predictions.parquet"
@@ -44,16 +47,22 @@ def add(commands: Commands) -> None:
     option(parser, "--split train|val|test", "split to score (default: test, or val if there is no test)")
     option(parser, "--tile SIDE", TILE, -1)
     option(
-        parser, "--baseline URI", "a run, an evaluation or a model to compare with; with --truth an "
+        parser,
+        "--baseline URI",
+        "a run, an evaluation or a model to compare with; with --truth an "
         "evaluation or another file of detections; none: no comparison (default: the last model of that "
         "name that passed)",
-    )  # fmt: skip
+    )
     text = "rules separated by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'"
     option(parser, "--gate RULES", text)
     option(
-        parser, "--nproc N", "processes that share the images (default: one for each GPU; without GPUs one, "
-        "which uses all cores)", None, type=int, least=1,
-    )  # fmt: skip
+        parser,
+        "--nproc N",
+        "processes that share the images (default: one for each GPU; without GPUs one, which uses all cores)",
+        None,
+        type=int,
+        least=1,
+    )
     add_overrides(parser)
     parser.set_defaults(command=_evaluate)
 
@@ -141,9 +150,14 @@ def _of_files(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] |
     read = [options.truth, options.predictions, config.baseline]
     outputs.claim(options.output, result_files(config.predictions), read)
     return scored_files.evaluate(
-        options.truth, options.predictions, options.output, config, rules=rules, images_uri=options.images,
+        options.truth,
+        options.predictions,
+        options.output,
+        config,
+        rules=rules,
+        images_uri=options.images,
         clip=options.clip,
-    )  # fmt: skip
+    )
 
 
 def _check_given(options: argparse.Namespace, needed: tuple[str, ...], others: tuple[str, ...]) -> None:
@@ -192,9 +206,13 @@ def _compare(options: argparse.Namespace) -> int:
     if options.output:
         outputs.claim(options.output, [*FILES, scored_files.COMPARISON], [options.one, options.other])
     comparison = scored_files.compare(
-        options.one, options.other, truth_uri=options.truth, output_uri=options.output,
-        samples=options.samples, clip=options.clip,
-    )  # fmt: skip
+        options.one,
+        options.other,
+        truth_uri=options.truth,
+        output_uri=options.output,
+        samples=options.samples,
+        clip=options.clip,
+    )
     one, other = comparison["names"]
     lines = [f"A  {one}", f"B  {other}", f"{comparison['images']:,} images", ""]
     lines.append(f"{'':<12}{'A':>8}{'B':>8}{'change':>9}   with 95 % confidence")
@@ -216,9 +234,10 @@ def _compare(options: argparse.Namespace) -> int:
         values = f"{number(change.base):>8}{number(change.new):>8}"
         lines.append(f"  {name:<{max(width, 10)}}{values}{_interval(change)}")
     verdicts = {
-        metrics.BETTER: "B is better", metrics.WORSE: "B is worse",
+        metrics.BETTER: "B is better",
+        metrics.WORSE: "B is worse",
         metrics.NOT_SURE: "neither is clearly better",
-    }  # fmt: skip
+    }
     few = f"fewer than {metrics.MIN_IMAGES} images have boxes: {metrics.TOO_FEW}"
     print("\n".join(lines))
     print(f"\n{verdicts.get(comparison['verdict'], few)}, by coco/AP")

@@ -48,24 +48,35 @@ def add(commands: Commands) -> None:
     _add_backend(parser)
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=CommandParser)
     submit = _verb(
-        verbs, "submit", _submit, "start a job, or adopt the same one if it runs already",
+        verbs,
+        "submit",
+        _submit,
+        "start a job, or adopt the same one if it runs already",
         usage=f"kubedet job submit {_SPEC} [--wait]",
-    )  # fmt: skip
+    )
     add_specification(submit)
     option(submit, "--wait", "print its log and exit with its result; Ctrl-C deletes the job")
     render = _verb(
-        verbs, "render", _render, "print a job for other tools, and send nothing",
+        verbs,
+        "render",
+        _render,
+        "print a job for other tools, and send nothing",
         usage=f"kubedet job render [--target TARGET] {_SPEC}",
-    )  # fmt: skip
+    )
     option(
-        render, "--target TARGET", "pytorchjob, trainjob, indexed-job, runai, runai-submit-dist or "
-        "runai-submit-pytorch", "pytorchjob",
-    )  # fmt: skip
+        render,
+        "--target TARGET",
+        "pytorchjob, trainjob, indexed-job, runai, runai-submit-dist or runai-submit-pytorch",
+        "pytorchjob",
+    )
     add_specification(render)
     fields = verb(
-        verbs, "fields", _fields, "explain the fields of a job",
+        verbs,
+        "fields",
+        _fields,
+        "explain the fields of a job",
         "Explain each field of a job, with its default; * stands for a number.",
-    )  # fmt: skip
+    )
     fields.add_argument(
         "text", nargs="?", default="", metavar="TEXT", help="only fields that contain this text"
     )
@@ -75,9 +86,12 @@ def add(commands: Commands) -> None:
     option(logs, "-f --follow", "follow the log until the job ends, also across failed pods")
     stop = _verb(verbs, "stop", _stop, "delete a job and its pods; its checkpoints stay")
     execute = _verb(
-        verbs, "exec", _exec, "run a command in a pod of a job, on this terminal",
+        verbs,
+        "exec",
+        _exec,
+        "run a command in a pod of a job, on this terminal",
         usage="kubedet job exec NAME [--rank N] -- COMMAND ...",
-    )  # fmt: skip
+    )
     execute.takes_command = True
     wait = _verb(verbs, "wait", _wait, "wait for the end of a job, and exit with its result")
     option(wait, "--timeout SECONDS", "give up after this time", 0.0)
@@ -104,10 +118,12 @@ def _verb(
 def _add_backend(parser: argparse.ArgumentParser, **settings: Any) -> None:
     """Declare --backend and --project before the verb, or after it with argparse.SUPPRESS as default."""
     option(
-        parser, f"--backend {'|'.join(_BACKENDS)}", "kubernetes: all kinds of jobs in the cluster; "
+        parser,
+        f"--backend {'|'.join(_BACKENDS)}",
+        "kubernetes: all kinds of jobs in the cluster; "
         "pytorchjob or trainjob: only that kind; runai: Run:ai's command line",
         **{"default": _BACKENDS[0]} | settings,
-    )  # fmt: skip
+    )
     text = "Run:ai project, with --backend runai (default: set by `runai project set`)"
     option(parser, "--project NAME", text, **settings)
 

@@ -34,16 +34,20 @@ def add(commands: Commands) -> None:
     rollback.set_defaults(version="")
     promote.add_argument("version", metavar="VERSION", help="one of its versions")
     trace = verb(
-        verbs, "trace", _trace, "show the origin of a model or run, or the use of an image",
+        verbs,
+        "trace",
+        _trace,
+        "show the origin of a model or run, or the use of an image",
         "For a model or a run: run, checkpoint, configuration, code, images, shards, raw data, source, use "
         "and cost. For an image: every set of shards with it, its split, and the runs and versions that used "
         "it, also if the data are deleted.",
-    )  # fmt: skip
+    )
     trace.add_argument(
-        "what", metavar="MODEL|RUN|IMAGE",
+        "what",
+        metavar="MODEL|RUN|IMAGE",
         help="NAME, NAME@VERSION or the folder of a model; name, id or folder of a run; key, file name or "
         "digest (16 hex digits) of an image or its annotations",
-    )  # fmt: skip
+    )
     options.add_published(trace)
     option(trace, "--json", "print the result as JSON")
 

@@ -28,21 +28,31 @@ _SIZES = ("step_cpu", "step_memory")  # Parameters that --size sets.
 def add_overrides(parser: Group) -> None:
     """Declare --set and its short forms --boxes and --merge-classes."""
     option(
-        parser, "--set KEY=VALUE...", "change one value of the configuration, e.g. train.lr=0.01; may be "
-        "repeated; `kubedet recipes --explain` lists the keys", dest="overrides",
-    )  # fmt: skip
+        parser,
+        "--set KEY=VALUE...",
+        "change one value of the configuration, e.g. train.lr=0.01; may be "
+        "repeated; `kubedet recipes --explain` lists the keys",
+        dest="overrides",
+    )
     option(
-        parser, "--boxes auto|xywh|xyxy|normalised",
+        parser,
+        "--boxes auto|xywh|xyxy|normalised",
         "format of the boxes of a COCO JSON; auto (the default) reads xywh in pixels, and fails if they "
         "look different; same as --set data.box_format=...",
-        action=_Set, const="data.box_format", dest="overrides", default=argparse.SUPPRESS,
-    )  # fmt: skip
+        action=_Set,
+        const="data.box_format",
+        dest="overrides",
+        default=argparse.SUPPRESS,
+    )
     parser.add_argument(
-        "--merge-classes", action="append_const", const="data.merge_classes=true", dest="overrides",
+        "--merge-classes",
+        action="append_const",
+        const="data.merge_classes=true",
+        dest="overrides",
         default=argparse.SUPPRESS,
         help="merge classes whose names differ only by case, spaces or Unicode form; same as "
         "--set data.merge_classes=true",
-    )  # fmt: skip
+    )
 
 
 class _Set(argparse.Action):
@@ -81,13 +91,19 @@ def add_model(parser: Group) -> None:
 def add_inference(parser: Group) -> None:
     """Declare how large an image may be, and which of a model's formats is run."""
     option(
-        parser, "--max-pixels N", "reject images with more pixels before "
-        "decoding: a file of a few kilobytes can need gigabytes of memory", 50_000_000,
-    )  # fmt: skip
+        parser,
+        "--max-pixels N",
+        "reject images with more pixels before "
+        "decoding: a file of a few kilobytes can need gigabytes of memory",
+        50_000_000,
+    )
     option(
-        parser, "--format F", "format of the model to run: onnx, onnx-int8, raw (default: the first "
-        "available, else its weights in PyTorch)", dest="kind",
-    )  # fmt: skip
+        parser,
+        "--format F",
+        "format of the model to run: onnx, onnx-int8, raw (default: the first "
+        "available, else its weights in PyTorch)",
+        dest="kind",
+    )
 
 
 TILE = (
@@ -133,9 +149,11 @@ def add_run(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -
     add_sizes(group, BY_SOURCE)
     add_overrides(group)
     option(
-        group, "--job FIELD=VALUE...", "set one further field of the training job, e.g. memory_limit=64Gi or "
+        group,
+        "--job FIELD=VALUE...",
+        "set one further field of the training job, e.g. memory_limit=64Gi or "
         "network.profile=rdma; may be repeated; `kubedet job fields` lists them",
-    )  # fmt: skip
+    )
     option(group, "--experiment NAME", "experiment that contains the runs", "kubedet")
 
 

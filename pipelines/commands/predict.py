@@ -115,10 +115,13 @@ def add_serve(commands: Commands) -> None:
     option(parser, "--host HOST", "address to listen on", "127.0.0.1")
     option(parser, "--port PORT", "port; 0 chooses a free one", 8080)
     option(
-        parser, "--allow-host NAME...", "another host name of this server, as a proxy or a Service gives it, "
+        parser,
+        "--allow-host NAME...",
+        "another host name of this server, as a proxy or a Service gives it, "
         "or a pattern such as *.example.org; repeat it for more. IP addresses, localhost and this machine's "
-        "name need none", dest="names",
-    )  # fmt: skip
+        "name need none",
+        dest="names",
+    )
     add_inference(parser)
     parser.set_defaults(command=_serve)
 

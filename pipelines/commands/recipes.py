@@ -32,9 +32,14 @@ def add(commands: Commands) -> None:
     )
     option(parser, "--show NAME", "print one recipe with all its keys, as JSON")
     option(
-        parser, "--explain TEXT", "explain all keys, or those that contain TEXT, e.g. train. or anchor; with "
-        "the values of --show NAME, or the defaults", None, nargs="?", const="",
-    )  # fmt: skip
+        parser,
+        "--explain TEXT",
+        "explain all keys, or those that contain TEXT, e.g. train. or anchor; with "
+        "the values of --show NAME, or the defaults",
+        None,
+        nargs="?",
+        const="",
+    )
     parser.set_defaults(command=_recipes)
 
 
@@ -134,14 +139,20 @@ def add_weights(commands: Commands) -> None:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     fetch = verb(
-        verbs, "fetch", partial(_weights, fetches=True), "fetch weights into DATA_ROOT/weights",
+        verbs,
+        "fetch",
+        partial(_weights, fetches=True),
+        "fetch weights into DATA_ROOT/weights",
         "Fetch weights into DATA_ROOT/weights and check their hashes; damaged files are fetched again. For a "
         "cluster, fetch into a folder and copy its weights/ into the cluster's data root.",
-    )  # fmt: skip
+    )
     listing = verb(
-        verbs, "list", partial(_weights, fetches=False), "list the weights of recipes",
+        verbs,
+        "list",
+        partial(_weights, fetches=False),
+        "list the weights of recipes",
         "List weights with their size, hash, recipes, and whether DATA_ROOT/weights has them.",
-    )  # fmt: skip
+    )
     text = "recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)"
     for parser in (fetch, listing):
         parser.add_argument("names", nargs="*", metavar="NAME", help=text)

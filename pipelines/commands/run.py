@@ -81,9 +81,11 @@ def add(commands: Commands) -> None:
             add_parameter(parser, item)
     option(parser, "--name NAME", "name of the run (default: the recipe and the time)")
     option(
-        parser, "--quick", f"train for about {QUICK_MINUTES} minutes, same as --set "
+        parser,
+        "--quick",
+        f"train for about {QUICK_MINUTES} minutes, same as --set "
         f"{MINUTES}={QUICK_MINUTES}; image size, epochs and batch size are chosen for you unless set",
-    )  # fmt: skip
+    )
     option(parser, "--verbose", "also show the log of the local runner")
     parser.set_defaults(command=lambda arguments: run(read_options(arguments)))
 
@@ -180,10 +182,14 @@ class RunRecord:
         self.status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
         self.ended, self.nothing_new_since = records.now(), progress.since
         self.steps = [
-            {"name": step.name, "status": step.state, "seconds": round(step.seconds, 2),
-             "reused": step.reused}
+            {
+                "name": step.name,
+                "status": step.state,
+                "seconds": round(step.seconds, 2),
+                "reused": step.reused,
+            }
             for step in progress.steps.values()
-        ]  # fmt: skip
+        ]
         if succeeded:
             return
         message, code = broken or ("stopped" if interrupted else "the pipeline ended before a step began"), 0
@@ -330,9 +336,12 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
                 versions["commit"] = commit.stdout.strip()
         cores = available_cores()
         record = RunRecord(
-            options.name, options.arguments(), started=records.now(), versions=versions,
+            options.name,
+            options.arguments(),
+            started=records.now(),
+            versions=versions,
             machine={"cores": cores, "system": platform.platform()},
-        )  # fmt: skip
+        )
         record.write(folder)
         print(f"run {options.name}: recipe {options['recipe']}, source {options['source']}", flush=True)
         if options["nproc"] > cores:

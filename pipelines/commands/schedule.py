@@ -51,15 +51,21 @@ def add(commands: Commands) -> None:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     create = verb(
-        verbs, "create", _create, "create a recurring run, or replace the one of the same name",
+        verbs,
+        "create",
+        _create,
+        "create a recurring run, or replace the one of the same name",
         "Create a recurring run of the pipeline, or replace the one of the same name. One run at a time; "
         "missed runs are skipped. Each run uses the current data, with the scheduled time as its version.",
-    )  # fmt: skip
+    )
     option(
-        create, "--cron TEXT", "minute, hour, day of the month, month, day of the week (0 is Sunday), "
+        create,
+        "--cron TEXT",
+        "minute, hour, day of the month, month, day of the week (0 is Sunday), "
         "optionally with the second first; '0 2 * * *' is every night at 2, in the cluster's time zone "
-        "(usually UTC)", required=True,
-    )  # fmt: skip
+        "(usually UTC)",
+        required=True,
+    )
     option(create, "--dry-run", "print what would be sent, without sending it")
     options.add_run(create, without=("data_version",))
     options.add_compile_options(create)

@@ -92,9 +92,12 @@ def follow(submission: "Submission", server: "Server", run_id: str) -> None:
 
     compiled, parameters = submission.options, submission.parameters
     wait.follow(
-        server, run_id, deadline=compiled.deadline, conditional=compiled.conditional,
+        server,
+        run_id,
+        deadline=compiled.deadline,
+        conditional=compiled.conditional,
         start_timeout=parameters.get("job", {}).get("start_timeout", START_TIMEOUT),
-    )  # fmt: skip
+    )
 
 
 def _describe(submission: "Submission", access: Access) -> None:
@@ -172,9 +175,13 @@ def _tune(arguments: argparse.Namespace) -> int:
         arguments.study, arguments.space, arguments.job = name, space.text(searched, one_line=True), []
         arguments.output, arguments.until, arguments.partitions = None, "", 1
         submission = options.submission(
-            arguments, f"{name}-{datetime.now():%Y%m%d-%H%M%S}", overrides=overrides,
-            trials=arguments.trials, gpus=arguments.trial_gpus, parallelism=arguments.parallel,
-        )  # fmt: skip
+            arguments,
+            f"{name}-{datetime.now():%Y%m%d-%H%M%S}",
+            overrides=overrides,
+            trials=arguments.trials,
+            gpus=arguments.trial_gpus,
+            parallelism=arguments.parallel,
+        )
         place = f"{submission.get('data_root')}/tuning/{name}"
         print(f"the search's page and best configuration: {place}", flush=True)
         return _send(arguments, submission)

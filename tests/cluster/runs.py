@@ -45,10 +45,15 @@ class Runs:
     def parameters(self, epochs=3, source="sample:images=48,seed=3,size=96", alone=False, **more):
         """The pipeline's parameters for a training of a few seconds; alone without those of a training."""
         parameters = {
-            "source": source, "data_root": self.work, "overrides": {**CONFIG, "train.epochs": epochs},
-            "image": os.environ["KUBEDET_IMAGE"], "job": JOB, "gate": "coco/AP >= 0",
-            "launcher": self.cluster.kind.name, **more,
-        }  # fmt: skip
+            "source": source,
+            "data_root": self.work,
+            "overrides": {**CONFIG, "train.epochs": epochs},
+            "image": os.environ["KUBEDET_IMAGE"],
+            "job": JOB,
+            "gate": "coco/AP >= 0",
+            "launcher": self.cluster.kind.name,
+            **more,
+        }
         for name in ("image", "job", "gate", "launcher") if alone else ():
             del parameters[name]
         if os.environ.get("KUBEDET_PVC"):
@@ -115,8 +120,11 @@ class Runs:
     def log(self, run_id, step):
         """What a step's pods have printed, all attempts."""
         core, namespace = self.cluster.core, self.cluster.namespace
-        names = [pod.metadata.name for node, pod in self.pods(run_id).items()
-                 if f".{step}(" in node and "executor" in node and pod.status.phase != "Pending"]  # fmt: skip
+        names = [
+            pod.metadata.name
+            for node, pod in self.pods(run_id).items()
+            if f".{step}(" in node and "executor" in node and pod.status.phase != "Pending"
+        ]
         return "\n".join(core.read_namespaced_pod_log(name, namespace, container="main") for name in names)
 
     def trains(self, run_id):
@@ -131,9 +139,12 @@ class Runs:
     def is_over(self, run_id):
         """Whether a run's workflow has ended."""
         workflows = self.cluster.custom.list_namespaced_custom_object(
-            "argoproj.io", "v1alpha1", self.cluster.namespace, "workflows",
+            "argoproj.io",
+            "v1alpha1",
+            self.cluster.namespace,
+            "workflows",
             label_selector=f"{LABEL}={run_id}",
-        )  # fmt: skip
+        )
         return any(flow.get("status", {}).get("finishedAt") for flow in workflows["items"])
 
     def kill(self, pod, process):
@@ -141,10 +152,16 @@ class Runs:
         from kubernetes import stream
 
         return stream.stream(
-            self.cluster.core.connect_get_namespaced_pod_exec, pod, self.cluster.namespace,
-            container="main", command=["python", "-c", KILL, process], stdout=True, stderr=True, stdin=False,
+            self.cluster.core.connect_get_namespaced_pod_exec,
+            pod,
+            self.cluster.namespace,
+            container="main",
+            command=["python", "-c", KILL, process],
+            stdout=True,
+            stderr=True,
+            stdin=False,
             tty=False,
-        )  # fmt: skip
+        )
 
     def leave(self):
         """End every command, and every run that goes on."""

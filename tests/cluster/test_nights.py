@@ -33,9 +33,19 @@ def test_six_firings_of_a_source_that_grows(host, cluster, pipeline_work, user):
     try:
         for images, gate in ((24, "coco/AP >= 0"), (30, "coco/AP >= 0"), (36, "coco/AP >= 1.0")):
             command = runs.submit(
-                "--cron", "* * * * *", "--name", name, "--min-new-images", "2", "--prune", "1",
-                verb="schedule create", source=f"sample:images={images},seed=8,size=96", gate=gate, epochs=2,
-            )  # fmt: skip
+                "--cron",
+                "* * * * *",
+                "--name",
+                name,
+                "--min-new-images",
+                "2",
+                "--prune",
+                "1",
+                verb="schedule create",
+                source=f"sample:images={images},seed=8,size=96",
+                gate=gate,
+                epochs=2,
+            )
             assert command.end() == 0, str(command)
             schedule_id = re.search(r"recurringrun/details/([0-9a-f-]{36})", str(command))[1]
             nights += until(lambda one=schedule_id: runs.ended(one, 2), f"two of {images}", 2 * MINUTES)

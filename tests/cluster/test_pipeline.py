@@ -34,8 +34,10 @@ def test_kfp_run_create_and_its_alias(runs, file, verb):
     kfp_command = [str(Path(sys.executable).with_name("kfp")), "--endpoint", runs.host, "--output", "json"]
     done = subprocess.run(
         [*kfp_command, "run", verb, "-e", "kubedet-tests", "-r", verb, "-f", str(file), *named],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     # Before the run's there is the experiment's id.
     run_id = json.loads(done.stdout[done.stdout.index("{") :])["run_id"]
     assert runs.client().wait_for_run_completion(run_id, timeout=MINUTES).state == "SUCCEEDED"

@@ -44,12 +44,26 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("pytorchjob", "PyTorchJob", "kubeflow.org", "v1", "pytorchjobs",
-             "training.kubeflow.org/job-name", "training.kubeflow.org/replica-index"),
-        Kind("trainjob", "TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs",
-             "jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-completion-index"),
+        Kind(
+            "pytorchjob",
+            "PyTorchJob",
+            "kubeflow.org",
+            "v1",
+            "pytorchjobs",
+            "training.kubeflow.org/job-name",
+            "training.kubeflow.org/replica-index",
+        ),
+        Kind(
+            "trainjob",
+            "TrainJob",
+            "trainer.kubeflow.org",
+            "v1alpha1",
+            "trainjobs",
+            "jobset.sigs.k8s.io/jobset-name",
+            "batch.kubernetes.io/job-completion-index",
+        ),
     )
-}  # fmt: skip
+}
 
 
 class Running:

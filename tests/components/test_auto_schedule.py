@@ -69,9 +69,10 @@ def test_a_run_that_goes_on_keeps_its_plan_on_a_machine_of_another_speed(tmp_pat
     assert first.loader.image_size == 256
     shown = capsys.readouterr().out.splitlines()
     assert shown == [
-        "measuring the speed of this machine", "300 images: up to 45 epochs at 256 pixels, batches of 4",
+        "measuring the speed of this machine",
+        "300 images: up to 45 epochs at 256 pixels, batches of 4",
         "as many as fit into 30 minutes; --quick for 4 minutes",
-    ]  # fmt: skip
+    ]
     assert all(len(line) <= 76 for line in shown)  # `kubedet run` indents them
     kept = json.loads((tmp_path / "plan.json").read_text())["training"]
     assert kept["chosen"]["train.epochs"] == 45 and kept["minutes"] == 30
@@ -122,9 +123,7 @@ def test_a_machine_that_is_too_slow_to_measure_trains_the_smallest_images(tmp_pa
 
 @pytest.fixture
 def indexed(tmp_path):
-    form = index(
-        {"train": 300, "val": 60}, source="coco:/data/cards", categories=[{"id": 1, "name": "ace"}]
-    )  # fmt: skip
+    form = index({"train": 300, "val": 60}, source="coco:/data/cards", categories=[{"id": 1, "name": "ace"}])
     (tmp_path / "index.json").write_text(json.dumps(form))
     return tmp_path
 

@@ -215,10 +215,15 @@ def pod(cluster, name, on, cpu="", owner="", phase="Running", gpus=0, **spec):
     requests = {**({"cpu": cpu} if cpu else {}), **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
     owners = [{"apiVersion": "v1", "kind": owner, "name": "o", "uid": "u"}] if owner else []
     containers = [{"name": "c", "resources": {"requests": requests}}]
-    cluster.add("pods", "elsewhere", {
-        "metadata": {"name": name, "ownerReferences": owners},
-        "spec": {"nodeName": on, "containers": containers, **spec}, "status": {"phase": phase},
-    })  # fmt: skip
+    cluster.add(
+        "pods",
+        "elsewhere",
+        {
+            "metadata": {"name": name, "ownerReferences": owners},
+            "spec": {"nodeName": on, "containers": containers, **spec},
+            "status": {"phase": phase},
+        },
+    )
 
 
 def test_what_other_pods_request_is_no_room_for_a_step(look, fake_cluster):

@@ -28,9 +28,13 @@ def on_cluster(**changes):
 
 def test_all_parameters_reach_the_job():
     spec = on_cluster(
-        nodes=2, nproc=4, gpus=8, claim="sets", credentials="keys",
+        nodes=2,
+        nproc=4,
+        gpus=8,
+        claim="sets",
+        credentials="keys",
         job={"memory_limit": "64Gi", "network": {"profile": "rdma", "gid_index": 3.0}, "env": {"A": "1"}},
-    ).spec(COMMAND)  # fmt: skip
+    ).spec(COMMAND)
     assert (spec.nodes, spec.nproc, spec.gpus, spec.image) == (2, 4, 8, "registry/kubedet:1")
     assert spec.memory_limit == "64Gi" and spec.network.profile == "rdma" and spec.network.gid_index == 3
     assert spec.env == {"A": "1"}
@@ -84,8 +88,10 @@ def test_all_mistakes_are_told_at_once():
 def test_what_means_nothing_to_processes_of_the_step_is_refused():
     with pytest.raises(ConfigError) as caught:
         Request.of({"gpus": 1, "image": "x"}, job={"memory_limit": "1Gi"}).spec(COMMAND)
-    assert all(f"  {name}: means nothing to the launcher local" in str(caught.value) for name in
-               ("gpus", "image", "job"))  # fmt: skip
+    assert all(
+        f"  {name}: means nothing to the launcher local" in str(caught.value)
+        for name in ("gpus", "image", "job")
+    )
 
 
 def test_a_runs_job_has_one_name():

@@ -22,9 +22,11 @@ def trained(tmp_path):
     config = tmp_path / "run" / "config.json"
     config.write_text(to_json(recipes.load("debug", {"export.name": "pets"})))
     return {
-        "output": str(tmp_path / "run"), "config": str(config), "checkpoint": "best.pt",
+        "output": str(tmp_path / "run"),
+        "config": str(config),
+        "checkpoint": "best.pt",
         "shards": str(tmp_path / "data_root" / "shards" / "f00d"),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture

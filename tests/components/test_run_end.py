@@ -21,11 +21,14 @@ def add(fake_cluster, monkeypatch):
                                 "finishedAt": f"2026-11-22T10:00:0{code % 10}Z"}}  # fmt: skip
         containers = [{"name": "wait", "state": {}, **usual}, {"name": "main", "state": state, **usual}]
         return fake_cluster.add(
-            "pods", "default",
-            {"metadata": {"name": name, "labels": {environment.RUN_LABEL: run}, "annotations": notes},
-             "spec": {"containers": []},
-             "status": {"phase": phase, "containerStatuses": containers, **(status or {})}},
-        )  # fmt: skip
+            "pods",
+            "default",
+            {
+                "metadata": {"name": name, "labels": {environment.RUN_LABEL: run}, "annotations": notes},
+                "spec": {"containers": []},
+                "status": {"phase": phase, "containerStatuses": containers, **(status or {})},
+            },
+        )
 
     return pod
 
@@ -104,10 +107,15 @@ def test_the_outcome_follows_from_what_the_steps_recorded(
     monkeypatch.setattr(run_end.hooks, "at_end", lambda end: sent.append(end.outcome))
     monkeypatch.setenv("KFP_POD_NAME", "clean-up")
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
-    fake_cluster.add("pods", "default", {
-        "metadata": {"name": "clean-up", "ownerReferences": [owner]},
-        "spec": {"containers": [{"name": "main", "image": "i"}]}, "status": {},
-    })  # fmt: skip
+    fake_cluster.add(
+        "pods",
+        "default",
+        {
+            "metadata": {"name": "clean-up", "ownerReferences": [owner]},
+            "spec": {"containers": [{"name": "main", "image": "i"}]},
+            "status": {},
+        },
+    )
     fake_cluster.add(
         "workflows", "default", {"metadata": {"name": "run-x"}, "spec": spec, "status": {"startedAt": began}}
     )

@@ -19,17 +19,22 @@ def trained(tmp_path):
     (tmp_path / "config.json").write_text(parsing.to_json(recipes.load("debug")))
     (tmp_path / "evaluation").mkdir()
     summary = {
-        "metrics": METRICS, "per_class": {"cat": {"AP": 0.2, "AP50": 0.4, "boxes": 3}},
+        "metrics": METRICS,
+        "per_class": {"cat": {"AP": 0.2, "AP50": 0.4, "boxes": 3}},
         "comparison": {
-            "baseline": "before", "samples": 100, "obstacle": "",
+            "baseline": "before",
+            "samples": 100,
+            "obstacle": "",
             "changes": {"coco/AP": [0.3, 0.29, -0.02, 0.005]},
         },
-    }  # fmt: skip
+    }
     (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(summary))
     return {
-        "config": str(tmp_path / "config.json"), "output": str(tmp_path), "checkpoint": "best.pt",
+        "config": str(tmp_path / "config.json"),
+        "output": str(tmp_path),
+        "checkpoint": "best.pt",
         "shards": str(tmp_path / "shards" / "0123"),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture

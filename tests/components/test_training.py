@@ -28,9 +28,10 @@ def _speed(monkeypatch):
 @pytest.fixture
 def indexed(tmp_path):
     form = index(
-        {"train": 100}, categories=[{"id": 1, "name": "square"}],
+        {"train": 100},
+        categories=[{"id": 1, "name": "square"}],
         source="coco:/data/my cards/annotations/instances_train.json",
-    )  # fmt: skip
+    )
     (tmp_path / "index.json").write_text(json.dumps(form))
     return str(tmp_path)
 

@@ -40,9 +40,12 @@ class Sets:
         return path
 
     def coco(
-        self, boxes: Sequence[tuple[Any, Any, Sequence[float]]], categories: Mapping[Any, str],
-        split: str = "train", change: Callable[[dict[str, Any]], None] = lambda form: None,
-    ) -> Path:  # fmt: skip
+        self,
+        boxes: Sequence[tuple[Any, Any, Sequence[float]]],
+        categories: Mapping[Any, str],
+        split: str = "train",
+        change: Callable[[dict[str, Any]], None] = lambda form: None,
+    ) -> Path:
         """Write a COCO split, a pair of `instances_SPLIT.json` and images.
 
         `boxes` are image id, category id and bbox; `change` edits the content of the file.

@@ -73,15 +73,18 @@ def test_d_fine_343_some_of_the_classes_of_the_weights(sets):
     sets.coco([("a", 4, BOX), ("b", 1, BOX)], {1: "person", 4: "motorcycle"})
     dataset = sets.read("coco", val_fraction=0.0)
     assert [(item["name"], item["original_id"]) for item in dataset.categories] == [
-        ("person", 1), ("motorcycle", 4),
-    ]  # fmt: skip
+        ("person", 1),
+        ("motorcycle", 4),
+    ]
     assert labels(dataset) == [1, 0]
 
 
 def test_deimv2_64_the_last_class_has_a_place(sets):
     """With ids 1 to 15 and 15 classes an index was out of range on the GPU; gaps do no harm here either."""
-    sets.coco([(f"image {number}", number, BOX) for number in (1, 7, 15, 900)],
-              {number: f"class {number}" for number in (*range(1, 16), 900)})  # fmt: skip
+    sets.coco(
+        [(f"image {number}", number, BOX) for number in (1, 7, 15, 900)],
+        {number: f"class {number}" for number in (*range(1, 16), 900)},
+    )
     dataset = sets.read("coco", val_fraction=0.0)
     assert labels(dataset) == [0, 6, 14, 15] and len(dataset.categories) == 16
     image = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)

@@ -31,8 +31,11 @@ def test_rf_detr_176_a_file_that_finds_less_is_not_published(shards, tiny, tmp_p
 @pytest.mark.parametrize("size", [(120, 40), (30, 90)])
 def test_inference_2067_images_that_are_not_square(sets, tiny, resize, size):
     """Training fitted them into the square in another way than the server; here both see the same pixels."""
-    sets.coco([("a", 1, [4, 4, 8, 8])], {1: "cat"}, change=lambda form: form["images"][0].update(
-        dict(zip(("width", "height"), size, strict=True))))  # fmt: skip
+    sets.coco(
+        [("a", 1, [4, 4, 8, 8])],
+        {1: "cat"},
+        change=lambda form: form["images"][0].update(dict(zip(("width", "height"), size, strict=True))),
+    )
     sets.picture("train/a.jpg", size=size)
     dataset = sets.read("coco", val_fraction=0.0)
     config = tiny(loader__resize=resize, loader__fill=30).loader

@@ -17,9 +17,20 @@ from pipelines.parameters import CompileOptions
 from trainer.base.errors import LaunchError
 
 QUICK = Timings(
-    connect=1.0, read=1.0, patience=2.0, outage=2.0, backoff=0.02, longest_backoff=0.1, poll=0.05,
-    heartbeat=30.0, quiet=0.5, drain=10.0, removal=1.2, stop=1.0, replaced=0.4,
-)  # fmt: skip
+    connect=1.0,
+    read=1.0,
+    patience=2.0,
+    outage=2.0,
+    backoff=0.02,
+    longest_backoff=0.1,
+    poll=0.05,
+    heartbeat=30.0,
+    quiet=0.5,
+    drain=10.0,
+    removal=1.2,
+    stop=1.0,
+    replaced=0.4,
+)
 
 
 @pytest.fixture

@@ -62,8 +62,12 @@ def test_the_example_secret_has_the_keys_of_the_steps(the):
     secret = the("Secret", environment.CREDENTIALS)
     assert set(secret["stringData"]) <= set(environment.SECRET_KEYS)
     assert set(secret["stringData"]) == {
-        "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION", "MINIO_ENDPOINT",
-    }  # fmt: skip
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ENDPOINT_URL",
+        "AWS_REGION",
+        "MINIO_ENDPOINT",
+    }
 
 
 def test_secrets_hold_placeholders(manifest):
@@ -134,14 +138,20 @@ def test_network_policies_block_ingress_and_metadata_servers(the, name):
     assert [peer for rule in policy["ingress"] for peer in rule["from"]] == (
         [{"podSelector": chosen}] if name == "jobs" else []
     )
-    blocks = [peer["ipBlock"] for rule in policy["egress"] if "ports" not in rule
-              for peer in rule["to"] if "ipBlock" in peer]  # fmt: skip
+    blocks = [
+        peer["ipBlock"]
+        for rule in policy["egress"]
+        if "ports" not in rule
+        for peer in rule["to"]
+        if "ipBlock" in peer
+    ]
     for address in ("169.254.169.254", "169.254.170.2", "fd00:ec2::254", "fe80::1"):
         reached = [
-            block for block in blocks
+            block
+            for block in blocks
             if ip_address(address) in ip_network(block["cidr"])
             and not any(ip_address(address) in ip_network(each) for each in block["except"])
-        ]  # fmt: skip
+        ]
         assert not reached, address
 
 

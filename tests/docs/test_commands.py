@@ -56,8 +56,10 @@ PARSED = {
 """Beginnings of commands that are parsed but not run, and why."""
 
 STAND_INS = {
-    "s3://bucket/kubedet": "data_root", "coco:s3://bucket/set": "coco:set", "20261121-4f0c": "first",
-}  # fmt: skip
+    "s3://bucket/kubedet": "data_root",
+    "coco:s3://bucket/set": "coco:set",
+    "20261121-4f0c": "first",
+}
 """Names on the pages, and what there is in their place."""
 
 OTHERS = {
@@ -135,7 +137,7 @@ def finished(made_once, data_root, shards, tiny):
         for number, name in enumerate(("first", "a"), 1):
             bundle = make_bundle(
                 root / "runs" / name / "model", version=f"v{number}", name="cards", classes=classes
-            )  # fmt: skip
+            )
             published_models.publish(bundle, str(root), "cards")
             records.PublishedRecord("cards", f"v{number}", "first", "").write(str(root))
         scored = ["--shards", uri, "-o", str(first / "evaluation")]
@@ -158,16 +160,21 @@ def folder(finished, tmp_path, monkeypatch):
         monkeypatch.setitem(STAND_INS, f"data_root/{name}", str(file.parent))
     picture = io.BytesIO()
     Image.new("RGB", (192, 96), "white").save(picture, "JPEG")
-    boxes = json.dumps({
-        "images": [{"id": 1, "file_name": "b.jpg", "width": 192, "height": 96}],
-        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [20, 10, 9, 9]}],
-        "categories": [{"id": 1, "name": "ace"}],
-    })  # fmt: skip
+    boxes = json.dumps(
+        {
+            "images": [{"id": 1, "file_name": "b.jpg", "width": 192, "height": 96}],
+            "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [20, 10, 9, 9]}],
+            "categories": [{"id": 1, "name": "ace"}],
+        }
+    )
     packed = {
-        "cards.zip": {"data.yaml": "names: [ace]\ntrain: images\n", "labels/a.txt": "0 0.5 0.5 0.5 0.5\n",
-                      "images/a.jpg": picture.getvalue()},
+        "cards.zip": {
+            "data.yaml": "names: [ace]\ntrain: images\n",
+            "labels/a.txt": "0 0.5 0.5 0.5 0.5\n",
+            "images/a.jpg": picture.getvalue(),
+        },
         "corrections.zip": {"annotations/instances_train.json": boxes, "images/b.jpg": picture.getvalue()},
-    }  # fmt: skip
+    }
     for name, files in packed.items():
         with zipfile.ZipFile(name, "w") as archive:
             for file, content in files.items():

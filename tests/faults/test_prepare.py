@@ -328,10 +328,14 @@ STORE = {
     "alter": [("alter", {"method": "PUT", "query": name}) for name in WRITTEN],
     "busy": [("status", {"times": 6}), ("status", {"times": 4, "method": "PUT"})],
     "reset": [("drop", {"times": 6}), ("lost", {"times": 4, "method": "PUT"})],
-    "short": [("cut", {"times": 6, "after": 100, **IMAGE}), ("short", {"times": 3, "after": 50, **IMAGE}),
-              ("corrupt", {"times": 2, "after": 300, **IMAGE}), ("spoil", {"times": 2, "method": "PUT"})],
+    "short": [
+        ("cut", {"times": 6, "after": 100, **IMAGE}),
+        ("short", {"times": 3, "after": 50, **IMAGE}),
+        ("corrupt", {"times": 2, "after": 300, **IMAGE}),
+        ("spoil", {"times": 2, "method": "PUT"}),
+    ],
     "stall": [("stall", {"times": 3, "after": 1, **IMAGE})],
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -200,10 +200,17 @@ def test_lost_writes_of_a_run(kind, whole, shards, tiny, proxy, injected):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=cells(name, "train")) for name, kinds in
-             {"busy": ["status"], "reset": ["drop", "lost"], "short": ["short", "corrupt"]}.items()
-             for kind in kinds]
-)  # fmt: skip
+    "kind",
+    [
+        pytest.param(kind, marks=cells(name, "train"))
+        for name, kinds in {
+            "busy": ["status"],
+            "reset": ["drop", "lost"],
+            "short": ["short", "corrupt"],
+        }.items()
+        for kind in kinds
+    ],
+)
 def test_a_store_of_shards_and_runs(kind, whole, shards, tiny, proxy, bucket, injected):
     shutil.copytree(shards, bucket / "root/shards/f")
     for method in ("GET", "PUT") if kind in ("status", "drop", "lost") else ("GET",):
@@ -255,9 +262,12 @@ def test_kills(whole, shards, tiny, chance, tmp_path, injected):
     parsing.write(str(tmp_path / "config.json"), tiny())
     command = [sys.executable, "-c", KILLED, str(tmp_path / "config.json"), shards, str(tmp_path / "run")]
     done = subprocess.run(
-        [*command, str(chance.random()), "8"], capture_output=True, text=True, check=False,
+        [*command, str(chance.random()), "8"],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert_same(tmp_path / "run", whole)
     deaths = int(done.stdout.splitlines()[-1])
@@ -280,9 +290,12 @@ def test_a_full_disk(room, whole, shards, tiny, tmp_path):
         f" && mount -o remount,size=90m {run} && {again} && cp -r {run} {tmp_path}/kept"
     )
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False,
+        ["unshare", "--mount", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "first 2" in done.stdout and "the disk is full" in done.stderr + done.stdout
     assert "Traceback" not in done.stderr

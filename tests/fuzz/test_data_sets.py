@@ -19,11 +19,16 @@ COCO = {
     "categories": [{"id": 7, "name": "cat"}, {"id": 9, "name": "dog"}],
     "annotations": [
         {"id": 1, "image_id": 1, "category_id": 7, "bbox": [1, 2, 20, 10], "area": 200.5, "iscrowd": 0},
-        {"id": 2, "image_id": 2, "category_id": 9, "bbox": [3.5, 2, 9, 9],
-         "segmentation": {"size": [30, 40], "counts": [600, 600]}},
+        {
+            "id": 2,
+            "image_id": 2,
+            "category_id": 9,
+            "bbox": [3.5, 2, 9, 9],
+            "segmentation": {"size": [30, 40], "counts": [600, 600]},
+        },
         {"id": 3, "image_id": 2, "category_id": 7, "segmentation": [[1, 1, 9, 1, 9, 9]]},
     ],
-}  # fmt: skip
+}
 VOC = """<annotation><folder>x</folder><filename>a.jpg</filename><size><width>40</width><height>30</height>
 <depth>3</depth></size><object><name>cat</name><difficult>0</difficult><bndbox><xmin>1</xmin><ymin>2</ymin>
 <xmax>20</xmax><ymax>12</ymax></bndbox></object></annotation>"""

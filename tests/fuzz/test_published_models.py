@@ -26,9 +26,12 @@ def all_commands(root: str, capsys) -> None:
     refused("model", "list", "--data-root", root, capsys=capsys)
     assert published_models.current(root, "good")
     for words in (
-        ("show", "odd"), ("verify", "odd"), ("show", "odd@v1"), ("rollback", "odd"),
+        ("show", "odd"),
+        ("verify", "odd"),
+        ("show", "odd@v1"),
+        ("rollback", "odd"),
         ("promote", "odd", "v1"),
-    ):  # fmt: skip
+    ):
         refused("model", *words, "--data-root", root, capsys=capsys)
 
 

@@ -19,10 +19,16 @@ CATEGORIES = [{"id": 0, "name": "cat", "original_id": 7}]
 def state(**changed: object) -> dict[str, object]:
     """What a checkpoint holds, with other values."""
     whole = {
-        "version": checkpoint.VERSION, "model": {"a": torch.zeros(2)}, "categories": CATEGORIES,
-        "step": 3, "epoch": 1, "config": parsing.to_json(recipes.load("debug", {})),
-        "metrics": {}, "fingerprint": "f00d", "global_batch": 4,
-    }  # fmt: skip
+        "version": checkpoint.VERSION,
+        "model": {"a": torch.zeros(2)},
+        "categories": CATEGORIES,
+        "step": 3,
+        "epoch": 1,
+        "config": parsing.to_json(recipes.load("debug", {})),
+        "metrics": {},
+        "fingerprint": "f00d",
+        "global_batch": 4,
+    }
     return {key: value for key, value in (whole | changed).items() if value is not ...}
 
 

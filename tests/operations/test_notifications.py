@@ -41,10 +41,16 @@ def test_the_plain_form_has_every_field(hook):
     (body,) = hook.posted
     text = body.pop("text")
     assert body == {
-        "kind": "notice", "version": 1, "id": "20261123-ab/held back", "event": "held back",
-        "run": "20261123-ab", "reason": REFUSED.reason, "model": "pets", "model_version": "",
+        "kind": "notice",
+        "version": 1,
+        "id": "20261123-ab/held back",
+        "event": "held back",
+        "run": "20261123-ab",
+        "reason": REFUSED.reason,
+        "model": "pets",
+        "model_version": "",
         "metrics": METRICS,
-    }  # fmt: skip
+    }
     assert "held back by the gate" in text and "coco/AP 0.2900, coco/AP50 0.5000" in text
 
 

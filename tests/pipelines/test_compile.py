@@ -27,9 +27,13 @@ OPTIONS = {
     "search_gpus": CompileOptions(trials=2, gpus=4, volume=True),
 }
 STEPS = {
-    "bucket": [*TITLES], "shared": [*TITLES, *ASSIST], "data": ["prepare"],
-    "conditional": [*TITLES, *ASSIST], "search": ["prepare", *SEARCH], "search_gpus": ["prepare", *SEARCH],
-}  # fmt: skip
+    "bucket": [*TITLES],
+    "shared": [*TITLES, *ASSIST],
+    "data": ["prepare"],
+    "conditional": [*TITLES, *ASSIST],
+    "search": ["prepare", *SEARCH],
+    "search_gpus": ["prepare", *SEARCH],
+}
 SCHEDULED = {"runtimeValue": {"constant": "{{$.pipeline_job_schedule_time_utc}}"}}
 RUN_ID = {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
 PASTED = ("{{$.inputs.parameters['", "']}}")

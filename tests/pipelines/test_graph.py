@@ -47,8 +47,11 @@ def run(tmp_path, env=None, **arguments):
     given = {"data_root": str(tmp_path / "data"), **arguments}
     return subprocess.run(
         [sys.executable, "-c", RUN, tmp_path / "pipeline.yaml", tmp_path / "artifacts", json.dumps(given)],
-        capture_output=True, text=True, check=False, env=env,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+    )
 
 
 def words(done):
@@ -74,10 +77,18 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
     fake_cluster.lives[f"{name}-worker-0"] = trains
     job = {"mounts": [{"claim": "scratch", "path": str(tmp_path)}], "memory_limit": "4Gi"}
     done = run(
-        tmp_path, fake_cluster.environment, launcher="kubernetes", source="sample:images=12,seed=5,size=96",
-        overrides=TINY, gate="coco/AP50 >= 1.0", image="registry.example/kubedet:1", job=job,
-        data_version="[[ScheduledTime]]", partitions=2, min_new_images=1,
-    )  # fmt: skip
+        tmp_path,
+        fake_cluster.environment,
+        launcher="kubernetes",
+        source="sample:images=12,seed=5,size=96",
+        overrides=TINY,
+        gate="coco/AP50 >= 1.0",
+        image="registry.example/kubedet:1",
+        job=job,
+        data_version="[[ScheduledTime]]",
+        partitions=2,
+        min_new_images=1,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     cluster_job = fake_cluster.job(name)
     (container,) = cluster_job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]

@@ -182,10 +182,13 @@ def test_the_step_of_a_pod(node, step):
     ("log", "text", "fix"),
     [
         ("working\nerror: no disk\n  fix: free some\n", "no disk", "free some"),
-        ("a\nb\nc\nd\ne\nTraceback\nValueError: x\nI1122 09:47:35.7 17 launcher.go:1] uploaded\n",
-         "c\nd\ne\nTraceback\nValueError: x", ""),
+        (
+            "a\nb\nc\nd\ne\nTraceback\nValueError: x\nI1122 09:47:35.7 17 launcher.go:1] uploaded\n",
+            "c\nd\ne\nTraceback\nValueError: x",
+            "",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_log_is_read_if_the_container_left_no_message(cluster, log, text, fix):
     cluster.put("train(0).executor(0)", main=ended(), log=log)
     (cause,) = seen().failed()
@@ -210,8 +213,16 @@ def test_the_last_attempt_counts(cluster):
     ("state", "reason", "text"),
     [
         (
-            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                             "message": '0/1 nodes are available: persistentvolumeclaim "no" not found.'}]},
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": '0/1 nodes are available: persistentvolumeclaim "no" not found.',
+                    }
+                ]
+            },
             "Unschedulable",
             '0/1 nodes are available: persistentvolumeclaim "no" not found.',
         ),
@@ -226,7 +237,7 @@ def test_the_last_attempt_counts(cluster):
             'secret "s" not found',
         ),
     ],
-)  # fmt: skip
+)
 def test_reasons_of_pending_pods(cluster, state, reason, text):
     cluster.put("train(0).executor(0)", phase="Pending", **state)
     cluster.put("prepare(0).executor(0)", phase="Running", main={"running": {}})

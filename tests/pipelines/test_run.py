@@ -204,12 +204,16 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def record(folder):
     return RunRecord(
-        "first", {}, "succeeded", "2026-01-01T10:00:00+00:00", "2026-01-01T11:00:05+00:00",
+        "first",
+        {},
+        "succeeded",
+        "2026-01-01T10:00:00+00:00",
+        "2026-01-01T11:00:05+00:00",
         training={"steps": 10, "seconds": 62.0, "images_per_second": 12.34, "processes": 2},
         metrics={"coco/AP": 0.5},
         gate={"passed": True, "reason": "coco/AP 0.5 >= 0: passed"},
         paths={"report": str(folder / "evaluation" / "report.html"), "model": str(folder / "a model")},
-    )  # fmt: skip
+    )
 
 
 def tell(record, folder):
@@ -354,13 +358,23 @@ def test_all_problems_are_in_one_error():
         Options("plain"),
         Options(
             "other",
-            {"source": "voc:/data/my set", "recipe": "small", "nproc": 4, "data_root": "s3://bucket/root",
-             "output": "/runs", "gate": "coco/AP50 >= 0.5",
-             "overrides": {"train.epochs": 3, "data.classes": ["a b"], "export.name": "10",
-                           "train.lr": 1e-4}},
+            {
+                "source": "voc:/data/my set",
+                "recipe": "small",
+                "nproc": 4,
+                "data_root": "s3://bucket/root",
+                "output": "/runs",
+                "gate": "coco/AP50 >= 0.5",
+                "overrides": {
+                    "train.epochs": 3,
+                    "data.classes": ["a b"],
+                    "export.name": "10",
+                    "train.lr": 1e-4,
+                },
+            },
         ),
     ],
-)  # fmt: skip
+)
 def test_the_command_asks_for_the_same(options, monkeypatch):
     seen = []
     monkeypatch.setattr(run, "run", lambda started: seen.append(started) or 0)

@@ -20,10 +20,19 @@ def submission(**parameters):
 def test_what_can_be_run_passes():
     submission().check()
     submission(
-        recipe="coco_r50", overrides={"train.epochs": 3}, gate="coco/AP50 >= 0.3", nodes=2, gpus=8,
-        job={"memory_limit": "64Gi"}, claim="sets", output="/data/runs/a", source="coco:/data/coco",
-        data_version="[[ScheduledTime]]", signing="keys", registry="https://registry.example",
-    ).check()  # fmt: skip
+        recipe="coco_r50",
+        overrides={"train.epochs": 3},
+        gate="coco/AP50 >= 0.3",
+        nodes=2,
+        gpus=8,
+        job={"memory_limit": "64Gi"},
+        claim="sets",
+        output="/data/runs/a",
+        source="coco:/data/coco",
+        data_version="[[ScheduledTime]]",
+        signing="keys",
+        registry="https://registry.example",
+    ).check()
     Submission("a", "b", {"claim": "sets"}).check()
     submission(launcher="local", nproc=2, source="https://host/annotations.json").check()
     submission(overrides={"train.minutes": 4}).check()

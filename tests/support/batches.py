@@ -10,9 +10,16 @@ from trainer.launching.distributed import World
 
 
 def take(
-    dataset: ShardDataset, config: LoaderConfig, count: int, *, start: int = 0, rank: int = 0, size: int = 1,
-    device: str = "cpu", **options: object,
-) -> list[Batch]:  # fmt: skip
+    dataset: ShardDataset,
+    config: LoaderConfig,
+    count: int,
+    *,
+    start: int = 0,
+    rank: int = 0,
+    size: int = 1,
+    device: str = "cpu",
+    **options: object,
+) -> list[Batch]:
     """Read batches of four images, or as the loader's options say, from a position on."""
     options = {"global_batch": 4, "batch_size": 4, "seed": 5, "max_bad_fraction": 0.0} | options
     loader = TrainLoader(dataset, config, world=World(rank, size, torch.device(device)), **options)

@@ -50,9 +50,10 @@ def page(url: str, *, width: int = 1200, dark: bool = False) -> Iterator[tuple[A
     """Open a page in a browser of its own, a telephone's where it is narrow."""
     with chromium() as browser:
         shown = browser.new_page(
-            viewport={"width": width, "height": 900}, is_mobile=width < 600,
+            viewport={"width": width, "height": 900},
+            is_mobile=width < 600,
             color_scheme="dark" if dark else "light",
-        )  # fmt: skip
+        )
         heard = Heard(shown)
         shown.goto(url)
         yield shown, heard

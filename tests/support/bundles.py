@@ -22,10 +22,15 @@ def bright_model(path, size=SIZE):
     boxes = np.zeros((1, ROWS, 4), np.float32)
     boxes[0, 0] = BOX
     constants = {
-        "boxes0": boxes, "labels0": np.array([[1] + [-1] * (ROWS - 1)]), "axes": np.array([1, 2, 3]),
-        "one": np.array([1]), "rows4": np.array([ROWS, 4]), "rows1": np.array([ROWS]),
-        "full": np.float32(255), "first": np.eye(1, ROWS, dtype=np.float32),
-    }  # fmt: skip
+        "boxes0": boxes,
+        "labels0": np.array([[1] + [-1] * (ROWS - 1)]),
+        "axes": np.array([1, 2, 3]),
+        "one": np.array([1]),
+        "rows4": np.array([ROWS, 4]),
+        "rows1": np.array([ROWS]),
+        "full": np.float32(255),
+        "first": np.eye(1, ROWS, dtype=np.float32),
+    }
     graph = helper.make_graph(
         [
             helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),

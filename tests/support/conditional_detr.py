@@ -40,11 +40,18 @@ class ConditionalOptions(ModelConfig):
         backbone = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32],
                     "depths": [1, 1, 1, 1], "layer_type": "basic", "out_features": ["stage4"]}  # fmt: skip
         return {
-            "backbone_config": backbone, "num_queries": self.queries, "d_model": self.width, "dropout": 0.0,
-            "encoder_layers": self.layers, "decoder_layers": self.layers, "encoder_ffn_dim": 2 * self.width,
-            "decoder_ffn_dim": 2 * self.width, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+            "backbone_config": backbone,
+            "num_queries": self.queries,
+            "d_model": self.width,
+            "dropout": 0.0,
+            "encoder_layers": self.layers,
+            "decoder_layers": self.layers,
+            "encoder_ffn_dim": 2 * self.width,
+            "decoder_ffn_dim": 2 * self.width,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
             "auxiliary_loss": True,
-        }  # fmt: skip
+        }
 
 
 class Conditional(Architecture):

@@ -171,9 +171,10 @@ class _Handler(Streams, BaseHTTPRequestHandler):
         self.cluster.asked.add(("watch" if watching else verb, what))
         if (verb, what) in self.cluster.denied:
             return self._error(
-                403, f'{what} is forbidden: User "me" cannot {verb} resource "{what}" in API group '
+                403,
+                f'{what} is forbidden: User "me" cannot {verb} resource "{what}" in API group '
                 f'"{match["group"] or ""}" in the namespace "{namespace}"',
-            )  # fmt: skip
+            )
         if verb == "create" and query.get("dryRun") == "All":
             return self._dry_run(resource, namespace, body)
         if verb == "create":
@@ -232,11 +233,13 @@ class _Handler(Streams, BaseHTTPRequestHandler):
 
     def _list(self, resource, namespace, query):
         items = [
-            body for (kind, space, _), body in list(self.cluster.objects.items())
-            if kind == resource and namespace in ("", space)
+            body
+            for (kind, space, _), body in list(self.cluster.objects.items())
+            if kind == resource
+            and namespace in ("", space)
             and selected(query.get("labelSelector", ""), body["metadata"].get("labels", {}).get)
             and selected(query.get("fieldSelector", ""), lambda path, body=body: _field(body, path))
-        ]  # fmt: skip
+        ]
         self._json({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items})
 
     def _json(self, body, status=200):

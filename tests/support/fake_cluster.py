@@ -68,10 +68,19 @@ class FakeCluster:
 
     def event(self, name, reason, message, kind="Pod", namespace="default", count=1):
         about = {"kind": kind, "name": name, "namespace": namespace}
-        self.add(EVENTS, namespace, {
-            "metadata": {"name": f"{name}.{next(self._numbers)}"}, "involvedObject": about, "reason": reason,
-            "message": message, "type": "Warning", "count": count, "lastTimestamp": now(),
-        })  # fmt: skip
+        self.add(
+            EVENTS,
+            namespace,
+            {
+                "metadata": {"name": f"{name}.{next(self._numbers)}"},
+                "involvedObject": about,
+                "reason": reason,
+                "message": message,
+                "type": "Warning",
+                "count": count,
+                "lastTimestamp": now(),
+            },
+        )
 
     def pod(self, name, namespace="default"):
         """The pod of that name, or of that beginning of a made up name, as it is now; or None."""

@@ -52,9 +52,11 @@ class _Exec:
         accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
         self.send_response(101)
         for name, value in [
-            ("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept),
+            ("Upgrade", "websocket"),
+            ("Connection", "Upgrade"),
+            ("Sec-WebSocket-Accept", accept),
             ("Sec-WebSocket-Protocol", "v4.channel.k8s.io"),
-        ]:  # fmt: skip
+        ]:
             self.send_header(name, value)
         self.end_headers()
         self.close_connection = True
@@ -102,9 +104,13 @@ def _start(command, tty):
         if tty:
             ours, theirs = pty.openpty()
             process = subprocess.Popen(
-                command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+                command,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                start_new_session=True,
                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            )  # fmt: skip
+            )
             os.close(theirs)
             return process, ours, {ours: STDOUT}
         process = subprocess.Popen(

@@ -57,10 +57,13 @@ class JobSetRun:
     def _make(self, rank):
         base = f"{self._name}-node-0-{rank}"
         ours = {
-            f"{JOBSET}/jobset-name": self._name, f"{JOBSET}/jobset-uid": self._jobset_uid,
-            f"{JOBSET}/replicatedjob-name": "node", f"{JOBSET}/job-index": "0",
-            f"{JOBSET}/restart-attempt": str(self._restarts), INDEX: str(rank),
-        }  # fmt: skip
+            f"{JOBSET}/jobset-name": self._name,
+            f"{JOBSET}/jobset-uid": self._jobset_uid,
+            f"{JOBSET}/replicatedjob-name": "node",
+            f"{JOBSET}/job-index": "0",
+            f"{JOBSET}/restart-attempt": str(self._restarts),
+            INDEX: str(rank),
+        }
         of_job = {"batch.kubernetes.io/job-name": f"{self._name}-node-0", "job-name": f"{self._name}-node-0"}
         meta = self._template["metadata"]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": of_job["job-name"], "uid": self._uid}

@@ -43,10 +43,15 @@ def give_kueue(cluster, serves=BOTH, versions=("v1beta2", "v1beta1")):
     server = cluster._server
     server.RequestHandlerClass = type("Handler", (_Kueue, server.RequestHandlerClass), {"kueue": kueue})
     pod = {"spec": {"containers": [{"name": "manager", "image": "registry.k8s.io/kueue/kueue:v0.19.2"}]}}
-    cluster.add("deployments", "kueue-system", {
-        "metadata": {"name": "kueue-controller-manager"}, "status": {"readyReplicas": 1},
-        "spec": {"selector": {}, "template": pod},
-    })  # fmt: skip
+    cluster.add(
+        "deployments",
+        "kueue-system",
+        {
+            "metadata": {"name": "kueue-controller-manager"},
+            "status": {"readyReplicas": 1},
+            "spec": {"selector": {}, "template": pod},
+        },
+    )
     kueue.queue("gpus")
     return kueue
 
@@ -62,10 +67,15 @@ class FakeKueue:
     def queue(self, name):
         condition = {"type": "Active", "status": "True", "message": "Can submit new workloads to localQueue",
                      "reason": "Ready"}  # fmt: skip
-        self.cluster.add("localqueues", "default", {
-            "metadata": {"name": name}, "spec": {"clusterQueue": "gpus-of-all", "stopPolicy": "None"},
-            "status": {"conditions": [condition], "pendingWorkloads": 2, "admittedWorkloads": 1},
-        })  # fmt: skip
+        self.cluster.add(
+            "localqueues",
+            "default",
+            {
+                "metadata": {"name": name},
+                "spec": {"clusterQueue": "gpus-of-all", "stopPolicy": "None"},
+                "status": {"conditions": [condition], "pendingWorkloads": 2, "admittedWorkloads": 1},
+            },
+        )
 
     def adopt(self, job):
         kind, framework = next(names for names in PLURALS.values() if names[0] == job["kind"])
@@ -82,17 +92,23 @@ class FakeKueue:
             "controller": True,
         }
         labels = {"kueue.x-k8s.io/job-uid": meta["uid"]} if self.labels else {}
-        self.cluster.add("workloads", meta["namespace"], {
-            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner]},
-            "spec": {"active": True, "queueName": queue, "podSets": [], "priority": 0}, "status": {},
-        })  # fmt: skip
+        self.cluster.add(
+            "workloads",
+            meta["namespace"],
+            {
+                "metadata": {"name": name, "labels": labels, "ownerReferences": [owner]},
+                "spec": {"active": True, "queueName": queue, "podSets": [], "priority": 0},
+                "status": {},
+            },
+        )
         self._pending.append(name)
 
     def workload(self, job):
         return next(
-            body for (resource, _, _), body in self.cluster.objects.items()
+            body
+            for (resource, _, _), body in self.cluster.objects.items()
             if resource == "workloads" and body["metadata"]["ownerReferences"][0]["name"] == job
-        )  # fmt: skip
+        )
 
     def ahead(self, *jobs):
         self._pending[:0] = jobs
@@ -147,10 +163,15 @@ class FakeKueue:
     def places(self, queue):
         """What the visibility API says of a queue."""
         items = [
-            {"metadata": {"name": name}, "localQueueName": queue, "priority": 0,
-             "positionInClusterQueue": index, "positionInLocalQueue": index}
+            {
+                "metadata": {"name": name},
+                "localQueueName": queue,
+                "priority": 0,
+                "positionInClusterQueue": index,
+                "positionInLocalQueue": index,
+            }
             for index, name in enumerate(self._pending)
-        ]  # fmt: skip
+        ]
         return {"kind": "PendingWorkloadsSummary", "metadata": {}, "items": items}
 
 

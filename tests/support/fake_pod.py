@@ -111,9 +111,14 @@ class FakePod:
 
     def _set(self, phase, state, last=None):
         container = {
-            "name": self.container, "state": state, "lastState": last or {}, "image": "i",
-            "imageID": self.image_id, "restartCount": len(self.containers) - 1, "ready": "running" in state,
-        }  # fmt: skip
+            "name": self.container,
+            "state": state,
+            "lastState": last or {},
+            "image": "i",
+            "imageID": self.image_id,
+            "restartCount": len(self.containers) - 1,
+            "ready": "running" in state,
+        }
         self.body["status"] = {"phase": phase, "containerStatuses": [container], "startTime": now()}
         self.cluster.changed("MODIFIED", self.body)
 

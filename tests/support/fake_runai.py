@@ -69,14 +69,18 @@ def made(name: str, kind: str, options: dict) -> dict:
     if kind == "standard":
         pods = [f"{name}-0-0"]
     return {
-        "kind": kind, "name": name, "phase": "Running", "phaseMessage": "",
+        "kind": kind,
+        "name": name,
+        "phase": "Running",
+        "phaseMessage": "",
         "projectName": options.get("--project", ["default"])[0],
         "labels": dict(label.split("=", 1) for label in options.get("--label", [])),
-        "createdAt": "2026-11-22T09:00:00Z", "requestedPods": {"number": nodes},
+        "createdAt": "2026-11-22T09:00:00Z",
+        "requestedPods": {"number": nodes},
         "pods": [{"name": pod, "status": "Running", "node": f"gpu-{i}"} for i, pod in enumerate(pods)],
         "lines": {pod: [f"2026-11-22T09:00:0{i}.5Z hello from {pod}"] for i, pod in enumerate(pods)},
         "phases": [],
-    }  # fmt: skip
+    }
 
 
 def main(folder: Path, words: list[str]) -> int:

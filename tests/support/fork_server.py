@@ -51,8 +51,10 @@ _READ_AT_IMPORT = (
     "TORCHINDUCTOR",
 )
 _READ_LATER = {
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-}  # fmt: skip
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+}
 _ROOM = 4000
 """Bytes of the server's own command line, for that of a process."""
 _start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -78,9 +80,14 @@ def execute_child(self: Any, args: Any, executable: Any, *others: Any) -> None:
     p2cread, _, _, c2pwrite, _, errwrite = pipes
     files = [given if given != -1 else std for std, given in enumerate((p2cread, c2pwrite, errwrite))]
     request = {
-        "words": words, "cwd": os.path.abspath(cwd or "."), "environment": environment, "keep": pass_fds,
-        "session": session, "group": group, "parent": os.getpid(),
-    }  # fmt: skip
+        "words": words,
+        "cwd": os.path.abspath(cwd or "."),
+        "environment": environment,
+        "keep": pass_fds,
+        "session": session,
+        "group": group,
+        "parent": os.getpid(),
+    }
     self.pid = _ask(request, [*files, *pass_fds])
     self._child_created = True
     self._close_pipe_fds(*pipes)
@@ -119,9 +126,10 @@ def _is_heavy(words: list[str]) -> bool:
 
 def _read_at_import(environment: Any) -> dict[str, str]:
     return {
-        name: value for name, value in environment.items()
+        name: value
+        for name, value in environment.items()
         if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER
-    }  # fmt: skip
+    }
 
 
 def _connect() -> socket.socket:
@@ -133,10 +141,13 @@ def _connect() -> socket.socket:
             here, number = Path(__file__), theirs.fileno()
             code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); import fork_server"
             subprocess.Popen(
-                [sys.executable, "-c", f"{code}; fork_server.main({number})", "-" * _ROOM], pass_fds=[number],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=here.parents[2],
+                [sys.executable, "-c", f"{code}; fork_server.main({number})", "-" * _ROOM],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd=here.parents[2],
                 env={**os.environ, REAL_PROCESSES: "1"},
-            )  # fmt: skip
+            )
             theirs.close()
         return _server
 
@@ -237,9 +248,11 @@ def _open_standard_files(*, unbuffered: bool) -> None:
         before = getattr(sys, f"__{name}__")
         file = io.TextIOWrapper(
             open(number, mode, buffering=0 if unbuffered and number else -1, closefd=False),  # noqa: SIM115
-            encoding=before.encoding, errors=before.errors, write_through=unbuffered and number > 0,
+            encoding=before.encoding,
+            errors=before.errors,
+            write_through=unbuffered and number > 0,
             line_buffering=number == 2 or os.isatty(number),
-        )  # fmt: skip
+        )
         setattr(sys, name, file)
         setattr(sys, f"__{name}__", file)
 

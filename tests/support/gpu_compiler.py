@@ -38,10 +38,19 @@ from trainer.training.step import compile_detector
 
 GPU = torch.device("cuda", 0)
 H200 = types.SimpleNamespace(
-    name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, warp_size=32, total_memory=141 * 2**30,
-    regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
-    shared_memory_per_block=48 * 1024, shared_memory_per_block_optin=227 * 1024, L2_cache_size=50 * 2**20,
-)  # fmt: skip
+    name="NVIDIA H200",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    warp_size=32,
+    total_memory=141 * 2**30,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    shared_memory_per_block=48 * 1024,
+    shared_memory_per_block_optin=227 * 1024,
+    L2_cache_size=50 * 2**20,
+)
 _COMPILE = torch.compile
 _ARITHMETIC = re.compile(r"\b(?:add|sub|mul|div|rcp|fma|mad|ex2|lg2|sqrt|rsqrt)\S*\.f32\b")
 """Instructions that round, in the assembler's language for NVIDIA's GPUs (PTX)."""
@@ -77,10 +86,13 @@ class Compiler:
         here = copy.deepcopy(graph)
         self.graphs.append(
             {
-                "function": name, "backward": bool(options.get("is_backward")), "kernels": 0, "assembled": 0,
+                "function": name,
+                "backward": bool(options.get("is_backward")),
+                "kernels": 0,
+                "assembled": 0,
                 "arithmetic": [],
             }
-        )  # fmt: skip
+        )
         compile_fx.compile_fx_inner(*_moved(graph, inputs), **options)
 
         def run(arguments: list[Any]) -> Any:
@@ -166,8 +178,11 @@ def pretended(compiler: Compiler) -> Iterator[None]:
         (torch.cuda, "device_count", _always(1)),
         (torch.cuda, "current_device", _always(0)),
         # Without a driver torch believes that there is no cuDNN, and gives another memory format.
-        (torch._C, "_select_conv_backend", lambda *a, **k: torch._C._ConvBackend.Cudnn
-         if (*a, *k.values())[0].is_cuda else suggest(*a, **k)),
+        (
+            torch._C,
+            "_select_conv_backend",
+            lambda *a, **k: torch._C._ConvBackend.Cudnn if (*a, *k.values())[0].is_cuda else suggest(*a, **k),
+        ),
         # The autocast of GPUs does so, that of CPUs does not.
         (torch.nn.functional, "group_norm", lambda x, *a, **k: norm(x.float(), *a, **k)),
         (triton_helpers, "set_driver_to_gpu", _always(None)),
@@ -176,7 +191,7 @@ def pretended(compiler: Compiler) -> Iterator[None]:
         (fused_functions, "missing_tool", _always(None)),
         # A compiler's failure is to be seen, not to be lived with.
         (fused_functions, "guarded", lambda compiled, function: compiled),
-    ]  # fmt: skip
+    ]
     settings = {
         "compile_threads": 1, "fx_graph_cache": False, "use_static_triton_launcher": False,
         # Else it builds and loads a library for each set of vector instructions of this processor.

@@ -23,7 +23,7 @@ TRUTH = {
         "c.jpg": [("cat", (10, 10, 8, 8))],
         "d.jpg": [("cat", (2, 3, 4, 5)), ("cat", (40, 8, 16, 32))],
     },
-}  # fmt: skip
+}
 """Boxes (x, y, width, height in pixels) of each image of each split."""
 
 
@@ -113,10 +113,15 @@ def _rectangle(number: int, label: str, box: tuple[int, int, int, int]) -> dict:
         "height": 100 * h / SIZE[1],
     }
     return {
-        "id": f"r{number}", "type": "rectanglelabels", "from_name": "label", "to_name": "image",
-        "original_width": SIZE[0], "original_height": SIZE[1], "image_rotation": 0,
+        "id": f"r{number}",
+        "type": "rectanglelabels",
+        "from_name": "label",
+        "to_name": "image",
+        "original_width": SIZE[0],
+        "original_height": SIZE[1],
+        "image_rotation": 0,
         "value": value | {"rotation": 0, "rectanglelabels": [label]},
-    }  # fmt: skip
+    }
 
 
 def datumaro(form: str, folder: Path) -> None:
@@ -127,7 +132,9 @@ def datumaro(form: str, folder: Path) -> None:
     write_images(pictures)
     items = [
         dm.DatasetItem(
-            id=Path(name).stem, subset=split, media=dm.Image.from_file(path=str(pictures / split / name)),
+            id=Path(name).stem,
+            subset=split,
+            media=dm.Image.from_file(path=str(pictures / split / name)),
             annotations=[
                 dm.Bbox(*box, label=CLASSES.index(label), id=number, group=number)
                 for number, (label, box) in enumerate(boxes, 1)
@@ -135,7 +142,7 @@ def datumaro(form: str, folder: Path) -> None:
         )
         for split, images in TRUTH.items()
         for name, boxes in images.items()
-    ]  # fmt: skip
+    ]
     made = dm.Dataset.from_iterable(items, categories=CLASSES)
     made.export(str(folder), form.replace("-", "_"), save_media=True)
 

@@ -27,8 +27,10 @@ MIDS = {
     "Tree, large": "/m/07j7r",
 }  # fmt: skip
 BELOW = {
-    "/m/0bl9f": ["Animal", "Person", "Tree, large"], "Animal": ["Cat", "Dog"], "Person": ["Man"],
-}  # fmt: skip
+    "/m/0bl9f": ["Animal", "Person", "Tree, large"],
+    "Animal": ["Cat", "Dog"],
+    "Person": ["Man"],
+}
 IDS = {
     "train": ["000002b66c9c498e", "000002b97e5471a0", "000002c707c9895e", "0000048549557964"],
     "validation": ["0001eeaf4aed83f9", "00075905539074f2", "0007cebe1b2ba653"],
@@ -57,12 +59,15 @@ def hierarchy(name: str) -> dict:
 
 BOX_ROWS = {
     "train": [
-        box(IDS["train"][0], "Cat"), box(IDS["train"][0], "Man", (0.5, 0.75, 0.25, 0.5), 1),
-        box(IDS["train"][1], "Dog"), box(IDS["train"][2], "Tree, large"), box(IDS["train"][3], "Animal"),
+        box(IDS["train"][0], "Cat"),
+        box(IDS["train"][0], "Man", (0.5, 0.75, 0.25, 0.5), 1),
+        box(IDS["train"][1], "Dog"),
+        box(IDS["train"][2], "Tree, large"),
+        box(IDS["train"][3], "Animal"),
     ],
     "validation": [box(IDS["validation"][0], "Cat"), box(IDS["validation"][1], "Person")],
     "test": [box(IDS["test"][0], "Cat"), box(IDS["test"][1], "Dog"), box(IDS["test"][1], "/m/unheard")],
-}  # fmt: skip
+}
 
 
 @pytest.fixture

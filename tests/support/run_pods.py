@@ -14,17 +14,21 @@ def put(cluster, run_id, node, *, phase="Failed", main=None, log="", namespace="
     """Put a pod there; returns its name."""
     number = next(_numbers)
     name = f"kubedet-abcde-system-container-impl-{number}"
-    body = cluster.add(PODS, namespace, {
-        "metadata": {
-            "name": name,
-            "labels": {"pipeline/runid": run_id},
-            "annotations": {
-                "workflows.argoproj.io/node-name": f"kubedet-abcde(0).root(0).exit-handler-1(0).{node}"
+    body = cluster.add(
+        PODS,
+        namespace,
+        {
+            "metadata": {
+                "name": name,
+                "labels": {"pipeline/runid": run_id},
+                "annotations": {
+                    "workflows.argoproj.io/node-name": f"kubedet-abcde(0).root(0).exit-handler-1(0).{node}"
+                },
             },
+            "spec": {"containers": [{"name": "main"}]},
+            "status": {"phase": phase, **status},
         },
-        "spec": {"containers": [{"name": "main"}]},
-        "status": {"phase": phase, **status},
-    })  # fmt: skip
+    )
     body["metadata"]["creationTimestamp"] = f"{_START + timedelta(seconds=number):%Y-%m-%dT%H:%M:%SZ}"
     if main:
         of_argo = {"terminated": {"exitCode": 0, "reason": "Completed"}}

@@ -6,6 +6,13 @@ from typing import Any
 def index(samples: dict[str, int], **keys: Any) -> dict[str, Any]:
     splits = {split: {"samples": count, "boxes": 3 * count, "shards": []} for split, count in samples.items()}
     return {
-        "kind": "shards", "version": 5, "fingerprint": "f00d", "raw_fingerprint": "beef", "splits": splits,
-        "problems": {}, "class_counts": {}, "settings": {}, **keys,
-    }  # fmt: skip
+        "kind": "shards",
+        "version": 5,
+        "fingerprint": "f00d",
+        "raw_fingerprint": "beef",
+        "splits": splits,
+        "problems": {},
+        "class_counts": {},
+        "settings": {},
+        **keys,
+    }

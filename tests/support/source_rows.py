@@ -28,11 +28,17 @@ def kept_rows(manifest: RawManifest, split: str) -> list[dict[str, Any]]:
 def entries_of(rows: Rows) -> list[Entry]:
     return [
         Entry(
-            row["file_name"], row["origin"], row["width"], row["height"],
-            [Box(box["category"], tuple(box[axis] for axis in "xywh"), box["area"], box["iscrowd"])
-             for box in row["boxes"]],
+            row["file_name"],
+            row["origin"],
+            row["width"],
+            row["height"],
+            [
+                Box(box["category"], tuple(box[axis] for axis in "xywh"), box["area"], box["iscrowd"])
+                for box in row["boxes"]
+            ],
             json.loads(row["original_id"]),
-            (row["fault_reason"], row["fault_detail"]) if row["fault_reason"] else None, row["version"],
+            (row["fault_reason"], row["fault_detail"]) if row["fault_reason"] else None,
+            row["version"],
         )
         for row in rows_of(rows)
-    ]  # fmt: skip
+    ]

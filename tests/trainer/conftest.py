@@ -86,8 +86,10 @@ class Node:
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "trainer", "launch", *options, "--", *arguments],
-                stdout=file, stderr=subprocess.STDOUT, env={**inherited, **environment},
-            )  # fmt: skip
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**inherited, **environment},
+            )
 
     @property
     def output(self) -> str:
@@ -164,10 +166,16 @@ def saved(config, shards, tmp_path):
     torch.manual_seed(0)
     dataset = ShardDataset(shards, "test")
     state = {
-        "config": to_json(config), "categories": dataset.categories, "fingerprint": dataset.fingerprint,
-        "global_batch": 8, "step": 7, "epoch": 1, "metrics": {}, "ema": None,
+        "config": to_json(config),
+        "categories": dataset.categories,
+        "fingerprint": dataset.fingerprint,
+        "global_batch": 8,
+        "step": 7,
+        "epoch": 1,
+        "metrics": {},
+        "ema": None,
         "model": build(config.model, len(dataset.categories)).state_dict(),
-    }  # fmt: skip
+    }
     uri = str(tmp_path / "train" / "best.pt")
 
     def save(**changes):

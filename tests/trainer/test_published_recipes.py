@@ -144,9 +144,10 @@ def test_the_installed_torchvision_has_the_published_defaults():
     assert shown(ap) == PUBLISHED["coco_r50"]["AP"]
     assert (theirs["min_size"].default, theirs["max_size"].default) == (800, 1333)
     for key, argument in {
-        "model.detections_per_image": "detections_per_img", "model.score_threshold": "score_thresh",
+        "model.detections_per_image": "detections_per_img",
+        "model.score_threshold": "score_thresh",
         "model.nms_threshold": "nms_thresh",
-    }.items():  # fmt: skip
+    }.items():
         assert shown(theirs[argument].default) == PUBLISHED["coco_r50"][key]
 
 

@@ -125,9 +125,16 @@ class Bar:
         """Return the state as an event for PROGRESS_FILE, with the mean rate at the end."""
         rate = self._rate_since(self._start) if end else self.rate
         return {
-            "task": self.task, "done": self.done, "total": self.total, "unit": self.unit,
-            "note": self.note, "rate": rate, "eta": self.eta, "end": end, "worked": self._worked,
-        }  # fmt: skip
+            "task": self.task,
+            "done": self.done,
+            "total": self.total,
+            "unit": self.unit,
+            "note": self.note,
+            "rate": rate,
+            "eta": self.eta,
+            "end": end,
+            "worked": self._worked,
+        }
 
 
 @contextmanager
@@ -204,10 +211,14 @@ class _Terminal:
         # On a narrow terminal the numbers are shown in full and the rest is cut.
         whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._bars = Progress(
-            TextColumn("{task.description}", table_column=whole), BarColumn(bar_width=20),
-            TextColumn("{task.fields[count]}", table_column=whole), TimeRemainingColumn(),
-            TextColumn("{task.fields[text]}", table_column=rest), console=Console(stderr=True), expand=True,
-        )  # fmt: skip
+            TextColumn("{task.description}", table_column=whole),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[count]}", table_column=whole),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}", table_column=rest),
+            console=Console(stderr=True),
+            expand=True,
+        )
         self._id: TaskID | None = None
 
     def show(self, bar: Bar, end: bool) -> None:
@@ -251,6 +262,10 @@ def parse(line: str) -> dict[str, Any] | None:
     if eta:
         eta = float(sum(int(part) * 60**power for power, part in enumerate(reversed(eta.split(":")))))
     return {
-        **match.groupdict(), "done": int(match["done"]), "total": int(match["total"]),
-        "rate": float(match["rate"]), "eta": eta, "note": match["note"] or "",
-    }  # fmt: skip
+        **match.groupdict(),
+        "done": int(match["done"]),
+        "total": int(match["total"]),
+        "rate": float(match["rate"]),
+        "eta": eta,
+        "note": match["note"] or "",
+    }

@@ -44,9 +44,13 @@ def threads_of_process(processes: int, cores: int = 0) -> int:
 
 
 def run(
-    function: Callable[[Task], Result], tasks: Iterable[Task], workers: int, *, processes: bool,
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    workers: int,
+    *,
+    processes: bool,
     most: Callable[[], float] = lambda: math.inf,
-) -> Iterator[Result]:  # fmt: skip
+) -> Iterator[Result]:
     """Yield function(task) of each task as it finishes, in no fixed order.
 
     The workers are threads or spawned processes, to which function, tasks and results are pickled; one worker

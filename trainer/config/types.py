@@ -39,9 +39,19 @@ def as_integer(value: Any) -> Any:
 
 
 CocoMetric = Literal[
-    "coco/AP", "coco/AP50", "coco/AP75", "coco/APs", "coco/APm", "coco/APl",
-    "coco/AR1", "coco/AR10", "coco/AR100", "coco/ARs", "coco/ARm", "coco/ARl",
-]  # fmt: skip
+    "coco/AP",
+    "coco/AP50",
+    "coco/AP75",
+    "coco/APs",
+    "coco/APm",
+    "coco/APl",
+    "coco/AR1",
+    "coco/AR10",
+    "coco/AR100",
+    "coco/ARs",
+    "coco/ARm",
+    "coco/ARl",
+]
 ExportFormat = Literal["onnx", "onnx-int8", "raw"]
 Precision = Literal["bf16", "fp16", "fp32"]
 Int = Annotated[int, BeforeValidator(as_integer)]

@@ -179,9 +179,12 @@ def _parts(drafts: dict[str, _SplitDraft], config: DataConfig) -> list[tuple[str
 
 
 def _rows(
-    draft: _SplitDraft, chosen: np.ndarray, image_id: int, boxes_of_label: Counter[int],
+    draft: _SplitDraft,
+    chosen: np.ndarray,
+    image_id: int,
+    boxes_of_label: Counter[int],
     note: Callable[[pa.RecordBatch], None],
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+) -> Iterator[pa.RecordBatch]:
     """Yield the chosen rows with ids from `image_id` on and unique keys, and count their boxes."""
     numbers, counts = np.unique(draft.keys, return_counts=True)
     twice = np.isin(draft.keys, numbers[counts > 1])

@@ -55,13 +55,20 @@ class Augmentation:
 
     def __init__(
         self, config: LoaderConfig, stream: SampleStream, sizes: np.ndarray, *, seed: int, epochs: int | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepare for samples with these widths and heights, [N, 2]; `epochs` is None without an end."""
         self._config, self._stream, self._sizes, self._seed = config, stream, sizes, seed
         self._plain = dataclasses.replace(
-            config, scale=[1.0, 1.0], zoom_out=0.0, iou_crop=0.0,
-            brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, channel_shuffle=0.0,
-        )  # fmt: skip
+            config,
+            scale=[1.0, 1.0],
+            zoom_out=0.0,
+            iou_crop=0.0,
+            brightness=0.0,
+            contrast=0.0,
+            saturation=0.0,
+            hue=0.0,
+            channel_shuffle=0.0,
+        )
         last = config.plain_epochs
         self._plain_from = epochs - last if last and epochs is not None else math.inf
         self._composes = bool(config.mosaic or config.mixup)

@@ -62,9 +62,13 @@ def decode_into(
     least = pixels.shape[:2] if divisor > 1 else (0, 0)
     try:
         shape = simplejpeg.decode_jpeg(
-            jpeg, colorspace="BGR" if bgr else "RGB", min_height=least[0], min_width=least[1],
-            buffer=pixels, strict=strict,
-        ).shape[:2]  # fmt: skip
+            jpeg,
+            colorspace="BGR" if bgr else "RGB",
+            min_height=least[0],
+            min_width=least[1],
+            buffer=pixels,
+            strict=strict,
+        ).shape[:2]
     except (ValueError, MemoryError) as error:
         check_resources(error)
         # If the image does not fit into the buffer, the decoder's message counts bytes; ours shows the sizes.
@@ -191,6 +195,12 @@ class Decoder:
         if is_new and damaged <= _MAX_NAMED:
             more = "; `kubedet data verify` names all others" if damaged == _MAX_NAMED else ""
             logger.warning(
-                "damaged image %s in %s: %s; %s (%d of %d so far)%s", name, shard, reason, consequence,
-                damaged, total, more,
-            )  # fmt: skip
+                "damaged image %s in %s: %s; %s (%d of %d so far)%s",
+                name,
+                shard,
+                reason,
+                consequence,
+                damaged,
+                total,
+                more,
+            )

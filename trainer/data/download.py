@@ -65,10 +65,15 @@ _MAX_FAILURES_IN_A_ROW = 50  # Failures in a row, plus two a connection, by whic
 _PATH_COLUMNS = ("key", "file_name", "origin", "version")
 _COLUMNS = ["image_id", *_PATH_COLUMNS, "fault_reason", "fault_detail"]
 _REPORT = pa.schema(
-    [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in
-     ("split", "file_name", "origin", "reason", "detail")),
-     ("place", pa.uint64()), ("sha256", pa.binary(32)), ("requested", pa.bool_())]
-)  # fmt: skip
+    [
+        ("image_id", pa.int64()),
+        ("bytes", pa.int32()),
+        *((name, pa.string()) for name in ("split", "file_name", "origin", "reason", "detail")),
+        ("place", pa.uint64()),
+        ("sha256", pa.binary(32)),
+        ("requested", pa.bool_()),
+    ]
+)
 
 
 class _SourceUnreachable(StorageError):
@@ -151,13 +156,16 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
     with activity(logger, f"reading the annotations of {origin.uri}"):
         built = annotations.build(listing, config, uri, origin.uri, without)
     planned = RawManifest(
-        "plan", VERSION, name, origin.uri,
+        "plan",
+        VERSION,
+        name,
+        origin.uri,
         images=storage.join(root, "images", fingerprint(origin.images_uri)),
         problems=listing.problems.cases(),
         settings={key: getattr(config, key) for key in SETTINGS},
         uri=uri,
         **vars(built),
-    )  # fmt: skip
+    )
     planned.write()
     for warning in built.warnings:
         logger.warning("%s", warning)
@@ -253,9 +261,14 @@ def join(planned: RawManifest, config: DataConfig, partitions: int = 1) -> RawMa
     )
     storage.write_bytes(storage.join(planned.uri, "failed.csv"), text.getvalue().encode())
     manifest = replace(
-        planned, kind="raw", content=content, sums=digest, splits=splits, problems=problems.cases(),
+        planned,
+        kind="raw",
+        content=content,
+        sums=digest,
+        splits=splits,
+        problems=problems.cases(),
         unfetched=sum(failure.requested for failure in failures),
-    )  # fmt: skip
+    )
     check(manifest, config)
     if manifest == _find_manifest(planned):
         logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
@@ -303,8 +316,10 @@ def check(manifest: RawManifest, config: DataConfig) -> None:
         logger.warning(
             "%d classes have no box in train and cannot be learned: %s%s; add images of them, or leave "
             "them out with data.classes",
-            count, ", ".join(shown), ", ..." if len(shown) < count else "",
-        )  # fmt: skip
+            count,
+            ", ".join(shown),
+            ", ..." if len(shown) < count else "",
+        )
 
 
 def _read_reports(planned: RawManifest, partitions: int = 0) -> _Outcome:
@@ -401,8 +416,9 @@ class _Fetch:
         if self._lost:
             logger.warning(
                 "repaired %s: %d stored images were missing or cut off, and were fetched again",
-                self._planned.images, self._lost,
-            )  # fmt: skip
+                self._planned.images,
+                self._lost,
+            )
         return self._sums, self._failures
 
     def _to_copy(self, bar: Bar) -> Iterator[_Image]:
@@ -432,17 +448,26 @@ class _Fetch:
                     is_other = before["bytes"] not in (0, size)
                     self._lost += is_other
                     yield _Image(
-                        image_id, split, row["file_name"], row["origin"],
-                        storage.join(self._planned.images, place), number, fault, 0 if is_other else size,
-                    )  # fmt: skip
+                        image_id,
+                        split,
+                        row["file_name"],
+                        row["origin"],
+                        storage.join(self._planned.images, place),
+                        number,
+                        fault,
+                        0 if is_other else size,
+                    )
 
     def _copy_all(self, images_to_copy: Iterable[_Image], workers: int, bar: Bar) -> None:
         """Copy images, by threads, or by processes if the source is CPU-bound, and count the outcomes."""
         mean_size, fetched = 1.0, 0
         copied = worker_pool.run(
-            partial(_copy, self._source, self._policy), images_to_copy, workers,
-            processes=self._source.cpu_bound, most=lambda: _MAX_BYTES_IN_FLIGHT / mean_size,
-        )  # fmt: skip
+            partial(_copy, self._source, self._policy),
+            images_to_copy,
+            workers,
+            processes=self._source.cpu_bound,
+            most=lambda: _MAX_BYTES_IN_FLIGHT / mean_size,
+        )
         for image in copied:
             if image.failure:
                 self._add_failure(image, image.failure)

@@ -153,8 +153,11 @@ def check(report: Report, config: DataConfig) -> None:
     )
     Problems.of(report.looked_at.problems).check(
         f"{report.uri}, of which some images were read",
-        images=report.looked_at.images, boxes=0, max_bad_fraction=config.max_bad_fraction, examples=False,
-    )  # fmt: skip
+        images=report.looked_at.images,
+        boxes=0,
+        max_bad_fraction=config.max_bad_fraction,
+        examples=False,
+    )
     train = report.splits.get("train", SplitReport(0, 0))
     for noun, count in (("images", train.images), ("boxes", train.boxes)):
         if not count:

@@ -46,10 +46,19 @@ class TrainLoader:
     """Endless training batches of one rank; `passes` of them make a step."""
 
     def __init__(
-        self, dataset: ShardDataset, config: LoaderConfig, *, global_batch: int, batch_size: int, seed: int,
-        world: World, max_bad_fraction: float, epochs: int | None = None, weights: np.ndarray | None = None,
+        self,
+        dataset: ShardDataset,
+        config: LoaderConfig,
+        *,
+        global_batch: int,
+        batch_size: int,
+        seed: int,
+        world: World,
+        max_bad_fraction: float,
+        epochs: int | None = None,
+        weights: np.ndarray | None = None,
         verified: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepare to read `global_batch` samples a step on all ranks, at most `batch_size` in a pass.
 
         `max_bad_fraction` of the samples may be damaged; `epochs` is None if the training has no end; for
@@ -99,9 +108,12 @@ class TrainLoader:
             step, epoch = start // self._global_batch, start // len(self._dataset)
             size = self._augmentation.size(step, epoch)
             for positions in rank_positions(
-                start, self._global_batch, self._batch_size, world_size=self._world.size,
+                start,
+                self._global_batch,
+                self._batch_size,
+                world_size=self._world.size,
                 rank=self._world.rank,
-            ):  # fmt: skip
+            ):
                 yield size, [self._augmentation.plan(position) for position in positions]
             start += self._global_batch
 
@@ -147,11 +159,14 @@ class TrainLoader:
         ]
         loaded = [
             LoadedSample(
-                record["image_id"], *move_boxes(record["annotations"], view, canvas), view.scales,
-                augmentation.color(place, numbers), self._negatives([record]),
+                record["image_id"],
+                *move_boxes(record["annotations"], view, canvas),
+                view.scales,
+                augmentation.color(place, numbers),
+                self._negatives([record]),
             )
             for (_, record), place, view, numbers in zip(samples, places, views, draws, strict=True)
-        ]  # fmt: skip
+        ]
         decoded = self._decoder.draw(indices, samples, views, squares)
         return [
             sample if sound else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
@@ -172,9 +187,15 @@ class EvalLoader:
     """The images of a split for evaluation, or their tiles: images rank, rank + size, ..., each once."""
 
     def __init__(
-        self, dataset: ShardDataset, config: LoaderConfig, *, batch_size: int, world: World,
-        max_bad_fraction: float, tile: tuple[int, float] = (0, 0.0),
-    ) -> None:  # fmt: skip
+        self,
+        dataset: ShardDataset,
+        config: LoaderConfig,
+        *,
+        batch_size: int,
+        world: World,
+        max_bad_fraction: float,
+        tile: tuple[int, float] = (0, 0.0),
+    ) -> None:
         """Prepare to read; `tile` is the side of the tiles and their overlap, see `tiles.windows`."""
         self._dataset, self._config, self._world = dataset, config, world
         self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
@@ -222,9 +243,14 @@ class _PendingBatch:
     """A batch whose images are being drawn, each directly into the batch."""
 
     def __init__(
-        self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Tensor], list[LoadedSample]],
-        places: Sequence[Any], size: int, config: LoaderConfig, decoder: Decoder,
-    ) -> None:  # fmt: skip
+        self,
+        pool: ThreadPoolExecutor,
+        load: Callable[[Sequence[Any], Tensor], list[LoadedSample]],
+        places: Sequence[Any],
+        size: int,
+        config: LoaderConfig,
+        decoder: Decoder,
+    ) -> None:
         # Long runs, but short enough that every thread has work in the prefetched batches.
         run = min(_MAX_IMAGES_PER_TASK, -(-len(places) * config.prefetch // config.workers))
         parts = [slice(first, first + run) for first in range(0, len(places), run)]
@@ -251,13 +277,16 @@ class _PendingBatch:
             return made.pin_memory() if device.type == "cuda" else made
 
         return Batch(
-            self._squares.permute(0, 3, 1, 2), tensor(boxes), tensor(labels),
+            self._squares.permute(0, 3, 1, 2),
+            tensor(boxes),
+            tensor(labels),
             tensor(np.stack(colors)) if colors else None,
-            image_ids=[sample.image_id for sample in loaded], scales=[sample.scales for sample in loaded],
+            image_ids=[sample.image_id for sample in loaded],
+            scales=[sample.scales for sample in loaded],
             counts=[len(sample.labels) for sample in loaded],
             verified=tensor(np.stack(verified)) if verified else None,
             windows=[sample.window for sample in loaded],
-        ).to(device)  # fmt: skip
+        ).to(device)
 
     def cancel(self) -> None:
         """Cancel the tasks that have not begun."""

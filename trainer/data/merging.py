@@ -88,9 +88,15 @@ class CocoWriter:
         for number, box in enumerate(boxes, self.boxes.total() + 1):
             area = box.area or box.bbox[2] * box.bbox[3]
             parts["annotations"].append(
-                {"id": number, "image_id": image_id, "category_id": self._ids[box.name],
-                 "bbox": list(box.bbox), "area": area, "iscrowd": box.iscrowd}
-            )  # fmt: skip
+                {
+                    "id": number,
+                    "image_id": image_id,
+                    "category_id": self._ids[box.name],
+                    "bbox": list(box.bbox),
+                    "area": area,
+                    "iscrowd": box.iscrowd,
+                }
+            )
         self.images[split] += 1
         self.boxes[split] += len(boxes)
         return name

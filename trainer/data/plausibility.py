@@ -41,8 +41,13 @@ def picture_hash(jpeg: bytes) -> bytes:
     """Return the hash of a JPEG, 32 bytes; all zero if it is damaged or flat."""
     try:
         gray = simplejpeg.decode_jpeg(
-            jpeg, "GRAY", fastdct=True, fastupsample=True, min_height=2 * _CELLS, min_width=2 * _CELLS,
-        )  # fmt: skip
+            jpeg,
+            "GRAY",
+            fastdct=True,
+            fastupsample=True,
+            min_height=2 * _CELLS,
+            min_width=2 * _CELLS,
+        )
     except (ValueError, MemoryError) as error:
         check_resources(error, "an image")
         return NO_HASH
@@ -177,10 +182,12 @@ class AnnotationChecker:
             fits = {
                 "xywh": begins & (extent > 0).all(axis=0) & (start + extent <= side + slack).all(axis=0),
                 "xyxy": begins & (extent > start).all(axis=0) & (extent <= side + slack).all(axis=0),
-                "normalised": ~shares & (extent > 0).all(axis=0) & (corners[0] >= -_MARGIN).all(axis=0)
+                "normalised": ~shares
+                & (extent > 0).all(axis=0)
+                & (corners[0] >= -_MARGIN).all(axis=0)
                 & (np.maximum(*corners) <= 1 + _MARGIN).all(axis=0),
                 "pixels": shares & (np.maximum(start, extent) > 2).any(axis=0),
-            }  # fmt: skip
+            }
             counted = (extent != 0).all(axis=0) & np.isfinite(xywh).all(axis=0)
         self._count += int(counted.sum())
         for reading, fit in fits.items():
@@ -256,10 +263,12 @@ def _check_scored(split: str, scored: int, crowds: int, found: Findings, *, held
         return
     problem = f"all {crowds:,} boxes of {split} are crowd regions" if crowds else f"{split} has no boxes"
     remedy = (
-        "set iscrowd (in VOC: difficult) to 0 for boxes of single objects" if crowds
-        else f"hold out more images with a larger data.{split}_fraction" if held_out
+        "set iscrowd (in VOC: difficult) to 0 for boxes of single objects"
+        if crowds
+        else f"hold out more images with a larger data.{split}_fraction"
+        if held_out
         else f"annotate {split}, or remove it from the source"
-    )  # fmt: skip
+    )
     done = "is trained" if split == "train" else "can be scored"
     found.errors.append((f"{problem}: nothing {done}", remedy))
 

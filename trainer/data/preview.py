@@ -58,11 +58,16 @@ def training_sheet(
     whole = min(config.train.global_batch or config.train.batch_size * config.train.accumulate, samples)
     world = World(0, 1, torch.device("cpu"))
     loader = TrainLoader(
-        dataset, config.loader, global_batch=whole,
-        batch_size=config.train.batch_size, seed=config.train.seed, world=world,
-        max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
+        dataset,
+        config.loader,
+        global_batch=whole,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        world=world,
+        max_bad_fraction=config.data.max_bad_fraction,
+        epochs=config.train.epochs,
         weights=image_weights(dataset, config.loader, world),
-    )  # fmt: skip
+    )
     # The first step that begins in the epoch.
     batches = loader.batches(-(-epoch * samples // whole) * whole)
     drawn: list[Picture] = []

@@ -82,8 +82,11 @@ class ShardCache(CopyCache):
                 logger.warning(
                     "shards are not cached in %s: %s; images are read from the store one by one instead "
                     "(%s sets the folder, %s the most gigabytes)",
-                    self.folder, error.strerror or error, FOLDER, LIMIT,
-                )  # fmt: skip
+                    self.folder,
+                    error.strerror or error,
+                    FOLDER,
+                    LIMIT,
+                )
             return False
         return True
 

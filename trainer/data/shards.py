@@ -191,9 +191,16 @@ def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]
             for rows in shards:
                 hashes = [raw_folder.known_hash(sums, image_id) for image_id in ids[rows]]
                 yield ShardTask(
-                    raw, config, uri, split, f"{split}-{number:05}", block, rows,
-                    block_sizes[rows].tolist(), hashes,
-                )  # fmt: skip
+                    raw,
+                    config,
+                    uri,
+                    split,
+                    f"{split}-{number:05}",
+                    block,
+                    rows,
+                    block_sizes[rows].tolist(),
+                    hashes,
+                )
                 number += 1
 
 
@@ -358,9 +365,14 @@ def _tile(whole: Record, window: tiles.Window, number: int, config: DataConfig) 
 
 
 def clean(
-    annotations: list[Annotation], width: int, height: int, labels: int, problems: Problems, where: str,
+    annotations: list[Annotation],
+    width: int,
+    height: int,
+    labels: int,
+    problems: Problems,
+    where: str,
     min_side: float = 0.0,
-) -> list[Annotation]:  # fmt: skip
+) -> list[Annotation]:
     """Return the usable boxes of one image, clipped to it; count the others in `problems`.
 
     `labels` is the number of categories, `where` names the image in examples, and `min_side` is the shortest

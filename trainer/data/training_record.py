@@ -32,10 +32,14 @@ SUFFIX = ".parquet"
 
 ROW = pa.schema(
     [
-        ("key", pa.string()), ("file_name", pa.string()), ("split", pa.dictionary(pa.int8(), pa.string())),
-        ("image", pa.uint64()), ("annotations", pa.uint64()), ("crc32", pa.uint32()),
+        ("key", pa.string()),
+        ("file_name", pa.string()),
+        ("split", pa.dictionary(pa.int8(), pa.string())),
+        ("image", pa.uint64()),
+        ("annotations", pa.uint64()),
+        ("crc32", pa.uint32()),
     ]
-)  # fmt: skip
+)
 """
 key          unique in the split
 file_name    as in the source; empty if it is KEY.jpg

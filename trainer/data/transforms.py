@@ -122,9 +122,13 @@ def random_window(record: Record, config: LoaderConfig, draw: Callable[[], float
 
 
 def random_view(
-    width: int, height: int, config: LoaderConfig, draws: Sequence[float], canvas: tuple[int, int],
+    width: int,
+    height: int,
+    config: LoaderConfig,
+    draws: Sequence[float],
+    canvas: tuple[int, int],
     window: Window | None = None,
-) -> View:  # fmt: skip
+) -> View:
     """Return a view with scale jitter, crop or padding at a random place, and flips.
 
     Before the jitter the longer side of the window, by default the whole image, is that of the canvas (width
@@ -152,9 +156,14 @@ def random_view(
         height, (top, shown_height), scale_y, divisor, canvas_height, place_y
     )
     return View(
-        divisor, (left, top, crop_width, crop_height), (x, y, place_width, place_height),
-        flip < config.flip, flip_vertical < config.flip_vertical, config.fill, by_center=window is not None,
-    )  # fmt: skip
+        divisor,
+        (left, top, crop_width, crop_height),
+        (x, y, place_width, place_height),
+        flip < config.flip,
+        flip_vertical < config.flip_vertical,
+        config.fill,
+        by_center=window is not None,
+    )
 
 
 def _span(

@@ -49,9 +49,14 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
     order, rank = order[rank < MAX_DETECTIONS], rank[rank < MAX_DETECTIONS]
     truth_order = np.argsort(objects.groups, kind="stable")
     right, ignored, partners = _assign(
-        detections.groups[order], rank, predictions.boxes[order],
-        objects.groups[truth_order], truth.boxes[truth_order], truth.crowd[truth_order], thresholds,
-    )  # fmt: skip
+        detections.groups[order],
+        rank,
+        predictions.boxes[order],
+        objects.groups[truth_order],
+        truth.boxes[truth_order],
+        truth.crowd[truth_order],
+        thresholds,
+    )
     # Now by class and score; ties in the order of image and rank, as pycocotools concatenates them.
     final = np.lexsort((-predictions.scores[order], detections.labels[order]))
     kept = truth_order[~truth.crowd[truth_order]]
@@ -98,9 +103,14 @@ class _BoxGroups:
 
 
 def _assign(
-    groups: np.ndarray, rank: np.ndarray, boxes: np.ndarray, truth_groups: np.ndarray,
-    truth_boxes: np.ndarray, crowd: np.ndarray, thresholds: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    groups: np.ndarray,
+    rank: np.ndarray,
+    boxes: np.ndarray,
+    truth_groups: np.ndarray,
+    truth_boxes: np.ndarray,
+    crowd: np.ndarray,
+    thresholds: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = len(thresholds)
     partners = np.full(len(groups), -1)
     right = np.zeros((len(groups), count), bool)

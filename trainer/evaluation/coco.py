@@ -36,9 +36,11 @@ class CocoResult:
 
 
 def evaluate(
-    ground_truth: Truth | Mapping[str, Any], detections: Predictions | Sequence[Mapping[str, Any]], *,
+    ground_truth: Truth | Mapping[str, Any],
+    detections: Predictions | Sequence[Mapping[str, Any]],
+    *,
     engine: str = "hotcoco",
-) -> CocoResult:  # fmt: skip
+) -> CocoResult:
     """Score detections against ground truth, as columns or in COCO's JSON format."""
     truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
     predictions = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)

@@ -94,9 +94,14 @@ def _loaded(truth: Truth, predictions: Predictions, lvis_style: bool = False) ->
     from hotcoco import COCO, COCOeval
 
     dataset = COCO.from_arrays(
-        truth.images, truth.categories, truth.image_ids, truth.labels, truth.boxes,
-        area=truth.areas, iscrowd=truth.crowd,
-    )  # fmt: skip
+        truth.images,
+        truth.categories,
+        truth.image_ids,
+        truth.labels,
+        truth.boxes,
+        area=truth.areas,
+        iscrowd=truth.crowd,
+    )
     columns = (predictions.image_ids, predictions.boxes, predictions.scores, predictions.labels)
     return COCOeval(dataset, dataset.load_res(np.column_stack(columns)), "bbox", lvis_style=lvis_style)
 
@@ -117,8 +122,10 @@ def _pycocotools(truth: Truth, predictions: Predictions) -> Arrays:
             coco = COCO()
             annotations = [dict(zip(names, row, strict=True)) for row in rows]
             coco.dataset = {
-                "images": truth.images, "categories": truth.categories, "annotations": annotations,
-            }  # fmt: skip
+                "images": truth.images,
+                "categories": truth.categories,
+                "annotations": annotations,
+            }
             datasets.append(coco)
         # Not by COCO.loadRes, which fails on an empty list.
         for item, score in zip(annotations, predictions.scores.tolist(), strict=True):

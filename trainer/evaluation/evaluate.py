@@ -70,9 +70,13 @@ class Baseline:
 
 
 def evaluate(
-    model_uri: str, shards_uri: str, output_uri: str, config: Config, *,
+    model_uri: str,
+    shards_uri: str,
+    output_uri: str,
+    config: Config,
+    *,
     rules: Sequence[str] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Score a model; the processes that torchrun started share the images.
 
     Mistakes of the user are errors before any prediction.
@@ -103,10 +107,12 @@ def evaluate(
         baseline = find_baseline(config, shards_uri)
         tile, overlap = tile_settings(model.config, config.evaluation.tile)
         identity = {
-            "fingerprint": dataset.fingerprint, "split": dataset.split,
-            "checkpoint": storage.absolute(model.uri), "sha256": model.sha256,
+            "fingerprint": dataset.fingerprint,
+            "split": dataset.split,
+            "checkpoint": storage.absolute(model.uri),
+            "sha256": model.sha256,
             "tile": f"{tile} px, overlap {overlap:g}" if tile else "",
-        }  # fmt: skip
+        }
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
         file = f"predictions.{config.evaluation.predictions}"
         predictions_uri = storage.join(storage.absolute(output_uri), file)
@@ -119,10 +125,14 @@ def evaluate(
         truth = Truth.from_coco(truth_json)
         scores = scoring.score(truth_json, truth, predictions, config.evaluation.engine)
         summary = {
-            "images": len(dataset), **scores.to_json(), **identity, "step": model.step,
-            "shards": storage.absolute(dataset.uri), "predictions": predictions_uri,
+            "images": len(dataset),
+            **scores.to_json(),
+            **identity,
+            "step": model.step,
+            "shards": storage.absolute(dataset.uri),
+            "predictions": predictions_uri,
             "data_warnings": index.warnings,
-        }  # fmt: skip
+        }
         compared, samples = None, config.evaluation.bootstrap
         if baseline and base is not None:
             compared = scoring.compare(baseline.name, baseline.model, base, truth, scores, samples=samples)
@@ -140,16 +150,25 @@ def evaluate(
             counts[split] |= {"without boxes": row.images_without_boxes, "crowds": row.crowds}
         step = "" if model.step is None else f" (step {model.step})"
         report = ReportData(
-            title=f"{model.config.get('recipe', 'model')} on {dataset.split}", split=dataset.split,
-            images=len(dataset), scores=scores, compared=compared, gallery=pictures,
-            training=read_rows(storage.parent(model.uri)), dataset=counts, warnings=index.warnings,
-            statistics=index.statistics, trained_boxes=index.class_counts.get("train", {}),
+            title=f"{model.config.get('recipe', 'model')} on {dataset.split}",
+            split=dataset.split,
+            images=len(dataset),
+            scores=scores,
+            compared=compared,
+            gallery=pictures,
+            training=read_rows(storage.parent(model.uri)),
+            dataset=counts,
+            warnings=index.warnings,
+            statistics=index.statistics,
+            trained_boxes=index.class_counts.get("train", {}),
             config=model.config,
             versions={
-                "model": f"{model.uri}{step}", "sha256": model.sha256,
-                "data": f"{dataset.uri} ({dataset.split})", **program_versions(),
+                "model": f"{model.uri}{step}",
+                "sha256": model.sha256,
+                "data": f"{dataset.uri} ({dataset.split})",
+                **program_versions(),
             },
-        )  # fmt: skip
+        )
         write_results(output_uri, predictions, report, summary, rules)
         return summary
 
@@ -275,9 +294,12 @@ def result_files(predictions: str) -> list[str]:
 
 
 def write_results(
-    output_uri: str, predictions: Predictions, report: ReportData, summary: dict[str, Any],
+    output_uri: str,
+    predictions: Predictions,
+    report: ReportData,
+    summary: dict[str, Any],
     rules: Sequence[str],
-) -> None:  # fmt: skip
+) -> None:
     """Apply the gate; write predictions, table.txt, the reports, gate.json and, last, metrics.json."""
     # First: that of another model would describe the new predictions if this process were killed.
     storage.delete(storage.join(output_uri, SUMMARY))

@@ -50,9 +50,15 @@ class ScoredModel:
 
 
 def predict_split(
-    predict: Callable[[Tensor], Detections], dataset: ShardDataset, config: Config, world: World, *,
-    task: str = "evaluate", reentrant: bool = True, tile: tuple[int, float] = (0, 0.0),
-) -> Predictions:  # fmt: skip
+    predict: Callable[[Tensor], Detections],
+    dataset: ShardDataset,
+    config: Config,
+    world: World,
+    *,
+    task: str = "evaluate",
+    reentrant: bool = True,
+    tile: tuple[int, float] = (0, 0.0),
+) -> Predictions:
     """Detect objects in all images of a split; the processes of `world` share them.
 
     `predict` is that of a detector or ScoredModel on the world's device, `reentrant` says whether several
@@ -134,9 +140,12 @@ def _in_parallel(
 
 
 def in_images(
-    detections: Detections, image_ids: list[int], scales: Sequence[Scales], sizes: Mapping[int, np.ndarray],
+    detections: Detections,
+    image_ids: list[int],
+    scales: Sequence[Scales],
+    sizes: Mapping[int, np.ndarray],
     windows: Sequence[Window] = (),
-) -> Found:  # fmt: skip
+) -> Found:
     """Convert a batch of detections from pixels of the network's square to those of the stored images.
 
     Boxes are clipped to their image; those without area in it are left out. `scales` are the `View.scales` of
@@ -153,9 +162,11 @@ def in_images(
     corners = np.clip(corners, 0, np.concatenate([limits, limits], axis=1))
     corners[:, 2:] -= corners[:, :2]
     predictions = Predictions(
-        np.asarray(image_ids, np.int64)[rows], labels[rows, slots].astype(np.int64), corners,
+        np.asarray(image_ids, np.int64)[rows],
+        labels[rows, slots].astype(np.int64),
+        corners,
         scores[rows, slots].astype(np.float64),
-    )  # fmt: skip
+    )
     inside = (corners[:, 2:] >= _MIN_SIDE).all(axis=1)
     return predictions.take(inside), shown[inside]
 

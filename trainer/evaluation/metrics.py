@@ -80,9 +80,12 @@ class Compared:
     def to_json(self) -> dict[str, object]:
         changes = {name: list(astuple(change)) for name, change in self.changes.items()}
         return {
-            "baseline": self.name, "model": self.model, "obstacle": self.obstacle, "samples": self.samples,
+            "baseline": self.name,
+            "model": self.model,
+            "obstacle": self.obstacle,
+            "samples": self.samples,
             "changes": changes,
-        }  # fmt: skip
+        }
 
 
 def count_verdicts(changes: Mapping[str, Change]) -> str:

@@ -19,9 +19,13 @@ IOU = 0.5  # overlap that makes a prediction right; with a group, the share of i
 
 
 def evaluate(
-    truth: Truth, predictions: Predictions, *, verified: np.ndarray | None = None,
-    ancestors: Mapping[int, Sequence[int]] | None = None, group_weight: float = 1.0,
-) -> tuple[float, dict[str, float]]:  # fmt: skip
+    truth: Truth,
+    predictions: Predictions,
+    *,
+    verified: np.ndarray | None = None,
+    ancestors: Mapping[int, Sequence[int]] | None = None,
+    group_weight: float = 1.0,
+) -> tuple[float, dict[str, float]]:
     """Return the mean AP at IoU 0.5 over the classes with objects, and AP by class; -1 without objects.
 
     Args:

@@ -31,9 +31,15 @@ COMPARISON = "comparison.json"
 
 
 def evaluate(
-    truth_uri: str, detections_uri: str, output_uri: str, config: EvaluationConfig, *,
-    rules: Sequence[str] = (), images_uri: str = "", clip: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    truth_uri: str,
+    detections_uri: str,
+    output_uri: str,
+    config: EvaluationConfig,
+    *,
+    rules: Sequence[str] = (),
+    images_uri: str = "",
+    clip: bool = False,
+) -> dict[str, Any]:
     """Score a file of detections; writes the same files as `trainer.evaluation.evaluate`.
 
     Args:
@@ -70,19 +76,29 @@ def evaluate(
     check_writable(output_uri)
     scores = scoring.score(dataset, truth, predictions, config.engine)
     summary: dict[str, Any] = {
-        "images": len(truth.images), **scores.to_json(), "fingerprint": truth_digest, "split": split,
-        "checkpoint": storage.absolute(detections_uri), "sha256": _sha256(detections_uri), "step": None,
+        "images": len(truth.images),
+        **scores.to_json(),
+        "fingerprint": truth_digest,
+        "split": split,
+        "checkpoint": storage.absolute(detections_uri),
+        "sha256": _sha256(detections_uri),
+        "step": None,
         "tile": "",
         "truth": storage.absolute(truth_uri),
         "predictions": storage.absolute(storage.join(output_uri, f"predictions.{config.predictions}")),
-    }  # fmt: skip
+    }
     name, compared = config.baseline, None
     if base is not None:
         compared = scoring.compare(name, name, base, truth, scores, samples=config.bootstrap)
     report = _report(
-        f"{_stem(detections_uri)} on {split}", split, truth, scores, summary["checkpoint"],
-        summary["sha256"], summary["truth"],
-    )  # fmt: skip
+        f"{_stem(detections_uri)} on {split}",
+        split,
+        truth,
+        scores,
+        summary["checkpoint"],
+        summary["sha256"],
+        summary["truth"],
+    )
     pictures = load_image and gallery.worst_images(truth, predictions, scores.matches, load_image)
     report = replace(report, compared=compared, gallery=pictures)
     write_results(output_uri, predictions, report, summary, rules)
@@ -90,9 +106,15 @@ def evaluate(
 
 
 def compare(
-    one_uri: str, other_uri: str, *, truth_uri: str = "", output_uri: str = "",
-    engine: str = "hotcoco", samples: int = 200, clip: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    one_uri: str,
+    other_uri: str,
+    *,
+    truth_uri: str = "",
+    output_uri: str = "",
+    engine: str = "hotcoco",
+    samples: int = 200,
+    clip: bool = False,
+) -> dict[str, Any]:
     """Compare two evaluations of the same images with a paired bootstrap over images.
 
     Each is the folder of an evaluation or a file of detections; a change is the second's value minus the
@@ -179,14 +201,20 @@ def _report(
 ) -> ReportData:
     crowds = int(truth.crowd.sum())
     counts = {
-        "images": len(truth.images), "boxes": len(truth.boxes) - crowds,
-        "without boxes": len(truth.images) - len(np.unique(truth.image_ids)), "crowds": crowds,
-    }  # fmt: skip
+        "images": len(truth.images),
+        "boxes": len(truth.boxes) - crowds,
+        "without boxes": len(truth.images) - len(np.unique(truth.image_ids)),
+        "crowds": crowds,
+    }
     versions = {"detections": detections_uri, "sha256": sha256, "ground truth": truth_uri}
     return ReportData(
-        title, split, len(truth.images), scores,
-        dataset={split: counts}, versions=versions | program_versions(),
-    )  # fmt: skip
+        title,
+        split,
+        len(truth.images),
+        scores,
+        dataset={split: counts},
+        versions=versions | program_versions(),
+    )
 
 
 def _sha256(uri: str) -> str:

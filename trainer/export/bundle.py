@@ -171,14 +171,23 @@ def load(uri: str) -> Bundle:
     origin, scored, taken = record["trained_on"], record["metrics"], record["input"]
     square = InputSquare(taken["input_size"], taken["resize"], taken["fill"])
     metadata = Metadata(
-        name=record["name"], model_version=record["model_version"], created=record["created"],
-        classes=record["classes"], square=square,
-        rows=record["outputs"].get("rows", 0), thresholds=record["thresholds"],
+        name=record["name"],
+        model_version=record["model_version"],
+        created=record["created"],
+        classes=record["classes"],
+        square=square,
+        rows=record["outputs"].get("rows", 0),
+        thresholds=record["thresholds"],
         formats={name: entry["files"] for name, entry in record["formats"].items()},
-        shards=origin["shards"], checkpoint=origin["checkpoint"], step=origin.get("step"),
-        evaluation=scored["evaluation"], metrics=scored["values"], versions=record["versions"],
-        config=record["config"], record=record,
-    )  # fmt: skip
+        shards=origin["shards"],
+        checkpoint=origin["checkpoint"],
+        step=origin.get("step"),
+        evaluation=scored["evaluation"],
+        metrics=scored["values"],
+        versions=record["versions"],
+        config=record["config"],
+        record=record,
+    )
     ids = [category["id"] for category in metadata.classes]
     problems = []
     try:

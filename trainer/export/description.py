@@ -56,9 +56,18 @@ def read_scores(evaluation_uri: str, sha256: str) -> dict[str, object]:
 
 
 def describe(
-    folder: Path, detector: Architecture, meta: Mapping[str, Any], *, name: str, checkpoint_uri: str,
-    index: ShardIndex, checks: dict[str, Check], rows: int, scores: Mapping[str, object], made_from: str,
-) -> None:  # fmt: skip
+    folder: Path,
+    detector: Architecture,
+    meta: Mapping[str, Any],
+    *,
+    name: str,
+    checkpoint_uri: str,
+    index: ShardIndex,
+    checks: dict[str, Check],
+    rows: int,
+    scores: Mapping[str, object],
+    made_from: str,
+) -> None:
     """Write the metadata, the card and the bill of materials of the files in a folder.
 
     `meta` is that of the checkpoint, `rows` the number of detections of an image, `scores` those of
@@ -78,8 +87,13 @@ def describe(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "classes": meta["categories"],
         "input": {
-            "name": INPUT, "dtype": "uint8", "shape": ["batch", 3, size, size], "input_size": size,
-            "resize": resize, "fill": fill, "preprocessing": RULES[resize].format(fill=fill) + BOXES,
+            "name": INPUT,
+            "dtype": "uint8",
+            "shape": ["batch", 3, size, size],
+            "input_size": size,
+            "resize": resize,
+            "fill": fill,
+            "preprocessing": RULES[resize].format(fill=fill) + BOXES,
         },
         "outputs": {
             "names": list(OUTPUTS),
@@ -104,8 +118,10 @@ def describe(
         "versions": versions(),
         "config": meta["config"],
         "trained_on": {
-            "shards": meta["fingerprint"], "checkpoint": storage.absolute(checkpoint_uri),
-            "step": meta["step"], "epoch": meta["epoch"],
+            "shards": meta["fingerprint"],
+            "checkpoint": storage.absolute(checkpoint_uri),
+            "step": meta["step"],
+            "epoch": meta["epoch"],
             # Without credentials: user name and password, signed query.
             "source": re.sub("//[^/@]*@", "//", source.partition("?")[0]),
             "splits": {
@@ -115,7 +131,7 @@ def describe(
         },
         "metrics": {**scores, "values": scores["values"] or meta["metrics"] or {}},
         "made_from": made_from,
-    }  # fmt: skip
+    }
     (folder / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
     (folder / bundle.CARD).write_text(model_card(described))
     write_sbom(folder, folder / bundle.SBOM, name, described["model_version"])
@@ -153,9 +169,12 @@ def model_card(metadata: Mapping[str, Any]) -> str:
             cells += [row.get("boxes", 0), *("-" if value is None else number(value) for value in shown)]
         class_rows.append(cells)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, autoescape=False,  # noqa: S701  (Markdown)
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  (Markdown)
+    )
     return environment.get_template("model_card.md.jinja").render(
         metadata,
         values={name: values[name] for name in METRICS if name in values},
@@ -186,11 +205,13 @@ def write_sbom(folder: Path, target: Path, name: str, release: str) -> None:
     bom.metadata.component = model
     parts: list[Any] = [
         Component(
-            name=path.name, type=ComponentType.FILE, bom_ref=f"file:{path.name}",
+            name=path.name,
+            type=ComponentType.FILE,
+            bom_ref=f"file:{path.name}",
             hashes=[HashType(alg=HashAlgorithm.SHA_256, content=bundle.file_sha256(path))],
         )
         for path in sorted(folder.iterdir())
-    ]  # fmt: skip
+    ]
     packages: dict[str, str] = {}
     queue = ["kubedet"]
     for package in queue:  # It grows.
@@ -205,11 +226,14 @@ def write_sbom(folder: Path, target: Path, name: str, release: str) -> None:
                         queue.append(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0])
     parts += [
         Component(
-            name=package, version=release, type=ComponentType.LIBRARY, bom_ref=f"{package}@{release}",
+            name=package,
+            version=release,
+            type=ComponentType.LIBRARY,
+            bom_ref=f"{package}@{release}",
             purl=PackageURL(type="pypi", name=package, version=release),
         )
         for package, release in sorted(packages.items())
-    ]  # fmt: skip
+    ]
     bom.components.update(parts)
     bom.register_dependency(model, parts)
     target.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")

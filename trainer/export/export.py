@@ -30,9 +30,14 @@ _LOG = logging.getLogger("export")
 
 
 def export(
-    checkpoint_uri: str, shards_uri: str, output_uri: str, config: Config, *,
-    evaluation_uri: str = "", signing_key: str = "",
-) -> dict[str, Any]:  # fmt: skip
+    checkpoint_uri: str,
+    shards_uri: str,
+    output_uri: str,
+    config: Config,
+    *,
+    evaluation_uri: str = "",
+    signing_key: str = "",
+) -> dict[str, Any]:
     """Write a bundle of the formats in config.export to `output_uri`.
 
     The validation images of the shards (else test, else train; the training's tiles if there are any)
@@ -91,9 +96,17 @@ def export(
         dataset = ShardDataset(shards_uri, split)
         checks = verify(folder, names, detector, dataset, config, square)
         describe(
-            folder, detector, meta, name=config.export.name, checkpoint_uri=checkpoint_uri, index=index,
-            checks=checks, rows=maker.graph.rows, scores=scores, made_from=made_from,
-        )  # fmt: skip
+            folder,
+            detector,
+            meta,
+            name=config.export.name,
+            checkpoint_uri=checkpoint_uri,
+            index=index,
+            checks=checks,
+            rows=maker.graph.rows,
+            scores=scores,
+            made_from=made_from,
+        )
         bundle.seal(folder)
         if key:
             bundle.sign(folder, key)

@@ -163,9 +163,11 @@ def select(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, f
     """
     limit, classes = int(thresholds["detections_per_image"]), scores.shape[2]
     padded = Detections(
-        torch.zeros(len(boxes), limit, 4), torch.zeros(len(boxes), limit),
-        torch.full((len(boxes), limit), -1), torch.zeros(len(boxes), dtype=torch.int64),
-    )  # fmt: skip
+        torch.zeros(len(boxes), limit, 4),
+        torch.zeros(len(boxes), limit),
+        torch.full((len(boxes), limit), -1),
+        torch.zeros(len(boxes), dtype=torch.int64),
+    )
     for row, (corners, values) in enumerate(zip(boxes, scores, strict=True)):
         flat = values.flatten()
         pairs = torch.nonzero(flat > thresholds["score"]).flatten()

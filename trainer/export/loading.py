@@ -38,9 +38,18 @@ def load(uri: str, device: torch.device) -> ScoredModel:
     detector, meta = checkpoint.load_model(uri, device)
     predict, digest = _folded_predict(detector, device, uri), file_sha256(storage.local_copy(uri))
     return ScoredModel(
-        uri, predict, True, meta["categories"], meta["square"], digest, meta["step"], meta["config"],
-        f"{meta['config']['recipe']} step {meta['step']}", "checkpoint", _TORCH,
-    )  # fmt: skip
+        uri,
+        predict,
+        True,
+        meta["categories"],
+        meta["square"],
+        digest,
+        meta["step"],
+        meta["config"],
+        f"{meta['config']['recipe']} step {meta['step']}",
+        "checkpoint",
+        _TORCH,
+    )
 
 
 def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
@@ -60,9 +69,19 @@ def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
     else:
         predict, kind, runtime = _load_served(source, name)
     return ScoredModel(
-        file, predict, reentrant, metadata.classes, metadata.square, source.checksums[name], metadata.step,
-        metadata.config, f"{metadata.name} {metadata.model_version}", kind, runtime, metadata,
-    )  # fmt: skip
+        file,
+        predict,
+        reentrant,
+        metadata.classes,
+        metadata.square,
+        source.checksums[name],
+        metadata.step,
+        metadata.config,
+        f"{metadata.name} {metadata.model_version}",
+        kind,
+        runtime,
+        metadata,
+    )
 
 
 def format_file(source: Bundle, kind: str = "") -> str:

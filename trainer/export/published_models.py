@@ -235,11 +235,18 @@ def _switch(data_root: str, name: str, version: str, history: list[str], other_c
         chosen.check()
         metadata = chosen.metadata
         record = CurrentModel(
-            name=name, version=version, digest=chosen.digest, model=storage.absolute(chosen.uri),
-            checkpoint=metadata.checkpoint, evaluation=metadata.evaluation, fingerprint=metadata.shards,
-            metrics=metadata.metrics, classes=chosen.class_names, history=history,
+            name=name,
+            version=version,
+            digest=chosen.digest,
+            model=storage.absolute(chosen.uri),
+            checkpoint=metadata.checkpoint,
+            evaluation=metadata.evaluation,
+            fingerprint=metadata.shards,
+            metrics=metadata.metrics,
+            classes=chosen.class_names,
+            history=history,
             promoted=datetime.now(UTC).isoformat(timespec="seconds"),
-        )  # fmt: skip
+        )
         storage.remove_stale(folder(data_root, name))
         content = {"kind": "current model", "form": 1, **asdict(record)}
         storage.write_json(storage.join(folder(data_root, name), CURRENT), content)

@@ -59,12 +59,18 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
             # Folds each BatchNorm into its convolution.
             quant_pre_process(str(source), str(fused), skip_symbolic_shape=True)
             quantize_static(
-                str(fused), str(target), images,
+                str(fused),
+                str(target),
+                images,
                 # With Relu: the negative values it cuts off would otherwise take half of the range.
-                quant_format=QuantFormat.QDQ, op_types_to_quantize=["Conv", "Relu"], per_channel=True,
+                quant_format=QuantFormat.QDQ,
+                op_types_to_quantize=["Conv", "Relu"],
+                per_channel=True,
                 # Weights of 7 bits: with 8, onnxruntime's sums overflow on x86 CPUs without VNNI.
-                activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, reduce_range=True,
-            )  # fmt: skip
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                reduce_range=True,
+            )
             model = onnx.load(target)
             as_matrices(model.graph)
             onnx.save(model, target)

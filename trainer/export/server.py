@@ -179,9 +179,12 @@ class WebServer(uvicorn.Server):
     """Serves an opened model."""
 
     def __init__(
-        self, predictor: Predictor, hosts: Sequence[str] = ("localhost",), most_pixels: int = MAX_PIXELS,
+        self,
+        predictor: Predictor,
+        hosts: Sequence[str] = ("localhost",),
+        most_pixels: int = MAX_PIXELS,
         names: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         async def refused(request: Request, error: Exception) -> Response:
             status, headers = 400, dict[str, str]()
             if isinstance(error, RequestRefused):  # The rest of the request is not read.
@@ -201,9 +204,14 @@ class WebServer(uvicorn.Server):
             exception_handlers={KubedetError: refused, LookupError: refused, ClientDisconnect: refused},
         )
         config = uvicorn.Config(
-            app, port=0, http=LimitedConnection, ws="none", log_level="error", access_log=False,
+            app,
+            port=0,
+            http=LimitedConnection,
+            ws="none",
+            log_level="error",
+            access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        )  # fmt: skip
+        )
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -131,9 +131,13 @@ class Check:
 
 
 def verify(
-    folder: Path, names: Sequence[str], detector: Architecture, dataset: ShardDataset, config: Config,
+    folder: Path,
+    names: Sequence[str],
+    detector: Architecture,
+    dataset: ShardDataset,
+    config: Config,
     square: InputSquare,
-) -> dict[str, Check]:  # fmt: skip
+) -> dict[str, Check]:
     """Compare written files with the trained model on images of a split."""
     served = {}
     for name in names:
@@ -176,8 +180,13 @@ def verify(
         if matches.detections:
             _LOG.info(
                 "%s in %s: AP %+.4f, %.1f%% of %d detections match, %.1f ms an image",
-                name, one.runtime.name, change, matches.matched * 100, matches.detections, timing.p50_ms,
-            )  # fmt: skip
+                name,
+                one.runtime.name,
+                change,
+                matches.matched * 100,
+                matches.detections,
+                timing.p50_ms,
+            )
         else:
             text = "%s: the model detects nothing in %d images, so the check is not meaningful; train longer"
             _LOG.warning(text, name, len(indices))
@@ -226,8 +235,10 @@ def _check_agreement(name: str, change: float, matches: Matches, images: int, co
             f"the exported model ({name}) differs from the trained one on {images} images: "
             + "; ".join(problems),
             fix="remove onnx-int8 from export.formats, or calibrate on more images "
-            "(export.calibration_images); nothing was published" if int8 else _VERSIONS_FIX,
-        )  # fmt: skip
+            "(export.calibration_images); nothing was published"
+            if int8
+            else _VERSIONS_FIX,
+        )
 
 
 def _check_edges(name: str, served: Served, squares: torch.Tensor, target: InputSquare) -> None:

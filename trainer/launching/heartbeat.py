@@ -104,8 +104,10 @@ class Watch:
                 if self.expired and not closing.is_set():
                     print(
                         f"launch: no heartbeat from the launcher for {self.timeout:.0f} s ({self.uri}): "
-                        "the training saves its state and ends", file=sys.stderr, flush=True,
-                    )  # fmt: skip
+                        "the training saves its state and ends",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     os.kill(os.getpid(), SIGNAL)
                     return
 

@@ -239,10 +239,14 @@ class _Agent(LocalElasticAgent):
 def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | None:
     """Meet the other nodes, run the workers and wait; None if the run ended without this node."""
     parameters = RendezvousParameters(
-        backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id,
-        min_nodes=config.min_nodes, max_nodes=config.max_nodes, local_addr=config.local_addr,
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
         **config.rdzv_configs,
-    )  # fmt: skip
+    )
     static = config.rdzv_backend == "static"
     if not static and config.max_nodes > 1:
         # With one store for all rounds a returning node waits in vain, and workers read old values.
@@ -259,12 +263,19 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
                     raise
     address, _, port = config.rdzv_endpoint.rpartition(":")
     spec = WorkerSpec(
-        role=config.role, local_world_size=config.nproc_per_node, entrypoint=program, args=tuple(words),
-        rdzv_handler=handler, max_restarts=config.max_restarts, monitor_interval=config.monitor_interval,
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=program,
+        args=tuple(words),
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
         # Otherwise the rendezvous finds a free port of the node with rank 0.
-        master_addr=address if static else None, master_port=int(port) if static else None,
-        local_addr=config.local_addr, numa_options=config.numa_options,
-    )  # fmt: skip
+        master_addr=address if static else None,
+        master_port=int(port) if static else None,
+        local_addr=config.local_addr,
+        numa_options=config.numa_options,
+    )
     assert config.logs_specs is not None
     seconds = getattr(config, "shutdown_timeout", None)  # From torch 2.12 on.
     grace = {} if seconds is None else {"shutdown_timeout": seconds}

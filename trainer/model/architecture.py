@@ -56,9 +56,13 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
+        self,
+        images: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        color: Tensor | None = None,
         verified: Tensor | None = None,
-    ) -> Mapping[str, Tensor]:  # fmt: skip
+    ) -> Mapping[str, Tensor]:
         """Losses of a batch, called under the autocast of the network.
 
         Args:

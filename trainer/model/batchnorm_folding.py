@@ -85,9 +85,14 @@ def fold(body: nn.Module, pairs: Names) -> None:
     for parent, names, convolution, norm in _pairs(body, (_BatchNorm, FrozenBatchNorm2d), pairs):
         folded = _like(convolution, nn.Conv2d)
         folded.weight, folded.bias = fuse_conv_bn_weights(
-            convolution.weight, convolution.bias,
-            norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias,
-        )  # fmt: skip
+            convolution.weight,
+            convolution.bias,
+            norm.running_mean,
+            norm.running_var,
+            norm.eps,
+            norm.weight,
+            norm.bias,
+        )
         setattr(parent, names[0], folded)
         setattr(parent, names[1], nn.Identity())
 

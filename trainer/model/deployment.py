@@ -147,9 +147,10 @@ def _suppress(boxes: Tensor, scores: Tensor, config: RetinaNetOptions) -> Tensor
     for prefix in (min(total, _FIRST_PREFIX * config.detections_per_image), total):
         tried = possible[:, :prefix].flatten().nonzero()[:, 0]
         survivors = nms(
-            boxes[:, :prefix].flatten(0, 1)[tried], scores[:, :prefix].flatten()[tried].double(),
+            boxes[:, :prefix].flatten(0, 1)[tried],
+            scores[:, :prefix].flatten()[tried].double(),
             config.nms_threshold,
-        )  # fmt: skip
+        )
         kept[:, :prefix] = (
             torch.zeros(batch * prefix, dtype=torch.bool, device=kept.device)
             .index_fill_(0, tried[survivors], True)

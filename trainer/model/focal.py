@@ -97,9 +97,15 @@ class _ConvFocalLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, dtype: torch.dtype, verified: Tensor | None, weight: Tensor, bias: Tensor,
-        labels: tuple[Tensor, ...], weights: tuple[Tensor, ...], *levels: Tensor,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        dtype: torch.dtype,
+        verified: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        labels: tuple[Tensor, ...],
+        weights: tuple[Tensor, ...],
+        *levels: Tensor,
+    ) -> Tensor:
         kernel, offset = weight.detach().to(dtype), bias.detach().to(dtype)
         output_mask = [any(ctx.needs_input_grad[6:]), *ctx.needs_input_grad[2:4]]
         weight_grad: Tensor | None = None
@@ -171,9 +177,13 @@ def _merged_rows(rows: list[Tensor], levels: list[Tensor], fill: float) -> list[
 
 
 def conv_focal_loss(
-    levels: list[Tensor], weight: Tensor, bias: Tensor, labels: list[Tensor], weights: list[Tensor],
+    levels: list[Tensor],
+    weight: Tensor,
+    bias: Tensor,
+    labels: list[Tensor],
+    weights: list[Tensor],
     verified: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`focal_loss` of the class head's last convolution, in chunks that need the memory of a few images.
 
     A fp32 scalar, computed in autocast's type; it can be differentiated once. Not for fp16: see `supports`.

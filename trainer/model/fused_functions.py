@@ -44,8 +44,9 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
     if tell and missing:
         _LOG.warning(
             "nothing is compiled, so the loss takes several times as long: %s; install it, or set "
-            "train.compile=off", missing,
-        )  # fmt: skip
+            "train.compile=off",
+            missing,
+        )
     elif tell and enabled:
         _LOG.info("the first step compiles the loss and takes longer")
     return _Choice.compiles

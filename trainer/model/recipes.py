@@ -15,12 +15,20 @@ from trainer.model.architectures.detr.group_detr_options import rfdetr_finetune,
 from trainer.model.architectures.retinanet import retinanet_options
 
 _RECIPES = (
-    retinanet_options.debug, retinanet_options.small, retinanet_options.small_pretrained,
+    retinanet_options.debug,
+    retinanet_options.small,
+    retinanet_options.small_pretrained,
     retinanet_options.coco_r50,
-    retinanet_options.openimages_r50, retinanet_options.mlperf, retinanet_options.finetune,
-    detr_options.dfine_small, detr_options.dfine_finetune, *detr_options.PUBLISHED,
-    rfdetr_finetune, rfdetr_m, deimv2_s,
-)  # fmt: skip
+    retinanet_options.openimages_r50,
+    retinanet_options.mlperf,
+    retinanet_options.finetune,
+    detr_options.dfine_small,
+    detr_options.dfine_finetune,
+    *detr_options.PUBLISHED,
+    rfdetr_finetune,
+    rfdetr_m,
+    deimv2_s,
+)
 RECIPES = {recipe.__name__: recipe for recipe in _RECIPES}
 """Recipes by name: functions that return a configuration, defined next to their detector."""
 

@@ -51,9 +51,14 @@ def as_retinanet(state: dict[str, Tensor], source: str) -> dict[str, Tensor]:
 
 
 def load(
-    detector: Architecture, state: dict[str, Tensor], source: str, class_layers: Collection[str],
-    body: str = BODY, *, refuse_unknown: bool = False,
-) -> str:  # fmt: skip
+    detector: Architecture,
+    state: dict[str, Tensor],
+    source: str,
+    class_layers: Collection[str],
+    body: str = BODY,
+    *,
+    refuse_unknown: bool = False,
+) -> str:
     """Load tensors of a detector or of its backbone alone, in place; returns a line for the log.
 
     Those of `class_layers` (prefixes of names) are ignored if the shape differs, those with unknown names too

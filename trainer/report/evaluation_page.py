@@ -76,9 +76,12 @@ def write_report(data: ReportData, folder: str | Path) -> None:
         ]
     lvis = [f"{name:<12}{number(value):>8}" for name, value in data.scores.metrics.items() if name in LVIS]
     texts = (
-        "\n".join([table(data.scores.coco), *lvis]), html(data), markdown(data), _csv(per_class, ["class"]),
+        "\n".join([table(data.scores.coco), *lvis]),
+        html(data),
+        markdown(data),
+        _csv(per_class, ["class"]),
         _csv(confused, ["true class", "predicted class", "boxes"]),
-    )  # fmt: skip
+    )
     for name, text in zip(FILES, texts, strict=True):
         storage.write_bytes(storage.join(str(folder), name), text.encode())
 

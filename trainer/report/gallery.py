@@ -95,9 +95,12 @@ class GalleryImage:
 
 
 def worst_images(
-    truth: Truth, predictions: Predictions, matches: Matches, load_image: Callable[[int], bytes],
+    truth: Truth,
+    predictions: Predictions,
+    matches: Matches,
+    load_image: Callable[[int], bytes],
     count: int = 12,
-) -> list[GalleryImage]:  # fmt: skip
+) -> list[GalleryImage]:
     """Return the images with errors by ascending F1, then by most errors, without detections in crowds."""
     images = len(truth.images)
     shown = np.flatnonzero((matches.scores >= SHOWN_SCORE) & ~matches.ignored[:, 0])
@@ -121,17 +124,27 @@ def worst_images(
         marked = _marked(truth, objects, names, np.isin(objects, matches.partners[these]))
         with Image.open(io.BytesIO(load_image(image["id"]))) as opened:
             source = thumbnail(opened.convert("RGB"), _SIDE)
-        listed.append(GalleryImage(
-            image["id"], image.get("original_file_name", image["file_name"]), image["width"], image["height"],
-            source, marked, found,
-        ))  # fmt: skip
+        listed.append(
+            GalleryImage(
+                image["id"],
+                image.get("original_file_name", image["file_name"]),
+                image["width"],
+                image["height"],
+                source,
+                marked,
+                found,
+            )
+        )
     return listed
 
 
 def _marked(
-    items: Truth | Predictions, rows: np.ndarray, names: dict[int, str], matched: np.ndarray,
+    items: Truth | Predictions,
+    rows: np.ndarray,
+    names: dict[int, str],
+    matched: np.ndarray,
     scores: Iterable[float | None] = repeat(None),
-) -> tuple[MarkedBox, ...]:  # fmt: skip
+) -> tuple[MarkedBox, ...]:
     columns = items.labels[rows].tolist(), items.boxes[rows].tolist(), matched.tolist(), scores
     return tuple(
         MarkedBox(tuple(box), names[label], is_matched, score)

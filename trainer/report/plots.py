@@ -31,9 +31,12 @@ def f1(scores: Scores) -> Plot | None:
 
 
 def _class_curves(
-    title: str, axes_labels: tuple[str, str], x: np.ndarray, curves: Mapping[str, np.ndarray],
+    title: str,
+    axes_labels: tuple[str, str],
+    x: np.ndarray,
+    curves: Mapping[str, np.ndarray],
     per_class: Mapping[str, Mapping[str, float]],
-) -> Plot | None:  # fmt: skip
+) -> Plot | None:
     if not curves:
         return None
     few = len(curves) < len(SERIES)
@@ -79,9 +82,14 @@ def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
     drawn, axes = bars("lost AP50", [TIDE[kind] for kind in errors], costs)
     for place, (cost, count) in zip(axes.get_yticks(), errors.values(), strict=True):
         axes.annotate(
-            f"{cost:.3f}  ({count:,})", (cost, place), xytext=(4, 0), textcoords="offset points", va="center",
-            fontsize=9, color=TEXT,
-        )  # fmt: skip
+            f"{cost:.3f}  ({count:,})",
+            (cost, place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=TEXT,
+        )
     axes.set_xlim(0, max(max(costs) * 1.7, 0.01))
     return as_plot("Cost and count of errors", drawn)
 

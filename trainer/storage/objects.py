@@ -119,19 +119,23 @@ def _store(
     """Return obstore's store for requests of at most `longest` seconds."""
     waits, proxy = environment.RETRIES, environment.proxy_of(server)
     client: Any = {
-        "allow_http": True, "user_agent": "kubedet", "root_certificate": environment.authorities(),
-        "connect_timeout": timedelta(seconds=waits.connect), "read_timeout": timedelta(seconds=read_timeout),
+        "allow_http": True,
+        "user_agent": "kubedet",
+        "root_certificate": environment.authorities(),
+        "connect_timeout": timedelta(seconds=waits.connect),
+        "read_timeout": timedelta(seconds=read_timeout),
         "timeout": timedelta(seconds=longest),
-    }  # fmt: skip
+    }
     if kind in CLOUDS:  # The metadata server is on this machine, not behind a proxy.
         client["proxy_excludes"] = "169.254.169.254,metadata.google.internal"
     if proxy:
         client["proxy_url"] = proxy
     first, most = timedelta(seconds=min(0.1, waits.wait)), timedelta(seconds=waits.wait)
     retries: Any = {
-        "max_retries": 10_000, "retry_timeout": timedelta(seconds=waits.total),
+        "max_retries": 10_000,
+        "retry_timeout": timedelta(seconds=waits.total),
         "backoff": {"init_backoff": first, "max_backoff": most, "base": 2},
-    }  # fmt: skip
+    }
     make: Any = {"gs": GCSStore, "az": AzureStore}.get(kind, S3Store)
     store: ObjectStore = make(bucket, client_options=client, retry_config=retries, **options)
     return store

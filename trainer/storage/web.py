@@ -73,13 +73,30 @@ _ALLOWED = re.compile(  # buckets and hosts
 # reachable addresses for infrastructure (anycast relays, Teredo, 6to4) are refused whole: they have no web
 # servers, and some lead to any IPv4 address.
 # https://www.iana.org/assignments/iana-ipv4-special-registry (2025-10-22), .../iana-ipv6-special-registry
-_SPECIAL_IPV4 = tuple(map(ipaddress.IPv4Network, (
-    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
-    "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24",
-    "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
-    # Azure's platform, seen from its machines alone (Microsoft Learn, "What is IP address 168.63.129.16?").
-    "168.63.129.16/32",
-)))  # fmt: skip
+_SPECIAL_IPV4 = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/4",
+            "240.0.0.0/4",
+            # Azure's platform (Microsoft Learn, "What is IP address 168.63.129.16?").
+            "168.63.129.16/32",
+        ),
+    )
+)
 _ALLOCATED = ipaddress.IPv6Network("2000::/3")  # https://www.iana.org/assignments/ipv6-address-space
 _SPECIAL_IPV6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # leads to the IPv4 address in the last 32 bits (RFC 6052)
@@ -427,17 +444,30 @@ def _request(
     waits = environment.RETRIES
     timeout = urllib3.Timeout(connect=waits.connect, read=waits.read_timeout)
     retries = urllib3.Retry(
-        total=None, connect=4, read=3, redirect=False, status=12, other=0, status_forcelist=BUSY,
-        backoff_factor=min(0.2, waits.wait), backoff_max=waits.wait, raise_on_status=False,
-    )  # fmt: skip
+        total=None,
+        connect=4,
+        read=3,
+        redirect=False,
+        status=12,
+        other=0,
+        status_forcelist=BUSY,
+        backoff_factor=min(0.2, waits.wait),
+        backoff_max=waits.wait,
+        raise_on_status=False,
+    )
     try:
         address, (_, port) = parse_url(hop), host_and_port(hop)
         client = _client(address.scheme or "", address.host or "", port, policy)
         target = hop.partition("#")[0] if isinstance(client, urllib3.PoolManager) else address.request_uri
         return client.urlopen(
-            method, target, headers={"Accept-Encoding": "identity", **headers, **token},
-            timeout=timeout, preload_content=False, redirect=False, retries=retries,
-        )  # fmt: skip
+            method,
+            target,
+            headers={"Accept-Encoding": "identity", **headers, **token},
+            timeout=timeout,
+            preload_content=False,
+            redirect=False,
+            retries=retries,
+        )
     except (urllib3.exceptions.LocationValueError, InvalidURL, UnicodeError) as error:
         raise invalid_address(hop, str(error)) from error
     except (urllib3.exceptions.HTTPError, HTTPException) as error:

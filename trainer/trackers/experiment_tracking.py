@@ -198,8 +198,9 @@ class _Sender:
                 reason = error.message if isinstance(error, KubedetError) else str(error)
                 _LOG.warning(
                     "%s does not accept metrics (%s): the training continues, and retries later",
-                    self._name, (reason.strip() or type(error).__name__).splitlines()[0][:300],
-                )  # fmt: skip
+                    self._name,
+                    (reason.strip() or type(error).__name__).splitlines()[0][:300],
+                )
             self._failed = True
             self._next_try = time.monotonic() + RETRY_SECONDS
             return False

@@ -27,9 +27,12 @@ class TrainingLog:
     """
 
     def __init__(
-        self, output_uri: str, step: int, validated: int = 0,
+        self,
+        output_uri: str,
+        step: int,
+        validated: int = 0,
         listener: Callable[[str, Mapping[str, Any]], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open the log of a run and drop training rows after `step` and validations after `validated`.
 
         `listener` is called with kind and row after each was written.

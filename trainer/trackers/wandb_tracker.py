@@ -34,13 +34,21 @@ class WandbTracker:
         self._temporary = None if storage.is_local(run.output) else TemporaryFolder()
         folder = self._temporary.path if self._temporary else storage.local_path(run.output)
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or PROJECT, id=run_id, name=run.name, resume="allow",
-            dir=str(folder), config={**run.parameters, **{f"kubedet.{k}": v for k, v in run.tags.items()}},
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            id=run_id,
+            name=run.name,
+            resume="allow",
+            dir=str(folder),
+            config={**run.parameters, **{f"kubedet.{k}": v for k, v in run.tags.items()}},
             settings=wandb.Settings(
-                init_timeout=_START_SECONDS, silent=True, console="off", save_code=False, disable_git=True,
+                init_timeout=_START_SECONDS,
+                silent=True,
+                console="off",
+                save_code=False,
+                disable_git=True,
                 disable_job_creation=True,
             ),
-        )  # fmt: skip
+        )
         # Rows are not in the order of steps, because validations are scored in a thread.
         self._run.define_metric("*", step_metric="step")
         return run_id

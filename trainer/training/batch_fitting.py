@@ -77,11 +77,15 @@ class Trial:
         labels = torch.arange(self._boxes, device=device) % state.detector.num_classes
         verified = torch.ones(images, state.detector.num_classes, dtype=torch.bool, device=device)
         batch = Batch(
-            squares.contiguous(memory_format=torch.channels_last), boxes.expand(images, -1, -1).contiguous(),
-            labels.expand(images, -1).contiguous(), torch.eye(3, 4, device=device).repeat(images, 1, 1),
-            image_ids=list(range(images)), scales=[(1.0,) * 4] * images, counts=[self._boxes] * images,
+            squares.contiguous(memory_format=torch.channels_last),
+            boxes.expand(images, -1, -1).contiguous(),
+            labels.expand(images, -1).contiguous(),
+            torch.eye(3, 4, device=device).repeat(images, 1, 1),
+            image_ids=list(range(images)),
+            scales=[(1.0,) * 4] * images,
+            counts=[self._boxes] * images,
             verified=verified if config.negatives == "verified" else None,
-        )  # fmt: skip
+        )
         whole = images * state.world.size
         limit = TimeLimit(self._config, SplitSizes(whole), whole)
         train_step = TrainStep(state, state.detector, config, limit=limit, global_batch=whole)

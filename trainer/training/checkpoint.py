@@ -108,8 +108,9 @@ def read(uri: str) -> State:
                 ) from None
             raise DamagedCheckpoint(
                 f"checkpoint {uri} cannot be read: it is damaged, or contains more than data, which is not "
-                "loaded", fix=_CHECKPOINT_FIX,
-            ) from None  # fmt: skip
+                "loaded",
+                fix=_CHECKPOINT_FIX,
+            ) from None
         sealed = hashing.result()
     version = state.get("version") if isinstance(state, dict) else None
     if isinstance(version, int) and version > VERSION:

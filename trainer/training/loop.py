@@ -88,20 +88,31 @@ class _Run:
             parsing.check_frozen(config)
         scaled, explanation = scaled_to_batch(config.train, self.global_batch)
         self.state = TrainState(
-            dataclasses.replace(config, train=scaled), len(self.train_set.categories), world,
-            data_root=data_root_of(shards_uri), new=saved is None,
-        )  # fmt: skip
+            dataclasses.replace(config, train=scaled),
+            len(self.train_set.categories),
+            world,
+            data_root=data_root_of(shards_uri),
+            new=saved is None,
+        )
         self.loader = TrainLoader(
-            self.train_set, config.loader, global_batch=self.global_batch,
-            batch_size=config.train.batch_size, seed=config.train.seed, world=world,
-            max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
+            self.train_set,
+            config.loader,
+            global_batch=self.global_batch,
+            batch_size=config.train.batch_size,
+            seed=config.train.seed,
+            world=world,
+            max_bad_fraction=config.data.max_bad_fraction,
+            epochs=config.train.epochs,
             weights=image_weights(self.train_set, config.loader, world),
             verified=config.train.negatives == "verified",
-        )  # fmt: skip
+        )
         self.limit = TimeLimit(
-            config, SplitSizes.of(self.train_set.index.samples), self.global_batch,
-            (saved or {}).get("limit"), (saved or {}).get("step", 0),
-        )  # fmt: skip
+            config,
+            SplitSizes.of(self.train_set.index.samples),
+            self.global_batch,
+            (saved or {}).get("limit"),
+            (saved or {}).get("step", 0),
+        )
         self.schedule = CheckpointSchedule(config.train, self.state, self.limit)
         self.resumed_from: int | None = saved["step"] if saved else None
         best: Best | None = None
@@ -122,9 +133,13 @@ class _Run:
             hold_gradients(self.state.parameters)
         model = self.state.distributed()
         self.train_step = TrainStep(
-            self.state, model, scaled, limit=self.limit, global_batch=self.global_batch,
+            self.state,
+            model,
+            scaled,
+            limit=self.limit,
+            global_batch=self.global_batch,
             holds_gradients=self.holds_gradients,
-        )  # fmt: skip
+        )
         self.log = self.recorder = None
         self.tracking = Tracking({})
         self.reporter = job_status.Reporter.from_environment() if world.is_main else job_status.Reporter()
@@ -167,9 +182,13 @@ class _Run:
                     with self.limit.validation(), stop.at_once(self._interrupted):
                         # Rank 0 scores the predictions while training continues.
                         predictions = predict_split(
-                            state.evaluated().predict, self.val_set, self.config, self.world, task="validate",
+                            state.evaluated().predict,
+                            self.val_set,
+                            self.config,
+                            self.world,
+                            task="validate",
                             tile=(self.config.data.tile, self.config.data.tile_overlap),
-                        )  # fmt: skip
+                        )
                         state.detector.train()
                         state.validated = state.step
                         if self.recorder:
@@ -209,8 +228,12 @@ class _Run:
         if self.ended_early and best:
             _LOG.info(
                 "no better %s since epoch %d: the training ends after epoch %d of %d (train.patience=%d)",
-                self.config.evaluation.metric, best.epoch, epoch, self.config.train.epochs, patience,
-            )  # fmt: skip
+                self.config.evaluation.metric,
+                best.epoch,
+                epoch,
+                self.config.train.epochs,
+                patience,
+            )
         return self.ended_early
 
     def _report(self, seconds: float, steps: int) -> str:
@@ -223,10 +246,14 @@ class _Run:
         if self.log and self.recorder:
             named = zip(state.detector.loss_names, losses, strict=True)
             row = {
-                "step": state.step, "epoch": state.samples / len(self.train_set), "loss": total,
-                **{f"loss_{name}": value for name, value in named}, "gradient_norm": norm,
-                "lr": max(group["lr"] for group in state.optimizer.param_groups), "images_per_second": rate,
-            }  # fmt: skip
+                "step": state.step,
+                "epoch": state.samples / len(self.train_set),
+                "loss": total,
+                **{f"loss_{name}": value for name, value in named},
+                "gradient_norm": norm,
+                "lr": max(group["lr"] for group in state.optimizer.param_groups),
+                "images_per_second": rate,
+            }
             self.log.add("train", row)
             self.recorder.check()
         self.reporter.measure({job_status.LOSS: total, job_status.SPEED: rate})
@@ -360,9 +387,12 @@ def step_size(config: Config, saved: checkpoint.State | None, samples: int, worl
         same = (before.batch_size, before.accumulate) == (train.batch_size, train.accumulate)
         configured = saved["global_batch"] if same else 0
     return global_batch(
-        samples, batch_size=train.batch_size, accumulate=train.accumulate, processes=world.size,
+        samples,
+        batch_size=train.batch_size,
+        accumulate=train.accumulate,
+        processes=world.size,
         configured=configured,
-    )  # fmt: skip
+    )
 
 
 def train_longer(rows: Iterable[Mapping[str, Any]], longer: str) -> str:

@@ -68,10 +68,11 @@ def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig
     scaled = replace(config, lr=config.lr * scale)
     if config.scale_steps:
         scaled = replace(
-            scaled, warmup_steps=round(config.warmup_steps / ratio),
+            scaled,
+            warmup_steps=round(config.warmup_steps / ratio),
             ema_decay=max(0.0, 1 - (1 - config.ema_decay) * ratio) if config.ema_decay else 0.0,
             ema_steps=max(1, round(config.ema_steps / ratio)),
-        )  # fmt: skip
+        )
     return scaled, (
         f"peak learning rate {config.lr * scale:g} for {images}: {config.lr:g} for "
         f"{config.lr_batch}, times {rule}{global_batch}/{config.lr_batch} ({config.optimizer})"

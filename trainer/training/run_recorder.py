@@ -41,9 +41,13 @@ class Recorder:
     """
 
     def __init__(
-        self, config: Config, output_uri: str, log: TrainingLog, best: Best | None,
+        self,
+        config: Config,
+        output_uri: str,
+        log: TrainingLog,
+        best: Best | None,
         reporter: job_status.Reporter | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Continue from the best weights so far. Scores go to the log and the `reporter`."""
         self.best = best  # the best weights so far; read it after `wait`
         self._config, self._output, self._log = config, output_uri, log

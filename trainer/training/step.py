@@ -31,9 +31,15 @@ class TrainStep:
     """One step of the optimizer over the forward passes of this rank. Steps are collectives."""
 
     def __init__(
-        self, state: TrainState, model: nn.Module, config: TrainConfig, *, limit: TimeLimit,
-        global_batch: int, holds_gradients: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        state: TrainState,
+        model: nn.Module,
+        config: TrainConfig,
+        *,
+        limit: TimeLimit,
+        global_batch: int,
+        holds_gradients: bool = False,
+    ) -> None:
         """`model` is `state.distributed()`, `limit` has the steps of the training; see `hold_gradients`."""
         self._state, self._model, self._config = state, model, config
         self._limit, self._global_batch = limit, global_batch

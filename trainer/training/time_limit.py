@@ -96,9 +96,13 @@ class TimeLimit:
     """Measures the speed of a training and decides on its last step. Only rank 0 decides."""
 
     def __init__(
-        self, config: Config, images: SplitSizes, global_batch: int, saved: dict[str, Any] | None = None,
+        self,
+        config: Config,
+        images: SplitSizes,
+        global_batch: int,
+        saved: dict[str, Any] | None = None,
         step: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin after `step` with the whole schedule, or with what a checkpoint saved of the same one."""
         self._config, self.images, self.batch = config, images, global_batch
         steps = math.ceil(config.train.epochs * images.train / global_batch)
@@ -169,9 +173,11 @@ class TimeLimit:
             pace = self._ending(pace, step, end)
         if pace.step_seconds and not 0.5 < seconds / (pace.announced or math.inf) < 2:
             _LOG.info(
-                "%.1f images/s: %d steps (%.1f epochs) fit into the time limit", rate, pace.end,
+                "%.1f images/s: %d steps (%.1f epochs) fit into the time limit",
+                rate,
+                pace.end,
                 pace.end * self.batch / self.images.train,
-            )  # fmt: skip
+            )
             pace = replace(pace, announced=seconds)
         return replace(pace, mark=step, mark_worked=pace.worked, check=check, step_seconds=seconds)
 

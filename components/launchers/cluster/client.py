@@ -142,9 +142,15 @@ class Cluster:
             logger.warning("the API server has trouble: %s; still trying", reason)
 
     def call(
-        self, verb: str, resource: str, request: Callable[..., T], *arguments: Any, name: str = "",
-        patience: float | None = None, **options: Any,
-    ) -> T:  # fmt: skip
+        self,
+        verb: str,
+        resource: str,
+        request: Callable[..., T],
+        *arguments: Any,
+        name: str = "",
+        patience: float | None = None,
+        **options: Any,
+    ) -> T:
         """Call `request` with its arguments and options; retry with back-off while its failure is temporary.
 
         Temporary are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs. At 401 the

@@ -135,10 +135,12 @@ class PyTorchJob(Kind):
         if job.elastic or job.nodes > 1:
             bounds = job.elastic or Elastic(job.nodes, job.nodes, 0)
             spec["elasticPolicy"] = {
-                "minReplicas": bounds.min_nodes, "maxReplicas": bounds.max_nodes,
-                "maxRestarts": bounds.max_restarts, "rdzvBackend": "c10d" if job.elastic else "static",
+                "minReplicas": bounds.min_nodes,
+                "maxReplicas": bounds.max_nodes,
+                "maxRestarts": bounds.max_restarts,
+                "rdzvBackend": "c10d" if job.elastic else "static",
                 "rdzvId": job.name,
-            }  # fmt: skip
+            }
         # The rank of a node is the number of its pod, as in all messages; c10d decides by itself.
         label = {"fieldRef": {"fieldPath": f"metadata.labels['{_INDEX}']"}}
         template["spec"]["containers"][0]["env"].append({"name": "PET_NODE_RANK", "valueFrom": label})

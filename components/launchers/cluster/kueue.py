@@ -103,10 +103,17 @@ class Queues:
         path = f"{queues}/{queue}/pendingworkloads"
         try:
             body = self._cluster.call(
-                "get", "localqueues/pendingworkloads", self._cluster.api.call_api, path, "GET",
-                auth_settings=["BearerToken"], response_type="object", _return_http_data_only=True,
-                name=queue, patience=min(patience, 1.0),
-            )  # fmt: skip
+                "get",
+                "localqueues/pendingworkloads",
+                self._cluster.api.call_api,
+                path,
+                "GET",
+                auth_settings=["BearerToken"],
+                response_type="object",
+                _return_http_data_only=True,
+                name=queue,
+                patience=min(patience, 1.0),
+            )
         except ApiError as error:
             self._positions_served = not (error.unknown or error.status == 403)
             return {}

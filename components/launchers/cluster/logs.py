@@ -124,12 +124,15 @@ class PodLog:
         try:
             # The SDK's own method has no sinceTime.
             response = cluster.api.call_api(
-                "/api/v1/namespaces/{namespace}/pods/{name}/log", "GET",
+                "/api/v1/namespaces/{namespace}/pods/{name}/log",
+                "GET",
                 {"namespace": cluster.namespace, "name": self._pod},
                 [(name, value) for name, value in query.items() if value],
-                auth_settings=["BearerToken"], _return_http_data_only=True, _preload_content=False,
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                _preload_content=False,
                 _request_timeout=(cluster.timings.connect, cluster.timings.quiet),
-            )  # fmt: skip
+            )
         except ApiException as error:
             self._check(error)
             return previous and error.status in (400, 404)  # There is none.

@@ -99,5 +99,9 @@ def _read(cluster: Cluster, *, glance: bool = False) -> OwnPod:
     ]
     image, queue = next(iter(images.values()), ""), (pod.metadata.labels or {}).get(LABEL_QUEUE, "")
     return OwnPod(
-        home.namespace, images.get(_STEP) or image, owners[0] if owners else None, queue, pod.metadata.name,
-    )  # fmt: skip
+        home.namespace,
+        images.get(_STEP) or image,
+        owners[0] if owners else None,
+        queue,
+        pod.metadata.name,
+    )

@@ -48,10 +48,18 @@ def _run(
 ) -> int:
     try:
         client: ws_client.WSClient = stream(
-            cluster.core.connect_get_namespaced_pod_exec, pod.name, cluster.namespace,
-            container=pod.container, command=list(command), stdin=terminal is not None, stdout=True,
-            stderr=terminal is None, tty=terminal is not None, binary=True, _preload_content=False,
-        )  # fmt: skip
+            cluster.core.connect_get_namespaced_pod_exec,
+            pod.name,
+            cluster.namespace,
+            container=pod.container,
+            command=list(command),
+            stdin=terminal is not None,
+            stdout=True,
+            stderr=terminal is None,
+            tty=terminal is not None,
+            binary=True,
+            _preload_content=False,
+        )
     except ApiException as error:
         # The client puts all it knows of a refused handshake in one text.
         reason = str(error.reason or error)

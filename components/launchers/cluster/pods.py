@@ -53,16 +53,23 @@ def _status(pod: Any, kind: Kind, job: Body) -> PodStatus:
     reason, message, culprit = reason_of(pod, main)
     containers = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
     return PodStatus(
-        pod.metadata.name, phase=pod.status.phase or "Unknown", rank=kind.rank(job, labels),
-        reason=reason, message=message, exit_code=end.exit_code if end else None,
-        restarts=earlier_pods + (container.restart_count if container else 0), attempt=earlier_pods,
-        node=pod.spec.node_name or "", uid=pod.metadata.uid,
-        created=_rfc3339(pod.metadata.creation_timestamp), ended=_rfc3339(end.finished_at) if end else "",
+        pod.metadata.name,
+        phase=pod.status.phase or "Unknown",
+        rank=kind.rank(job, labels),
+        reason=reason,
+        message=message,
+        exit_code=end.exit_code if end else None,
+        restarts=earlier_pods + (container.restart_count if container else 0),
+        attempt=earlier_pods,
+        node=pod.spec.node_name or "",
+        uid=pod.metadata.uid,
+        created=_rfc3339(pod.metadata.creation_timestamp),
+        ended=_rfc3339(end.finished_at) if end else "",
         image=next((item.image or "" for item in containers if item.name == culprit), ""),
         container=main,
         before=last_end and Ending(last_end.reason or "", last_end.message or "", last_end.exit_code),
         leaving=bool(pod.metadata.deletion_timestamp) and pod.status.phase not in ("Succeeded", "Failed"),
-    )  # fmt: skip
+    )
 
 
 def main_container(pod: Any) -> tuple[str, Any]:
@@ -179,12 +186,21 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
             reason, message = (waiting[0].reason, waiting[0].message) if waiting else ("", "")
     labels, owners = meta.get("labels") or {}, meta.get("ownerReferences") or ()
     return JobStatus(
-        meta["name"], phase=phase, reason=reason, message=message, pods=tuple(newest.values()),
-        created=created, nodes=state.nodes, elastic=state.elastic, progress=state.progress,
-        uid=meta.get("uid") or "", spec=labels.get(LABEL_SPEC, ""), kind=kind.title,
+        meta["name"],
+        phase=phase,
+        reason=reason,
+        message=message,
+        pods=tuple(newest.values()),
+        created=created,
+        nodes=state.nodes,
+        elastic=state.elastic,
+        progress=state.progress,
+        uid=meta.get("uid") or "",
+        spec=labels.get(LABEL_SPEC, ""),
+        kind=kind.title,
         queue=labels.get(LABEL_QUEUE, ""),
         workflow=next((owner["name"] for owner in owners if owner["kind"] == "Workflow"), ""),
-    )  # fmt: skip
+    )
 
 
 class PodHistory:

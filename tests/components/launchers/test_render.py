@@ -153,9 +153,12 @@ def test_runai_says_what_it_leaves_out_and_quotes() -> None:
 
 def test_runais_older_command_lines() -> None:
     spec = job(
-        nodes=2, run_as_user=7, restart_policy="Never", tolerations=[{"key": "gpu", "effect": "NoSchedule"}],
+        nodes=2,
+        run_as_user=7,
+        restart_policy="Never",
+        tolerations=[{"key": "gpu", "effect": "NoSchedule"}],
         mounts=[{"claim": "c", "path": "/a", "read_only": True}, {"claim": "d", "path": "/b"}],
-    )  # fmt: skip
+    )
     text = render("runai-submit-dist", spec)
     left_out = "run_as_user, run_as_non_root, restart_policy, grace_seconds"
     assert text.splitlines()[0] == f"# Run:ai's command line has no option for: {left_out}"

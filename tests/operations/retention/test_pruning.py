@@ -46,8 +46,10 @@ def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
     after = sum(thing.size for thing in inventory(str(root)).values())
     assert before - after == pruned.size > 0
     assert sorted(path.name for path in root.joinpath("runs").iterdir()) == [
-        "night-03", "night-04", "night-05",
-    ]  # fmt: skip
+        "night-03",
+        "night-04",
+        "night-05",
+    ]
     assert sorted(path.name for path in root.joinpath("models/sample").glob("v*")) == ["v3", "v4"]
     assert [path.name for path in root.joinpath("shards").iterdir()] == [new["fingerprint"]]
     assert [len(list(root.joinpath(kind).iterdir())) for kind in ("raw", "images")] == [1, 1]

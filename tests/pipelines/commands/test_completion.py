@@ -44,9 +44,14 @@ def completed(script):
     def ask(line, cwd="/"):
         words = [*shlex.split(line), *([""] if line.endswith(" ") else [])]
         text = ASK.format(
-            script=path, words=shlex.join(words), last=len(words) - 1, line=shlex.quote(line),
-            point=len(line), current=shlex.quote(words[-1]), before=shlex.quote(words[-2]),
-        )  # fmt: skip
+            script=path,
+            words=shlex.join(words),
+            last=len(words) - 1,
+            line=shlex.quote(line),
+            point=len(line),
+            current=shlex.quote(words[-1]),
+            before=shlex.quote(words[-2]),
+        )
         bash = ["bash", "--noprofile", "--norc", "-c", text]
         done = subprocess.run(bash, cwd=cwd, check=True, capture_output=True, text=True, timeout=60)
         assert done.stderr == ""

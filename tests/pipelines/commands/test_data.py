@@ -49,8 +49,10 @@ def test_all_three_forms_of_the_same_data_have_the_same_counts(data, prepared):
     for report in reports:
         assert report["statistics"] == reports[0]["statistics"]
         assert {split: of["images"] for split, of in report["splits"].items()} == {
-            "train": 12, "val": 2, "test": 2,
-        }  # fmt: skip
+            "train": 12,
+            "val": 2,
+            "test": 2,
+        }
     assert reports[2]["splits"]["train"]["shards"] == 1
     assert reports[2]["splits"]["train"]["bytes"] == (Path(prepared[1]) / "train-00000.tar").stat().st_size
 

@@ -24,10 +24,15 @@ def write_model(tiny, shards, tmp_path):
         dataset = ShardDataset(shards, "test")
         uri = str(tmp_path / name)
         state = {
-            "config": parsing.to_json(config), "categories": dataset.categories, "step": 7, "epoch": 1,
-            "metrics": {}, "fingerprint": dataset.fingerprint, "global_batch": 8,
+            "config": parsing.to_json(config),
+            "categories": dataset.categories,
+            "step": 7,
+            "epoch": 1,
+            "metrics": {},
+            "fingerprint": dataset.fingerprint,
+            "global_batch": 8,
             "model": build(config.model, len(dataset.categories)).state_dict(),
-        }  # fmt: skip
+        }
         checkpoint.write({**state, **changes}, uri)
         return uri
 

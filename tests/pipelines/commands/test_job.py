@@ -203,9 +203,17 @@ RUNS = PodStatus("big-worker-0", "Running", 0, node="n1", restarts=2)
 WAITS = PodStatus("big-worker-1", "Pending", 1, "ErrImagePull", "no such\n  image")
 FAR = Progress(43, 725, {LOSS: 0.532, SPEED: 41.0, AP: 0.312})
 BIG = JobStatus(
-    "big", Phase.PENDING, "ErrImagePull", "no such\n  image", (WAITS, RUNS), CREATED, 2,
-    kind="PyTorchJob", progress=FAR, queue="gpus",
-)  # fmt: skip
+    "big",
+    Phase.PENDING,
+    "ErrImagePull",
+    "no such\n  image",
+    (WAITS, RUNS),
+    CREATED,
+    2,
+    kind="PyTorchJob",
+    progress=FAR,
+    queue="gpus",
+)
 
 
 def test_a_job_is_a_row_of_a_table():

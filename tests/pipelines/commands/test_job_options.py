@@ -43,9 +43,23 @@ def write(tmp_path):
 
 def test_the_flags_are_fields():
     spec = job(
-        "--name", "big", "--namespace", "team", "--nodes", "2", "--nproc", "4", "--gpus", "8",
-        "--env", "A=b=c", "--mount", "data:/data", "--mount", "models:/models",
-    )  # fmt: skip
+        "--name",
+        "big",
+        "--namespace",
+        "team",
+        "--nodes",
+        "2",
+        "--nproc",
+        "4",
+        "--gpus",
+        "8",
+        "--env",
+        "A=b=c",
+        "--mount",
+        "data:/data",
+        "--mount",
+        "models:/models",
+    )
     assert (spec.name, spec.namespace, spec.image) == ("big", "team", "i:1")
     assert (spec.nodes, spec.nproc, spec.gpus) == (2, 4, 8)
     assert spec.env == {"A": "b=c"}
@@ -70,9 +84,17 @@ def test_set_reads_a_value_as_its_field_asks(text, field, value):
 
 def test_set_reaches_nested_fields_and_items_of_lists():
     spec = job(
-        "--set", "network.profile=rdma", "--set", "network.gid_index=3",
-        "--set", "elastic.max_nodes=4", "--set", "tolerations.0.key=gpu", "--set", "tolerations.1.key=spot",
-    )  # fmt: skip
+        "--set",
+        "network.profile=rdma",
+        "--set",
+        "network.gid_index=3",
+        "--set",
+        "elastic.max_nodes=4",
+        "--set",
+        "tolerations.0.key=gpu",
+        "--set",
+        "tolerations.1.key=spot",
+    )
     assert (spec.network.profile, spec.network.gid_index) == ("rdma", 3)
     assert spec.elastic.max_nodes == 4
     assert [item.key for item in spec.tolerations] == ["gpu", "spot"]
@@ -104,10 +126,25 @@ def test_json_and_stdin_are_read(write, monkeypatch):
 
 def test_all_problems_are_in_one_error(write):
     message = refused(
-        "--spec", write("nodes: 0\ncolor: red\nelastic: {min_nodes: 3, max_nodes: 2}"),
-        "--name", "Not_A_Name", "--gpus", "many", "--mount", "data", "--env", "A", "--set", "nodes",
-        "--set", "name.first=x", "--set", "mounts.0.claim=data", "--set", "mounts.7.claim=x",
-    )  # fmt: skip
+        "--spec",
+        write("nodes: 0\ncolor: red\nelastic: {min_nodes: 3, max_nodes: 2}"),
+        "--name",
+        "Not_A_Name",
+        "--gpus",
+        "many",
+        "--mount",
+        "data",
+        "--env",
+        "A",
+        "--set",
+        "nodes",
+        "--set",
+        "name.first=x",
+        "--set",
+        "mounts.0.claim=data",
+        "--set",
+        "mounts.7.claim=x",
+    )
     for line in [
         "nodes: input should be greater than or equal to 1, not 0",
         "color: no such field",

@@ -38,9 +38,16 @@ def test_a_run_is_started(kfp_server, capsys):
 def test_the_function_starts_what_the_command_starts(kfp_server, capsys):
     job, overrides = {"cpu_limit": "32", "network.profile": "rdma"}, {"train.epochs": 3}
     started = kubedet.submit(
-        recipe="coco_r50", data_root="s3://bucket/root", nodes=2, gpus=8, job=job, overrides=overrides,
-        name="try", data_version=20261121, wait=True,
-    )  # fmt: skip
+        recipe="coco_r50",
+        data_root="s3://bucket/root",
+        nodes=2,
+        gpus=8,
+        job=job,
+        overrides=overrides,
+        name="try",
+        data_version=20261121,
+        wait=True,
+    )
     (run,) = kfp_server.runs
     assert run["display_name"] == "try" and run["runtime_config"]["parameters"] == PARAMETERS
     assert (started.run_id, started.parameters) == (run["run_id"], PARAMETERS)

@@ -95,9 +95,13 @@ def test_a_search_in_kubeflow_is_one_run(kfp_server, capsys):
     space = yaml.safe_load(given.pop("space"))
     assert set(space) >= {"train.lr", "loader.mosaic"}
     assert given == {
-        "data_root": "s3://bucket/root", "source": SOURCE, "overrides": {"train.epochs": 2},
-        "study": "first", "step_cpu": "500m", "step_memory": "2Gi",
-    }  # fmt: skip
+        "data_root": "s3://bucket/root",
+        "source": SOURCE,
+        "overrides": {"train.epochs": 2},
+        "study": "first",
+        "step_cpu": "500m",
+        "step_memory": "2Gi",
+    }
     assert run["display_name"].startswith("first-")
     spec = run["pipeline_spec"]["pipeline_spec"]
     (loop,) = [item for name, item in spec["components"].items() if name.startswith("comp-for-loop")]

@@ -35,8 +35,12 @@ hosts = st.sampled_from(["host", "host:9000", "127.0.0.1", "[::1]:8080", "b.exam
 paths = st.text(string.ascii_letters + "/._-", max_size=12).map(lambda path: f"/{path}" if path else "")
 addresses = st.builds(
     lambda scheme, name, password, host, path: f"{scheme}://{name}:{password}@{host}{path}",
-    schemes, names, passwords, hosts, paths,
-)  # fmt: skip
+    schemes,
+    names,
+    passwords,
+    hosts,
+    paths,
+)
 around = st.sampled_from(["cannot read {}", "{}: no such file", "['{}']", "a {} b", '"{}",', "{}"])
 keys = st.sampled_from(
     ["X-Amz-Signature", "X-Amz-Credential", "x-goog-signature", "X-Amz-Security-Token", "Signature", "sig",
@@ -76,10 +80,14 @@ def test_addresses_with_a_password_are_refused_everywhere(address):
     assert has_userinfo(address)
     uri = address.removeprefix("coco:").removeprefix("base=")
     doors = [
-        lambda: refuse_userinfo(address, "x"), lambda: sources.parse(f"coco:{uri}"),
-        lambda: sources.parse(f"openimages:base={uri}"), lambda: source_names.places(uri),
-        lambda: storage.state(uri), lambda: storage.read_bytes(uri), lambda: storage.check_place(uri),
-    ]  # fmt: skip
+        lambda: refuse_userinfo(address, "x"),
+        lambda: sources.parse(f"coco:{uri}"),
+        lambda: sources.parse(f"openimages:base={uri}"),
+        lambda: source_names.places(uri),
+        lambda: storage.state(uri),
+        lambda: storage.read_bytes(uri),
+        lambda: storage.check_place(uri),
+    ]
     for door in doors:
         with pytest.raises(KubedetError, match="name or password") as caught:
             door()
@@ -173,8 +181,13 @@ def test_yaml_has_the_values_of_json_and_dates_are_text():
     }
     assert yaml_value("a: [no, 1, null]", 100, plain_text=True) == {"a": ["no", "1", "null"]}
     for text in (
-        "!!binary YWJj", "!!set {a}", "{1: a}", "{a: 1, a: 2}", "!!timestamp 2020-01-02", "{? [a] : b}",
-    ):  # fmt: skip
+        "!!binary YWJj",
+        "!!set {a}",
+        "{1: a}",
+        "{a: 1, a: 2}",
+        "!!timestamp 2020-01-02",
+        "{? [a] : b}",
+    ):
         with pytest.raises(ValueError):
             yaml_value(text, 100)
 

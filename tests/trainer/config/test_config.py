@@ -104,8 +104,7 @@ def test_a_uri_that_can_name_no_file_is_told_with_all_else_that_is_wrong():
     wrong = {"model.weights": "s3://a..b/w.pt", "evaluation.baseline": "minio://-/x", "train.lr": -1.0}
     with pytest.raises(ConfigError) as caught:
         recipes.load("debug", wrong)
-    for key, words in (("model.weights", "'a..b'"), ("evaluation.baseline", "'-'"),
-                       ("train.lr", "not -1.0")):  # fmt: skip
+    for key, words in (("model.weights", "'a..b'"), ("evaluation.baseline", "'-'"), ("train.lr", "not -1.0")):
         assert any(key in line and words in line for line in caught.value.message.splitlines()), key
     tree = asdict(Config()) | {"evaluation": {"baseline": "s3:///x"}}
     with pytest.raises(ConfigError, match=r"evaluation\.baseline: .*has no bucket"):
@@ -134,8 +133,12 @@ def test_all_that_is_wrong_with_overrides_is_told_at_once():
         recipes.load("debug", wrong)
     lines = caught.value.message.splitlines()
     assert len(lines) == 5 and all(line.startswith("  ") for line in lines[1:])
-    for key, words in (("train.epoch'", "did you mean"), ("zzz", "sections are: "), ("train.lr", "not -1.0"),
-                       ("loader.workers", 'not "many"')):  # fmt: skip
+    for key, words in (
+        ("train.epoch'", "did you mean"),
+        ("zzz", "sections are: "),
+        ("train.lr", "not -1.0"),
+        ("loader.workers", 'not "many"'),
+    ):
         assert any(key in line and words in line for line in lines), key
 
 

@@ -66,20 +66,34 @@ def test_ids_are_unique_over_splits_and_blocks(rows, monkeypatch):
 
 def test_a_row_holds_all_that_the_source_tells(rows):
     given = Entry(
-        "a/é.JPG", "s3://b/a", 7, 9,
+        "a/é.JPG",
+        "s3://b/a",
+        7,
+        9,
         [Box(1, (1.0, 2.0, 3.0, 4.0), 6.5, 1), Box(UNKNOWN, (math.nan,) * 4, 0.0, 0)],
-        "id 1", ("image missing", "gone"), "v1",
-    )  # fmt: skip
+        "id 1",
+        ("image missing", "gone"),
+        "v1",
+    )
     _, tables = rows(listing(train=[given, entry("b.jpg", 0)]), DataConfig(val_fraction=0.0))
     row = tables["train"][0]
     first, second = row.pop("boxes")
     assert list(first.values()) == [1, 1.0, 2.0, 3.0, 4.0, 6.5, 1]
     assert second["category"] == UNKNOWN and second["x"] != second["x"]
     assert row == {
-        "image_id": 1, "key": row["key"], "file_name": "a/é.JPG", "origin": "s3://b/a", "version": "v1",
-        "width": 7, "height": 9, "orientation": 0, "original_id": '"id 1"', "fault_reason": "image missing",
-        "fault_detail": "gone", "extra": "",
-    }  # fmt: skip
+        "image_id": 1,
+        "key": row["key"],
+        "file_name": "a/é.JPG",
+        "origin": "s3://b/a",
+        "version": "v1",
+        "width": 7,
+        "height": 9,
+        "orientation": 0,
+        "original_id": '"id 1"',
+        "fault_reason": "image missing",
+        "fault_detail": "gone",
+        "extra": "",
+    }
 
 
 def test_classes_filter_by_name_and_order(rows):
@@ -128,8 +142,10 @@ def test_plain_names_stay_as_they_are_and_only_clashing_ones_change(rows):
     names = ["IMG_0001-a.JPG", "b.jpg", "b.png"]
     _, tables = rows(listing(train=[entry(name, 0) for name in names]), DataConfig(val_fraction=0.0))
     assert [row["key"] for row in tables["train"]] == [
-        "IMG_0001-a", distinct("b", "b.jpg"), distinct("b", "b.png"),
-    ]  # fmt: skip
+        "IMG_0001-a",
+        distinct("b", "b.jpg"),
+        distinct("b", "b.png"),
+    ]
 
 
 @pytest.mark.parametrize(

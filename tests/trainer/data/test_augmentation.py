@@ -20,9 +20,20 @@ from trainer.data.transforms import FILL
 from trainer.model import recipes
 
 STRONG = LoaderConfig(
-    image_size=128, workers=2, prefetch=2, scale=[0.7, 1.4], brightness=0.2, flip_vertical=0.5, mosaic=0.5,
-    mixup=0.5, sizes=[96, 128, 160], zoom_out=0.3, iou_crop=0.5, color_probability=0.5, channel_shuffle=0.5,
-)  # fmt: skip
+    image_size=128,
+    workers=2,
+    prefetch=2,
+    scale=[0.7, 1.4],
+    brightness=0.2,
+    flip_vertical=0.5,
+    mosaic=0.5,
+    mixup=0.5,
+    sizes=[96, 128, 160],
+    zoom_out=0.3,
+    iou_crop=0.5,
+    color_probability=0.5,
+    channel_shuffle=0.5,
+)
 
 # Crops leave objects without boxes; zooming out leaves few pixels.
 NO_WINDOWS = {"zoom_out": 0.0, "iou_crop": 0.0}
@@ -41,8 +52,10 @@ def rectangles(tmp_path_factory):
     images, boxes = [], []
     for number in range(1, 25):
         width, height = (int(side) for side in generator.integers(100, 300, 2))
-        w, h = (int(side * share) for side, share in zip((width, height), generator.uniform(0.3, 0.6, 2),
-                                                         strict=True))  # fmt: skip
+        w, h = (
+            int(side * share)
+            for side, share in zip((width, height), generator.uniform(0.3, 0.6, 2), strict=True)
+        )
         x, y = int(generator.integers(0, width - w)), int(generator.integers(0, height - h))
         pixels = np.zeros((height, width), np.uint8)
         pixels[y : y + h, x : x + w] = 255
@@ -67,10 +80,16 @@ def targets(batch, row):
 def pictures(batches):
     """Every sample by itself: id, size, pixels, targets, colors."""
     return [
-        (image_id, batch.images.shape[-1], batch.images[row].numpy().tobytes(), targets(batch, row),
-         batch.color[row].tolist())
-        for batch in batches for row, image_id in enumerate(batch.image_ids)
-    ]  # fmt: skip
+        (
+            image_id,
+            batch.images.shape[-1],
+            batch.images[row].numpy().tobytes(),
+            targets(batch, row),
+            batch.color[row].tolist(),
+        )
+        for batch in batches
+        for row, image_id in enumerate(batch.image_ids)
+    ]
 
 
 @pytest.mark.parametrize("changes", [
@@ -136,8 +155,17 @@ def test_the_last_epochs_are_plain(dataset):
     batches = take(dataset, config, 18, epochs=3)
     assert pictures(batches[:12]) == pictures(take(dataset, STRONG, 12))
     last = pictures(batches[12:])
-    alone = dataclasses.replace(STRONG, mosaic=0.0, mixup=0.0, sizes=[], scale=[1.0, 1.0], brightness=0.0,
-                                zoom_out=0.0, iou_crop=0.0, channel_shuffle=0.0)  # fmt: skip
+    alone = dataclasses.replace(
+        STRONG,
+        mosaic=0.0,
+        mixup=0.0,
+        sizes=[],
+        scale=[1.0, 1.0],
+        brightness=0.0,
+        zoom_out=0.0,
+        iou_crop=0.0,
+        channel_shuffle=0.0,
+    )
     expected = [
         (image_id, 128, batch.images[row].numpy().tobytes(), targets(batch, row), np.eye(3, 4).tolist())
         for batch in take(dataset, alone, 6, start=48)

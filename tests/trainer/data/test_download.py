@@ -283,8 +283,9 @@ def test_what_one_number_of_partitions_found_missing_is_missing_for_another(sour
     faults["1.jpg"] = MissingError("404")
     images = brought(uri, tmp_path, 3)
     assert {name: problem.count for name, problem in images.problems.items()} == {
-        reasons.IMAGE_MISSING: 1, reasons.IMAGE_NOT_FETCHED: 1
-    }  # fmt: skip
+        reasons.IMAGE_MISSING: 1,
+        reasons.IMAGE_NOT_FETCHED: 1,
+    }
     with monkeypatch.context() as down:
         down.setattr("trainer.data.download._MAX_FAILURES_IN_A_ROW", -8)
         assert brought(uri, tmp_path, 1) == images

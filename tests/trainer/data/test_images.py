@@ -260,8 +260,6 @@ def test_want_of_memory_or_files_is_no_damage(error, monkeypatch):
             assert "damaged" not in str(caught.value) and caught.value.fix
     if not isinstance(error, OSError):  # simplejpeg opens no files
         monkeypatch.setattr("simplejpeg.decode_jpeg", fail)
-        for read in (
-            lambda: normalize(plain, 100, 90, decode=True), lambda: decoding.decode(plain, 60, 40)
-        ):  # fmt: skip
+        for read in (lambda: normalize(plain, 100, 90, decode=True), lambda: decoding.decode(plain, 60, 40)):
             with pytest.raises(ResourceError):
                 read()

@@ -67,9 +67,7 @@ def write_zip(path, images, categories=CATEGORIES, data=None):
 def base(tmp_path):
     """Three images of train, one of val."""
     data = {f"{name}.jpg": jpeg(number) for number, name in enumerate("abcv")}
-    train = [
-        ("a.jpg", [(3, [1, 2, 10, 10])]), ("b.jpg", [(9, [3, 4, 12, 9])]), ("c.jpg", [])
-    ]  # fmt: skip
+    train = [("a.jpg", [(3, [1, 2, 10, 10])]), ("b.jpg", [(9, [3, 4, 12, 9])]), ("c.jpg", [])]
     return write_set(tmp_path / "cards", {"train": train, "val": [("v.jpg", [(3, [5, 5, 5, 5])])]}, data=data)
 
 
@@ -97,9 +95,10 @@ def ids(folder):
 def test_an_image_that_was_corrected_has_the_new_boxes_in_its_split(base, tmp_path):
     # Another name, another id, other ids of classes; the same bytes.
     corrected = [
-        ("photo.jpg", [(1, [20, 10, 8, 8]), (2, [0, 0, 4, 4])]), ("held.jpg", []),
+        ("photo.jpg", [(1, [20, 10, 8, 8]), (2, [0, 0, 4, 4])]),
+        ("held.jpg", []),
         ("new.jpg", [(2, [1, 1, 6, 6])]),
-    ]  # fmt: skip
+    ]
     data = {"photo.jpg": jpeg(0), "held.jpg": jpeg(3), "new.jpg": jpeg(77)}
     classes = [{"id": 1, "name": "dog"}, {"id": 2, "name": "cat"}]
     corrections = write_zip(tmp_path / "corrections.zip", corrected, classes, data)
@@ -174,8 +173,10 @@ def test_boxes_of_which_a_correction_says_nothing_stay(tmp_path):
     assert merged.boxes_kept == 2
     annotations = json.loads((tmp_path / "out/annotations/instances_train.json").read_text())["annotations"]
     assert [(item["category_id"], item["bbox"], item["iscrowd"], item["area"]) for item in annotations] == [
-        (3, [4, 4, 5, 5], 0, 25), (9, [2, 2, 5, 5], 0, 25), (3, [0, 0, 30, 30], 1, 7),
-    ]  # fmt: skip
+        (3, [4, 4, 5, 5], 0, 25),
+        (9, [2, 2, 5, 5], 0, 25),
+        (3, [0, 0, 30, 30], 1, 7),
+    ]
 
 
 def test_boxes_of_a_turned_image_and_of_a_yolo_set_are_in_displayed_pixels(tmp_path):
@@ -221,11 +222,13 @@ def test_corrections_with_several_classes_in_one_place_are_refused_unless_asked_
     places = [[1, 2, 10, 10], [1, 2, 10, 9.8], [20, 2, 10, 10]]
     crowd = (9, [1, 2, 10, 10], {"iscrowd": 1})
     data = {"x.jpg": jpeg(0)}
-    for number, (boxes, refused) in enumerate([
-        ([(3, places[0]), (9, places[1])], True),
-        ([(3, places[0]), (3, places[1]), (9, places[2])], False),
-        ([(3, places[0]), crowd], False),
-    ]):  # fmt: skip
+    for number, (boxes, refused) in enumerate(
+        [
+            ([(3, places[0]), (9, places[1])], True),
+            ([(3, places[0]), (3, places[1]), (9, places[2])], False),
+            ([(3, places[0]), crowd], False),
+        ]
+    ):
         corrections = write_zip(tmp_path / f"{number}.zip", [("x.jpg", boxes)], data=data)
         output = str(tmp_path / f"more{number}")
         if refused:

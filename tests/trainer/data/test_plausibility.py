@@ -302,5 +302,6 @@ def test_near_duplicates_are_found_across_splits_only(scenes):
     }
     named, _ = plausibility.near_duplicates(arrays, lambda split, row: f"{split} {row % 20}")
     assert {tuple(pair.file_names) for pair in named} == {
-        ("val 10", "train 4"), ("val 11", "train 5"),
-    }  # fmt: skip
+        ("val 10", "train 4"),
+        ("val 11", "train 5"),
+    }

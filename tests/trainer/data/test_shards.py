@@ -68,13 +68,17 @@ def test_the_index_and_the_ground_truth(make_coco, tmp_path):
     assert index.categories[1] == Category(1, "dog", 17)
     assert index.class_counts == {"train": {"cat": 2, "dog": 2}, "val": {"cat": 1, "dog": 1}}
     assert {split: (part.samples, part.boxes) for split, part in index.splits.items()} == {
-        "train": (2, 4), "val": (1, 2),
-    }  # fmt: skip
+        "train": (2, 4),
+        "val": (1, 2),
+    }
     truth = ShardDataset(index.uri, "train").annotations()
     assert [image["id"] for image in truth["images"]] == [1, 2]
     assert {(box["image_id"], box["category_id"]) for box in truth["annotations"]} == {
-        (1, 0), (1, 1), (2, 0), (2, 1),
-    }  # fmt: skip
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    }
 
 
 @pytest.mark.slow
@@ -161,9 +165,12 @@ def test_bad_boxes_are_dropped_clipped_and_told(make_coco, edit_json, tmp_path):
     edit_json(root / "annotations" / "instances_train.json", change)
     index = made(root, tmp_path / "data", replace(CONFIG, max_bad_fraction=0.5))
     assert index.problems == {
-        reasons.BOX_WITHOUT_AREA: 1, reasons.BOX_OUTSIDE: 1, reasons.BOX_CLIPPED: 1,
-        reasons.BOX_NOT_FINITE: 1, reasons.BOX_UNKNOWN_CATEGORY: 1,
-    }  # fmt: skip
+        reasons.BOX_WITHOUT_AREA: 1,
+        reasons.BOX_OUTSIDE: 1,
+        reasons.BOX_CLIPPED: 1,
+        reasons.BOX_NOT_FINITE: 1,
+        reasons.BOX_UNKNOWN_CATEGORY: 1,
+    }
     assert index.splits["train"].boxes == 3
     truth = ShardDataset(index.uri, "train").annotations()
     assert truth["annotations"][2]["bbox"] == [30, 20, 10, 10]
@@ -201,8 +208,10 @@ def test_turned_shrunk_and_png_images(make_coco, edit_json, tmp_path):
     truth = ShardDataset(index.uri, "train").annotations()
     by_name = {image["file_name"]: image for image in truth["images"]}
     assert {name: (image["width"], image["height"]) for name, image in by_name.items()} == {
-        "turned.jpg": (30, 40), "large.jpg": (100, 75), "x.png": (40, 30),
-    }  # fmt: skip
+        "turned.jpg": (30, 40),
+        "large.jpg": (100, 75),
+        "x.png": (40, 30),
+    }
     first = {box["image_id"]: (box["bbox"], box["area"]) for box in reversed(truth["annotations"])}
     assert first[by_name["turned.jpg"]["id"]] == ([20, 1, 8, 10], 80)  # annotated in stored pixels
     assert first[by_name["large.jpg"]["id"]] == ([0.25, 0.5, 2.5, 2], 5)

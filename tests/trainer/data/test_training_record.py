@@ -48,8 +48,9 @@ def test_it_holds_every_image_of_the_shards_and_outlives_them(coco, root):
     shutil.rmtree(Path(root) / "shards")
     found = list(training_record.find(uri, frozenset({"0007.jpg", "0003"})))
     assert [(row.file_name, row.seen) for row in sorted(found, key=lambda row: row.key)] == [
-        ("0003.jpg", False), ("0007.jpg", True),
-    ]  # fmt: skip
+        ("0003.jpg", False),
+        ("0007.jpg", True),
+    ]
     by_boxes = list(training_record.find(uri, frozenset({found[-1].annotations})))
     assert found[-1].key in {row.key for row in by_boxes}
     assert training_record.header(uri).classes == ["cat", "dog"]

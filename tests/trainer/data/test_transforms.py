@@ -190,8 +190,9 @@ def test_windows_are_drawn_as_torchvision_draws_them(changes):
 @pytest.mark.parametrize("scale", [[1.0, 1.0], [0.5, 2.0]])
 def test_a_window_shows_its_part_of_the_image_where_its_boxes_are(resize, scale):
     """A bright rectangle and its box, in windows that crop and exceed the image."""
-    config = LoaderConfig(image_size=96, resize=resize, fill=0, scale=scale, zoom_out=0.7, iou_crop=0.7,
-                          flip_vertical=0.5)  # fmt: skip
+    config = LoaderConfig(
+        image_size=96, resize=resize, fill=0, scale=scale, zoom_out=0.7, iou_crop=0.7, flip_vertical=0.5
+    )
     image = torch.zeros(3, 200, 320, dtype=torch.uint8)
     image[:, 60:150, 40:200] = 255
     record = {**SCENE, "annotations": [{"bbox": [40, 60, 160, 90], "category_id": 0, "iscrowd": 0}]}

@@ -50,9 +50,14 @@ def scene(quality: float, seed: int, images: int = 120) -> tuple[Truth, Predicti
     random = np.random.default_rng(seed)
     boxes = np.tile([50.0, 50.0, 40.0, 40.0], (images, 1))
     truth = Truth(
-        [{"id": i, "width": 200, "height": 200} for i in range(images)], [{"id": 1, "name": "cat"}],
-        np.arange(images), np.ones(images, int), boxes, np.full(images, 1600.0), np.zeros(images, bool),
-    )  # fmt: skip
+        [{"id": i, "width": 200, "height": 200} for i in range(images)],
+        [{"id": 1, "name": "cat"}],
+        np.arange(images),
+        np.ones(images, int),
+        boxes,
+        np.full(images, 1600.0),
+        np.zeros(images, bool),
+    )
     shift = np.where(random.random(images) < quality, 0.0, 60.0)
     moved = boxes + np.stack([shift, shift * 0, shift * 0, shift * 0], axis=1)
     return truth, Predictions(truth.image_ids, truth.labels, moved, random.random(images))
@@ -98,8 +103,10 @@ def of_classes(counts: list[int], qualities: list[float], seed: int) -> tuple[Tr
     truth = Truth(
         truths[int(np.argmax(counts))].images,
         [{"id": place + 1, "name": f"c{place}"} for place in range(len(counts))],
-        np.concatenate([truth.image_ids for truth in truths]), np.concatenate(labels), *columns,
-    )  # fmt: skip
+        np.concatenate([truth.image_ids for truth in truths]),
+        np.concatenate(labels),
+        *columns,
+    )
     detected = [
         Predictions(one.image_ids, np.full(len(one), place + 1), one.boxes, one.scores)
         for place, one in enumerate(found)

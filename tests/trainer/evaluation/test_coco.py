@@ -34,11 +34,17 @@ def truth(boxes, *, images=2, names=("cat", "dog")):
         "images": [{"id": i, "file_name": f"{i}.jpg", "width": 200, "height": 200} for i in range(images)],
         "categories": [{"id": i, "name": name, "original_id": i + 7} for i, name in enumerate(names)],
         "annotations": [
-            {"id": i, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3],
-             "iscrowd": 0}
+            {
+                "id": i,
+                "image_id": image,
+                "category_id": category,
+                "bbox": box,
+                "area": box[2] * box[3],
+                "iscrowd": 0,
+            }
             for i, (image, category, box) in enumerate(boxes)
         ],
-    }  # fmt: skip
+    }
 
 
 def detection(image, category, box, score=0.9):

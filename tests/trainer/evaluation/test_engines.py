@@ -26,10 +26,14 @@ def odd_case(seed: int) -> tuple[Truth, Predictions]:
     count = int(random.integers(1, 30))
     boxes = random.integers(0, 60, (count, 4)).astype(float) * [1, 1, 2, 2] + [0, 0, 1, 1]
     truth = Truth(
-        images, sorted(categories, key=lambda category: category["id"]), random.choice(ids, count),
-        random.choice(labels[: random.integers(1, len(labels) + 1)], count), boxes, boxes[:, 2] * boxes[:, 3],
+        images,
+        sorted(categories, key=lambda category: category["id"]),
+        random.choice(ids, count),
+        random.choice(labels[: random.integers(1, len(labels) + 1)], count),
+        boxes,
+        boxes[:, 2] * boxes[:, 3],
         random.random(count) < random.choice([0, 0.3]),
-    )  # fmt: skip
+    )
     many = int(random.choice([0, 5, 40, 150, 400]))
     near = random.integers(0, count, many)
     moved = boxes[near] + random.choice([0, 1, 5], (many, 1)) * random.normal(0, 1, (many, 4))
@@ -121,9 +125,11 @@ def test_matching_where_no_object_is_near_a_rank() -> None:
     truth, _ = odd_case(3)
     first = truth.image_ids == truth.image_ids[0]
     elsewhere = next(image for image in truth.all_image_ids if image != truth.image_ids[0])
-    truth = Truth(truth.images, truth.categories, *(
-        column[first] for column in (truth.image_ids, truth.labels, truth.boxes, truth.areas, truth.crowd)
-    ))  # fmt: skip
+    truth = Truth(
+        truth.images,
+        truth.categories,
+        *(column[first] for column in (truth.image_ids, truth.labels, truth.boxes, truth.areas, truth.crowd)),
+    )
     detections = Predictions(np.array([elsewhere]), truth.labels[:1], truth.boxes[:1], np.array([0.5]))
     matches = matched(truth, detections)
     assert not matches.right.any() and not matches.ignored.any()

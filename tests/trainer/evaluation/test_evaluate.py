@@ -260,10 +260,19 @@ def write_pointer(root, **changes):
     place.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = root / "runs" / "first" / "best.pt"
     record = {
-        "kind": "current model", "form": 1, "name": "detector", "version": "3", "model": "",
-        "metrics": {}, "digest": "", "classes": [],
-        "checkpoint": str(checkpoint), "evaluation": "", "fingerprint": "f", "history": [],
-    }  # fmt: skip
+        "kind": "current model",
+        "form": 1,
+        "name": "detector",
+        "version": "3",
+        "model": "",
+        "metrics": {},
+        "digest": "",
+        "classes": [],
+        "checkpoint": str(checkpoint),
+        "evaluation": "",
+        "fingerprint": "f",
+        "history": [],
+    }
     place.write_text(json.dumps(record | changes))
 
 

@@ -88,8 +88,10 @@ def test_check_lists_all_bad_rules():
 
 def test_split_rules():
     assert gate.split_rules("coco/AP >= 0.1, coco/AP50 >= 0.5;\n coco/APs > 0\n") == [
-        "coco/AP >= 0.1", "coco/AP50 >= 0.5", "coco/APs > 0",
-    ]  # fmt: skip
+        "coco/AP >= 0.1",
+        "coco/AP50 >= 0.5",
+        "coco/APs > 0",
+    ]
     assert gate.split_rules("  \n") == []
     assert gate.split_rules("AP[a, b; c] >= 0.1, AP[*] > 0") == ["AP[a, b; c] >= 0.1", "AP[*] > 0"]
 

@@ -63,8 +63,10 @@ def test_an_error_in_a_thread_is_raised(shards, tiny, error, shown):
 def test_boxes_come_back_to_the_image_and_those_in_the_padding_are_left_out():
     detections = Detections(
         torch.tensor([[[30.0, 20.0, 60.0, 96.0], [10.0, 20.0, 30.0, 96.0], [0.0, 0.0, 0.0, 0.0]]]),
-        torch.tensor([[0.9, 0.5, 0.0]]), torch.tensor([[3, 3, -1]]), torch.tensor([2]),
-    )  # fmt: skip
+        torch.tensor([[0.9, 0.5, 0.0]]),
+        torch.tensor([[3, 3, -1]]),
+        torch.tensor([2]),
+    )
     sizes, windows = {42: np.array([50, 150])}, [(0, 0, 48, 150)]
     found, shown = in_images(detections, [42], [(0.5, 0.5, 0.5, 0.5)], sizes, windows)
     (result,) = found.to_coco()

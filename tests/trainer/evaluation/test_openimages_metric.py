@@ -83,10 +83,14 @@ def scene(boxes, crowd=None, labels=None, classes=1) -> Truth:
     count = len(boxes)
     boxes = np.array(boxes, float).reshape(count, 4)
     return Truth(
-        [{"id": 0, "width": 500, "height": 500}], [{"id": i, "name": f"class {i}"} for i in range(classes)],
-        np.zeros(count, int), np.array(labels or [0] * count), boxes, boxes[:, 2] * boxes[:, 3],
+        [{"id": 0, "width": 500, "height": 500}],
+        [{"id": i, "name": f"class {i}"} for i in range(classes)],
+        np.zeros(count, int),
+        np.array(labels or [0] * count),
+        boxes,
+        boxes[:, 2] * boxes[:, 3],
         np.array(crowd or [False] * count),
-    )  # fmt: skip
+    )
 
 
 def detections(boxes, scores, labels=None) -> Predictions:
@@ -157,8 +161,12 @@ def test_a_published_case_of_the_challenges_evaluator() -> None:
     truth = Truth(
         [{"id": 1, "verified": [cat, dog, elephant]}, {"id": 2}, {"id": 3}],
         [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 3, "name": "elephant"}],
-        images, labels, boxes, boxes[:, 2] * boxes[:, 3], groups,
-    )  # fmt: skip
+        images,
+        labels,
+        boxes,
+        boxes[:, 2] * boxes[:, 3],
+        groups,
+    )
     verified, above = openimages_metric.image_labels({"images": truth.images})
     predictions = Predictions(*columns(detections))
     result = openimages_metric.evaluate(

@@ -27,20 +27,30 @@ def drawn(tmp_path_factory):
     random = np.random.default_rng(3)
     images = [{"id": i, "file_name": f"{i}.jpg", "width": 100, "height": 100} for i in range(IMAGES)]
     boxes = [
-        {"id": n, "image_id": n % IMAGES, "category_id": 1 + n % 2, "bbox": [*map(float, corner), 25.0, 30.0],
-         "area": 750.0, "iscrowd": 0}
+        {
+            "id": n,
+            "image_id": n % IMAGES,
+            "category_id": 1 + n % 2,
+            "bbox": [*map(float, corner), 25.0, 30.0],
+            "area": 750.0,
+            "iscrowd": 0,
+        }
         for n, corner in enumerate(random.integers(0, 70, (3 * IMAGES, 2)))
-    ]  # fmt: skip
+    ]
     categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     truth = {"images": images, "annotations": boxes, "categories": categories}
     (folder / "truth.json").write_text(json.dumps(truth))
     for name, shift, share in (("good", 1.0, 0.95), ("bad", 6.0, 0.6)):
         detections = [
-            {"image_id": box["image_id"], "category_id": box["category_id"], "score": float(random.random()),
-             "bbox": [box["bbox"][0] + float(random.random() * shift), *box["bbox"][1:3], 25.0]}
+            {
+                "image_id": box["image_id"],
+                "category_id": box["category_id"],
+                "score": float(random.random()),
+                "bbox": [box["bbox"][0] + float(random.random() * shift), *box["bbox"][1:3], 25.0],
+            }
             for box in boxes
             if random.random() < share
-        ]  # fmt: skip
+        ]
         (folder / f"{name}.json").write_text(json.dumps(detections))
     return folder
 
@@ -116,11 +126,13 @@ def test_a_baseline_may_be_a_file_or_an_evaluation(evaluated, tmp_path):
     paths = str(evaluated / "truth.json"), str(evaluated / "good.json")
     summaries = [
         scored_files.evaluate(
-            *paths, str(tmp_path / name), EvaluationConfig(bootstrap=40, baseline=str(evaluated / name)),
+            *paths,
+            str(tmp_path / name),
+            EvaluationConfig(bootstrap=40, baseline=str(evaluated / name)),
             rules=["coco/AP > baseline"],
         )
         for name in ("bad", "bad.json")
-    ]  # fmt: skip
+    ]
     assert all(summary["verdict"]["passed"] for summary in summaries)
     assert summaries[0]["comparison"]["changes"] == summaries[1]["comparison"]["changes"]
     assert "Against the baseline" in (tmp_path / "bad" / "report.md").read_text()

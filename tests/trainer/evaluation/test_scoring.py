@@ -27,8 +27,12 @@ def scene(labels: list[int], classes: int = 2) -> Truth:
     return Truth(
         [{"id": 0, "file_name": "0.jpg", "width": 2000, "height": 400}],
         [{"id": i, "name": ["cat", "dog", "owl"][i] if i < 3 else f"class {i}"} for i in range(classes)],
-        np.zeros(count, int), np.array(labels), boxes, np.full(count, 2500.0), np.zeros(count, bool),
-    )  # fmt: skip
+        np.zeros(count, int),
+        np.array(labels),
+        boxes,
+        np.full(count, 2500.0),
+        np.zeros(count, bool),
+    )
 
 
 def predictions(rows: list[tuple[int, list[float], float]]) -> Predictions:
@@ -46,10 +50,16 @@ def scored(truth: Truth, detections: Predictions) -> scoring.Scores:
 
 def test_the_best_threshold_is_where_f1_is_largest() -> None:
     truth = scene([0, 0, 0, 1])
-    detections = predictions([
-        (0, place(truth, 0), 0.9), (0, place(truth, 1), 0.6), (0, FAR, 0.5), (0, FAR, 0.4), (0, FAR, 0.3),
-        (0, place(truth, 2), 0.2),
-    ])  # fmt: skip
+    detections = predictions(
+        [
+            (0, place(truth, 0), 0.9),
+            (0, place(truth, 1), 0.6),
+            (0, FAR, 0.5),
+            (0, FAR, 0.4),
+            (0, FAR, 0.3),
+            (0, place(truth, 2), 0.2),
+        ]
+    )
     scores = scored(truth, detections)
     assert scores.points == {"cat": scoring.OperatingPoint(0.6, pytest.approx(0.8))}
     assert scores.f1["cat"][60] == pytest.approx(0.8) and scores.f1["cat"][95] == 0
@@ -89,22 +99,37 @@ def test_calibration_of_an_honest_and_a_boastful_detector() -> None:
 def test_kinds_of_errors() -> None:
     truth = scene([0, 0, 0, 0, 1])
     shifted = [place(truth, 1)[0] + 25, *place(truth, 1)[1:]]
-    detections = predictions([
-        (0, place(truth, 0), 0.9), (0, place(truth, 0), 0.8), (0, shifted, 0.7), (1, place(truth, 2), 0.6),
-        (0, FAR, 0.5),
-    ])  # fmt: skip
+    detections = predictions(
+        [
+            (0, place(truth, 0), 0.9),
+            (0, place(truth, 0), 0.8),
+            (0, shifted, 0.7),
+            (1, place(truth, 2), 0.6),
+            (0, FAR, 0.5),
+        ]
+    )
     errors = scored(truth, detections).tide
     assert {kind: count for kind, (_, count) in errors.items()} == {
-        "Cls": 1, "Loc": 1, "Both": 0, "Dupe": 1, "Bkg": 1, "Miss": 2,
-    }  # fmt: skip
+        "Cls": 1,
+        "Loc": 1,
+        "Both": 0,
+        "Dupe": 1,
+        "Bkg": 1,
+        "Miss": 2,
+    }
     assert all(cost >= 0 for cost, _ in errors.values()) and errors["Miss"][0] > 0
 
 
 def test_confusion_and_its_background() -> None:
     truth = scene([0, 0, 1])
-    detections = predictions([
-        (0, place(truth, 0), 0.9), (1, place(truth, 1), 0.8), (0, FAR, 0.7), (1, place(truth, 2), 0.1),
-    ])  # fmt: skip
+    detections = predictions(
+        [
+            (0, place(truth, 0), 0.9),
+            (1, place(truth, 1), 0.8),
+            (0, FAR, 0.7),
+            (1, place(truth, 2), 0.1),
+        ]
+    )
     result = scored(truth, detections).confusion
     assert result.names == ["cat", "dog", "background"]
     assert result.counts.tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0]]

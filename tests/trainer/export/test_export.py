@@ -27,9 +27,14 @@ def test_each_format_finds_what_the_model_finds(exported, trained, shards):
     opened = bundle.load(str(exported))
     opened.check()
     assert set(opened.checksums) == {
-        "model.onnx", "model.int8.onnx", "model.raw.onnx", "model.safetensors",
-        "model_metadata.json", "MODEL_CARD.md", "sbom.cdx.json",
-    }  # fmt: skip
+        "model.onnx",
+        "model.int8.onnx",
+        "model.raw.onnx",
+        "model.safetensors",
+        "model_metadata.json",
+        "MODEL_CARD.md",
+        "sbom.cdx.json",
+    }
     for name, check in ((name, form["check"]) for name, form in opened.metadata.record["formats"].items()):
         assert check["images"] == 4 and check["matches"]["detections"] > 20
         # Four images are too few to judge int8.
@@ -143,10 +148,10 @@ def test_the_raw_graphs_outputs_are_the_models_boxes_and_scores(exported, traine
 def test_metadata_and_card_of_a_bundle(saved, shards, tiny, tmp_path, monkeypatch):
     make_bundle(tmp_path / "small")
     monkeypatch.setattr(
-        formats, "write_onnx", lambda graph, path, opset: path.write_bytes(
-            (tmp_path / "small" / "model.onnx").read_bytes()
-        ),
-    )  # fmt: skip
+        formats,
+        "write_onnx",
+        lambda graph, path, opset: path.write_bytes((tmp_path / "small" / "model.onnx").read_bytes()),
+    )
     (tmp_path / "evaluation").mkdir()
     scored = {
         "split": "test", "images": 4, "metrics": {"coco/AP": 0.25}, "thresholds": {"star": 0.41},
@@ -163,10 +168,13 @@ def test_metadata_and_card_of_a_bundle(saved, shards, tiny, tmp_path, monkeypatc
     result = exporting.export(inputs, shards, target, config, evaluation_uri=scores)
     metadata = bundle.load(str(tmp_path / "model")).metadata.record
     assert metadata["metrics"] == {
-        "split": "test", "images": 4, "values": {"coco/AP": 0.25}, "evaluation": str(tmp_path / "evaluation"),
+        "split": "test",
+        "images": 4,
+        "values": {"coco/AP": 0.25},
+        "evaluation": str(tmp_path / "evaluation"),
         "gate": "coco/AP 0.250 >= 0.1: passed",
         "per_class": {"star": {"AP": 0.3, "AP50": 0.5, "boxes": 7, "threshold": 0.41}},
-    }  # fmt: skip
+    }
     assert metadata["trained_on"]["splits"]["train"]["images"] == 24
     assert metadata["trained_on"]["source"] == "sample:images=24,seed=3,size=96"
     card = (tmp_path / "model" / "MODEL_CARD.md").read_text()

@@ -71,8 +71,11 @@ def test_detections_are_copied_as_json(visit):
     page.locator("#message", has_text="copied").wait_for()
     copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
     assert (copied["model"], copied["image"], copied["width"], copied["least_score"]) == (
-        "pets v1", "a.jpg", 192, 0.3,
-    )  # fmt: skip
+        "pets v1",
+        "a.jpg",
+        192,
+        0.3,
+    )
     assert copied["detections"][0]["box"] == [24, 12, 96, 60]
 
 
@@ -90,11 +93,14 @@ def test_the_camera(visit):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("Object.defineProperty(navigator, 'mediaDevices', {value: undefined});"
-         "Object.defineProperty(window, 'isSecureContext', {value: false})", "only for pages from https"),
+        (
+            "Object.defineProperty(navigator, 'mediaDevices', {value: undefined});"
+            "Object.defineProperty(window, 'isSecureContext', {value: false})",
+            "only for pages from https",
+        ),
         (REFUSED % "NotAllowedError", "The camera was refused"),
     ],
-)  # fmt: skip
+)
 def test_without_a_camera_the_page_says_why(visit, change, sentence):
     page = visit()
     page.evaluate(change)

@@ -44,9 +44,10 @@ def _network(path):
     """Write a network: two convolutions, then a large one (576 products, 128 channels) on two levels."""
     random = np.random.default_rng(0)
     weights = {
-        "first": random.normal(0, 0.2, (64, 3, 3, 3)), "narrow": random.normal(0, 0.06, (64, 64, 3, 3)),
+        "first": random.normal(0, 0.2, (64, 3, 3, 3)),
+        "narrow": random.normal(0, 0.06, (64, 64, 3, 3)),
         "large": random.normal(0, 0.06, (128, 64, 3, 3)),
-    }  # fmt: skip
+    }
 
     def convolution(given, weight, out):
         return helper.make_node("Conv", [given, weight], [out], pads=[1] * 4, name=out)

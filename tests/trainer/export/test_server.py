@@ -52,8 +52,11 @@ def test_health_and_metadata(ask):
     assert model["name"] == "pets" and model["versions"] == ["v1"]
     assert model["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, 3, SIZE, SIZE]}]
     assert {item["name"]: item["shape"] for item in model["outputs"]} == {
-        "boxes": [-1, 5, 4], "scores": [-1, 5], "labels": [-1, 5], "num": [-1],
-    }  # fmt: skip
+        "boxes": [-1, 5, 4],
+        "scores": [-1, 5],
+        "labels": [-1, 5],
+        "num": [-1],
+    }
 
 
 def test_boxes_of_a_model_that_squashes_images(tmp_path):
@@ -93,9 +96,11 @@ def test_inference_in_binary(ask):
     head["inputs"][0]["parameters"] = {"binary_data_size": images.nbytes}
     text = json.dumps(head).encode()
     status, headers, body = ask(
-        "POST", "/v2/models/pets/infer", text + images.tobytes(),
+        "POST",
+        "/v2/models/pets/infer",
+        text + images.tobytes(),
         Inference_Header_Content_Length=str(len(text)),
-    )  # fmt: skip
+    )
     length = int({key.lower(): value for key, value in headers.items()}["inference-header-content-length"])
     scores, num = json.loads(body[:length])["outputs"]
     assert status == 200 and scores["parameters"]["binary_data_size"] == 20 and num["data"] == [1]
@@ -171,8 +176,10 @@ def test_the_page_is_complete_and_uses_no_other_server(ask):
     for name in re.findall(r'(?:src|href)="([^"]+)"', page.decode()):
         status, headers, text = ask("GET", f"/{name}")
         assert status == 200 and headers["content-type"].partition(";")[0] in (
-            "text/javascript", "text/css", "image/svg+xml",
-        )  # fmt: skip
+            "text/javascript",
+            "text/css",
+            "image/svg+xml",
+        )
         assert b"://" not in text.replace(b"http://www.w3.org/2000/svg", b"")  # The name of SVG, no address.
     for name in (
         "none.js",
@@ -209,16 +216,21 @@ def test_a_port_that_is_taken(address, bundle_uri):
 @pytest.mark.parametrize(
     ("changes", "tail", "message"),
     [
-        ({"data": [256, *REST]}, b"", "values from 0 to 255"), ({"data": [0.5, *REST]}, b"", "integers"),
-        ({"data": [1]}, b"", "must contain 27648 integers"), ({"datatype": "FP32"}, b"", "must be UINT8"),
+        ({"data": [256, *REST]}, b"", "values from 0 to 255"),
+        ({"data": [0.5, *REST]}, b"", "integers"),
+        ({"data": [1]}, b"", "must contain 27648 integers"),
+        ({"datatype": "FP32"}, b"", "must be UINT8"),
         ({"parameters": {"binary_data_size": 3 * SIZE * SIZE}}, b"1234", "needs 27648 bytes, not 4"),
         ({"parameters": {"binary_data_size": 27648.0}}, b"x" * 27648, "needs 27648 bytes"),
-        ({"parameters": [1]}, b"", "parameters must be"), ({"shape": 5}, b"", "JSON with one input"),
+        ({"parameters": [1]}, b"", "parameters must be"),
+        ({"shape": 5}, b"", "JSON with one input"),
         ({"shape": [float("inf"), 3, SIZE, SIZE]}, b"", "JSON with one input"),
-        ({"shape": [1, 3, 8, 8]}, b"", "must have the shape"), ({"name": "x"}, b"", "one input named"),
-        ({"outputs": [{"name": "masks"}]}, b"", "no such output"), ({"outputs": 1}, b"", "must be a list"),
+        ({"shape": [1, 3, 8, 8]}, b"", "must have the shape"),
+        ({"name": "x"}, b"", "one input named"),
+        ({"outputs": [{"name": "masks"}]}, b"", "no such output"),
+        ({"outputs": 1}, b"", "must be a list"),
     ],
-)  # fmt: skip
+)
 def test_malformed_tensors_are_refused(changes, tail, message):
     outputs = {"outputs": changes.pop("outputs")} if "outputs" in changes else {}
     tensor = {"name": "images", "datatype": "UINT8", "shape": [1, 3, SIZE, SIZE], "data": [], **changes}

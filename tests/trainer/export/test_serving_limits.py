@@ -60,9 +60,11 @@ def running(command, folder):
     log = folder / "server.log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, *command], stdout=file, stderr=subprocess.STDOUT,
+            [sys.executable, *command],
+            stdout=file,
+            stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": os.getcwd()},
-        )  # fmt: skip
+        )
     try:
         end = time.monotonic() + PATIENCE
         # The lines are flushed while the server runs.

@@ -89,9 +89,11 @@ def alter(folder: Path, how: str, name: str = "") -> None:
     ("how", "name"),
     [
         *(("fifo", name) for name in ("more", bundle.SIGNATURE, bundle.METADATA, bundle.CHECKSUMS)),
-        ("device", "model.onnx"), ("sparse", bundle.METADATA), ("sparse", "model.onnx"),
+        ("device", "model.onnx"),
+        ("sparse", bundle.METADATA),
+        ("sparse", "model.onnx"),
     ],
-)  # fmt: skip
+)
 def test_irregular_and_huge_files_are_refused(root, keys, how, name):
     alter(root / "models" / "pets" / "v2", how, name)
     with pytest.raises(StorageError) as caught:

@@ -69,8 +69,9 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_the_nodes_meet(node,
 def test_nodes_that_do_not_meet_say_so_and_are_run_again(node, port):
     both = {"nnodes": 2, "rdzv_conf": "timeout=2"}
     alone = node(["train"], node_rank=0, master_addr="127.0.0.1", master_port=port, **both)
-    elastic = node(["train"], nnodes="2:3", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
-                   rdzv_conf="join_timeout=2")  # fmt: skip
+    elastic = node(
+        ["train"], nnodes="2:3", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", rdzv_conf="join_timeout=2"
+    )
     assert [each.wait() for each in (alone, elastic)] == [143, 143]
     assert f"2 nodes did not connect to each other at 127.0.0.1:{port}: Timed out after" in alone.output
     assert (
@@ -96,8 +97,9 @@ def test_a_node_that_waits_for_others_stops_at_once(node, port):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_processes")
 def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(node, port):
-    alone = node(["train"], nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=port,
-                 rdzv_conf="timeout=2")  # fmt: skip
+    alone = node(
+        ["train"], nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=port, rdzv_conf="timeout=2"
+    )
     alone.wait_for("did not connect")
     time.sleep(0.5)
     assert alone.process.poll() is None, "it did not wait"

@@ -106,10 +106,16 @@ def sbatch(tmp_path, port, no_pet):
 
     def run(*arguments, **environment):
         variables = {
-            **os.environ, "PATH": f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin",
-            "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "17",
-            "SLURM_CALLS": str(calls), "PORT": str(port), "NPROC": "1", **environment,
-        }  # fmt: skip
+            **os.environ,
+            "PATH": f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin",
+            "SLURM_JOB_NODELIST": "node-[a-b]",
+            "SLURM_NNODES": "2",
+            "SLURM_JOB_ID": "17",
+            "SLURM_CALLS": str(calls),
+            "PORT": str(port),
+            "NPROC": "1",
+            **environment,
+        }
         done = subprocess.run(
             ["bash", str(SLURM), *arguments],
             env=variables,

@@ -50,8 +50,10 @@ def nodes(tmp_path):
         with log.open("w") as file:
             each = subprocess.Popen(
                 [sys.executable, "-c", NODE, code, *options],
-                env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                env={**os.environ, **environment},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
         each.output = log.read_text
         started.append(each)
         return each

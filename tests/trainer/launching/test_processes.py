@@ -26,9 +26,14 @@ def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path
     """Of each five images one process has two, in passes of 1 and 1, the other three, of 1 and 2."""
     # At a thirtieth of the rate: at a tenth, on some processors, rounding turns the sign of a gradient.
     config = tiny(
-        **AUGMENTED, train__precision="fp32", model__norm="group", train__ema_decay=0.9, train__lr=1e-4,
-        train__global_batch=5, train__batch_size=2,
-    )  # fmt: skip
+        **AUGMENTED,
+        train__precision="fp32",
+        model__norm="group",
+        train__ema_decay=0.9,
+        train__lr=1e-4,
+        train__global_batch=5,
+        train__batch_size=2,
+    )
     assert_two_equal_one(config, shards, tmp_path, steps=10, weights=0.05, near=1e-4)
 
 

@@ -19,8 +19,12 @@ def with_statistics(detector):
     generator = torch.Generator().manual_seed(1)
     for module in detector.modules():
         if isinstance(module, nn.BatchNorm2d | FrozenBatchNorm2d):
-            for tensor, low in ((module.weight, 0.5), (module.bias, -0.2), (module.running_mean, -0.2),
-                                (module.running_var, 0.5)):  # fmt: skip
+            for tensor, low in (
+                (module.weight, 0.5),
+                (module.bias, -0.2),
+                (module.running_mean, -0.2),
+                (module.running_var, 0.5),
+            ):
                 tensor.data = low + torch.rand(tensor.shape, generator=generator)
     return detector.eval()
 

@@ -25,9 +25,13 @@ def scores(per_class, **changes):
     values = {
         "coco": CocoResult({}, per_class, np.full((10, 101, len(per_class)), 0.5)),
         "metrics": dict.fromkeys(coco.METRICS, 0.25) | {"coco/APs": -1.0},
-        "matches": None, "points": {}, "f1": {}, "tide": None, "confusion": None,
+        "matches": None,
+        "points": {},
+        "f1": {},
+        "tide": None,
+        "confusion": None,
         "calibration": scoring.Calibration(0.0, empty, empty, np.ones(scoring.BINS, int)),
-    }  # fmt: skip
+    }
     return Scores(**(values | changes))
 
 
@@ -44,7 +48,10 @@ def image(truth=(), predictions=()):
 def data(per_class=None, changed=None, **changes):
     rows = per_class or {NAMES[0]: row(0.3, 4, AP50=0.5), NAMES[1]: row(-1.0, 0)}
     values = {
-        "title": "run <b>7</b>", "split": "test", "images": 1200, "scores": scores(rows, **(changed or {})),
+        "title": "run <b>7</b>",
+        "split": "test",
+        "images": 1200,
+        "scores": scores(rows, **(changed or {})),
         "verdict": Verdict(passed=False, reason="coco/AP 0.250 >= 0.3: failed"),
         "training": [{"kind": "train", "step": 1, "loss": 1.0, "lr": 0.1}],
         "gallery": [
@@ -57,7 +64,7 @@ def data(per_class=None, changed=None, **changes):
         "trained_boxes": {"cat": 4321},
         "config": {"train": {"lr": 0.01, "milestones": [0.5, 0.75]}, "recipe": "debug"},
         "versions": {"torch": "2.15.0"},
-    }  # fmt: skip
+    }
     return ReportData(**(values | changes))
 
 
@@ -107,10 +114,23 @@ def test_page_needs_nothing_from_outside_and_runs_its_own_script_only():
 def test_page_shows_everything():
     page = Page(evaluation_page.html(data()))
     for text in (
-        "run <b>7</b>", "1,200 images of the test split, 4 boxes, 2 classes", "Gate failed",
-        "coco/AP 0.250 >= 0.3: failed", "AR100", "0.250", NAMES[1], "4,321", "12,345", "Loss", "a&b.jpg",
-        "1 object, 1 missed; 1 false", "train.milestones", "[0.5, 0.75]", "2.15.0", "dog 0.77",
-    ):  # fmt: skip
+        "run <b>7</b>",
+        "1,200 images of the test split, 4 boxes, 2 classes",
+        "Gate failed",
+        "coco/AP 0.250 >= 0.3: failed",
+        "AR100",
+        "0.250",
+        NAMES[1],
+        "4,321",
+        "12,345",
+        "Loss",
+        "a&b.jpg",
+        "1 object, 1 missed; 1 false",
+        "train.milestones",
+        "[0.5, 0.75]",
+        "2.15.0",
+        "dog 0.77",
+    ):
         assert text in page.text, text
     assert "-1.000" not in page.text
     boxes = {attrs["class"] for tag, attrs in page.tags if tag == "rect" and "class" in attrs}
@@ -180,10 +200,11 @@ def test_markdown_shows_the_comparison_and_the_weakest_classes_first():
     aps = {"cat": 0.3, "dog": 0.1, "owl": 0.2, "none": -1.0}
     rows = {name: row(ap) for name, ap in aps.items()}
     changes = {
-        "coco/AP": Change(0.2, 0.25, -0.01, 0.11), "AP[cat]": Change(0.1, 0.3, 0.1, 0.3, "better"),
+        "coco/AP": Change(0.2, 0.25, -0.01, 0.11),
+        "AP[cat]": Change(0.1, 0.3, 0.1, 0.3, "better"),
         "AP[dog]": Change(0.0, 0.1, 0.05, 0.2, "too few to tell"),
         "AP[owl]": Change(0.4, 0.2, -0.3, -0.1, "worse"),
-    }  # fmt: skip
+    }
     report = data(rows, compared=Compared("run *7*", changes, 200))
     lines = evaluation_page.markdown(report).splitlines()
     assert (

@@ -15,10 +15,13 @@ pytestmark = [browser.needed, pytest.mark.slow, pytest.mark.extra]
 
 CLASSES = {"person": 0.5, "dog": 0.1, "cat": 0.3, "<i>tv</i>": 0.2, "nothing": -1.0}
 CHANGES = {
-    "coco/AP": Change(0.2, 0.25, 0.01, 0.09, "better"), "coco/AP50": Change(0.2, 0.25, -0.01, 0.09),
-    "AP[person]": Change(0.4, 0.5, 0.05, 0.15, "better"), "AP[dog]": Change(0.3, 0.1, -0.3, -0.1, "worse"),
-    "AP[cat]": Change(0.3, 0.3, -0.1, 0.1), "AP[<i>tv</i>]": Change(0.2, 0.2, 0.0, 0.0, "too few to tell"),
-}  # fmt: skip
+    "coco/AP": Change(0.2, 0.25, 0.01, 0.09, "better"),
+    "coco/AP50": Change(0.2, 0.25, -0.01, 0.09),
+    "AP[person]": Change(0.4, 0.5, 0.05, 0.15, "better"),
+    "AP[dog]": Change(0.3, 0.1, -0.3, -0.1, "worse"),
+    "AP[cat]": Change(0.3, 0.3, -0.1, 0.1),
+    "AP[<i>tv</i>]": Change(0.2, 0.2, 0.0, 0.0, "too few to tell"),
+}
 NAMES = "Array.from(document.querySelectorAll('#classes tbody tr:not([hidden]) td.name'), e => e.textContent)"
 
 
@@ -26,8 +29,10 @@ def write(path, classes):
     """Write a report about classes with these APs; returns its URI."""
     rows = {name: row(ap, 10 * i) for i, (name, ap) in enumerate(classes.items())}
     whole = data(
-        rows, verdict=Verdict(passed=False, reason=f"AP[*] >= 0.2: failed by {', '.join(classes)}"),
-        compared=Compared("detector 7", CHANGES, 200), trained_boxes=dict.fromkeys(classes, 7),
+        rows,
+        verdict=Verdict(passed=False, reason=f"AP[*] >= 0.2: failed by {', '.join(classes)}"),
+        compared=Compared("detector 7", CHANGES, 200),
+        trained_boxes=dict.fromkeys(classes, 7),
         changed={
             "points": {name: scoring.OperatingPoint(0.4, 0.7) for name in classes},
             "f1": {name: np.linspace(0, 1, 101) for name in classes},
@@ -35,7 +40,7 @@ def write(path, classes):
             "confusion": scoring.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),
             "calibration": scoring.Calibration(0.1, *(np.linspace(0.05, 0.95, 10),) * 2, np.arange(10)),
         },
-    )  # fmt: skip
+    )
     path.write_text(evaluation_page.html(whole))
     return path.as_uri()
 

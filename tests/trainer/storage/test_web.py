@@ -172,11 +172,16 @@ def test_what_is_not_of_the_public_network_is_refused(peer):
 @pytest.mark.parametrize(
     "peer",
     [
-        "2000::1", "2001:200::1", "2001:db7::1", "2001:4860:4860::8888", "2003::1", "2606:4700::1111",
+        "2000::1",
+        "2001:200::1",
+        "2001:db7::1",
+        "2001:4860:4860::8888",
+        "2003::1",
+        "2606:4700::1111",
         "3ffe::1",
         *(form.format(address) for address in PUBLIC_IPV4 for form in ("{}", "::ffff:{}", "64:ff9b::{}")),
     ],
-)  # fmt: skip
+)
 def test_what_is_public_is_reached(peer):
     UrlPolicy().check_peer("http://example.org/a.jpg", peer)
 

@@ -52,8 +52,9 @@ def test_rows_reach_a_tracker_in_order_with_the_names_of_tensorboard(tracker, tm
     tracking.add("val", {"step": 1, "epoch": 1, "coco/AP": 0.5})
     tracking.finish("finished", {"best/AP": 0.5})
     assert [(row.step, row.values) for row in tracker.rows] == [
-        (1, {"train/loss": 2.0, "train/lr": 0.1}), (1, {"val/epoch": 1.0, "val/AP": 0.5}),
-    ]  # fmt: skip
+        (1, {"train/loss": 2.0, "train/lr": 0.1}),
+        (1, {"val/epoch": 1.0, "val/AP": 0.5}),
+    ]
     assert tracker.calls == [("start", "first", ""), ("finish", "finished", {"best/AP": 0.5})]
     tracking.finish("failed")
     tracking.add("train", {"step": 2, "loss": 1.0})

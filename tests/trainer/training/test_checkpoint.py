@@ -19,10 +19,16 @@ def contents(tiny):
     config = tiny()
     detector = build(config.model, 2)
     return {
-        "config": to_json(config), "categories": [{"id": 0, "name": "a"}, {"id": 1, "name": "b"}],
-        "fingerprint": "f", "global_batch": 8, "step": 3, "epoch": 1, "metrics": {"coco/AP": 0.5},
-        "model": detector.state_dict(), "ema": None,
-    }  # fmt: skip
+        "config": to_json(config),
+        "categories": [{"id": 0, "name": "a"}, {"id": 1, "name": "b"}],
+        "fingerprint": "f",
+        "global_batch": 8,
+        "step": 3,
+        "epoch": 1,
+        "metrics": {"coco/AP": 0.5},
+        "model": detector.state_dict(),
+        "ema": None,
+    }
 
 
 def test_a_model_comes_back_as_it_was(contents, tmp_path):

@@ -91,16 +91,22 @@ def read_order(rows_read, steps):
 @pytest.mark.extra
 def test_nodes_go_and_come_and_no_image_is_lost_or_repeated(shards, tiny, tmp_path, port, node, traced):
     config = tiny(
-        train__epochs=500, train__global_batch=GLOBAL_BATCH, train__batch_size=2, train__checkpoint_steps=3,
+        train__epochs=500,
+        train__global_batch=GLOBAL_BATCH,
+        train__batch_size=2,
+        train__checkpoint_steps=3,
         train__validate_every=100,
-    )  # fmt: skip
+    )
     path, output = tmp_path / "config.json", tmp_path / "run"
     path.write_text(to_json(config))
     command = ["train", "--config", str(path), "--shards", shards, "--output", str(output)]
     elastic = {
-        "nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "max_restarts": 5,
+        "nnodes": "1:2",
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": f"127.0.0.1:{port}",
+        "max_restarts": 5,
         "rdzv_conf": "is_host=0,last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=5",
-    }  # fmt: skip
+    }
 
     first = {**elastic, "rdzv_conf": elastic["rdzv_conf"].replace("is_host=0", "is_host=1")}
     host, other = node(command, **first), node(command, **elastic)
@@ -136,8 +142,14 @@ def test_nodes_go_and_come_and_no_image_is_lost_or_repeated(shards, tiny, tmp_pa
 def test_a_mistake_of_the_user_is_not_tried_again(shards, tiny, tmp_path, node):
     (tmp_path / "config.json").write_text(to_json(tiny(train__global_batch=100)))
     command = ["train", "--config", str(tmp_path / "config.json"), "--shards", shards]
-    alone = node([*command, "--output", str(tmp_path / "run")], nnodes="1:2", rdzv_backend="c10d",
-                 rdzv_endpoint="127.0.0.1:0", max_restarts=50, rdzv_conf="last_call_timeout=1")  # fmt: skip
+    alone = node(
+        [*command, "--output", str(tmp_path / "run")],
+        nnodes="1:2",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=50,
+        rdzv_conf="last_call_timeout=1",
+    )
     assert alone.wait() == 2
     assert "fewer than one step reads: train.global_batch = 100" in alone.output
     assert list((tmp_path / "run").iterdir()) == []

@@ -29,12 +29,20 @@ def graphs(tmp_path_factory):
     done = subprocess.run(
         # Such a warning, of which a user can make nothing, has to be kept away.
         [sys.executable, "-W", "error:CUDA_HOME not set", "tests/support/gpu_compiler.py"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=3500,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3500,
         env={
-            **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton"),
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
         },
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     return {(each["function"], each["backward"]): each for each in json.loads(done.stdout)}
 
@@ -63,8 +71,11 @@ def test_nothing_keeps_the_network_from_running_as_cuda_graphs(graphs):
     """Forward and backward pass are one graph each: no part on the CPU, no input changed that moves."""
     for backward in (False, True):
         assert graphs["trunk", backward]["cuda_graphs"] == {
-            "parts": 1, "reasons_against": [], "left_out": False, "changed_inputs_that_move": []
-        }  # fmt: skip
+            "parts": 1,
+            "reasons_against": [],
+            "left_out": False,
+            "changed_inputs_that_move": [],
+        }
     assert "cuda_graphs" not in graphs["box_loss", False]
 
 

@@ -256,8 +256,12 @@ def test_it_ends_after_as_many_epochs_without_a_better_score(scored, shards, tin
     rows = read_rows(str(tmp_path / "whole"))
     assert [row["epoch"] for row in rows if row["kind"] == "val"] == [1, 2, 3, 4]
     assert {**result, "seconds": 0, "images_per_second": 0, "checkpoint": "", "resumed_from": 0} == {
-        **whole, "seconds": 0, "images_per_second": 0, "checkpoint": "", "resumed_from": 0,
-    }  # fmt: skip
+        **whole,
+        "seconds": 0,
+        "images_per_second": 0,
+        "checkpoint": "",
+        "resumed_from": 0,
+    }
 
 
 def test_without_a_validation_split_it_is_refused(shards, tiny, tmp_path, monkeypatch):

@@ -51,9 +51,16 @@ def test_the_learning_rate_follows_the_global_batch(optimizer, lr_batch, images,
 def test_all_lengths_follow_the_global_batch_as_the_authors_of_dfine_recommend():
     """The example of their README: from 32 to 64 images a step."""
     config = TrainConfig(
-        optimizer="adamw", lr=2.5e-4, lr_batch=32, lr_scaling="linear", scale_steps=True, warmup_steps=500,
-        ema_decay=0.9999, ema_ramp="exponential", ema_steps=1000,
-    )  # fmt: skip
+        optimizer="adamw",
+        lr=2.5e-4,
+        lr_batch=32,
+        lr_scaling="linear",
+        scale_steps=True,
+        warmup_steps=500,
+        ema_decay=0.9999,
+        ema_ramp="exponential",
+        ema_steps=1000,
+    )
     scaled, _ = scaled_to_batch(config, 64)
     assert (scaled.lr, scaled.ema_decay) == pytest.approx((5e-4, 0.9998))
     assert (scaled.ema_steps, scaled.warmup_steps) == (500, 250)
@@ -136,8 +143,9 @@ def test_norms_and_biases_are_decayed_where_a_recipe_says_so():
     config = TrainConfig(weight_decay=0.1, bias_weight_decay=0.05)
     decays = {
         id(p): group["weight_decay"]
-        for group in build_optimizer(model, config).param_groups for p in group["params"]
-    }  # fmt: skip
+        for group in build_optimizer(model, config).param_groups
+        for p in group["params"]
+    }
     assert decays == {
         id(p): 0.1 if name == "0.weight" else 0.05 if name == "0.bias" else 0.0
         for name, p in model.named_parameters()
@@ -153,8 +161,9 @@ def test_a_group_with_its_own_decay_keeps_it():
     """As the backbone of RF-DETR has; the rest decays as the configuration shows."""
     model = Layers(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     model.parameter_groups = lambda config: [
-        {"params": [*model[0].parameters()], "weight_decay": 0.0}, {"params": [*model[1].parameters()]}
-    ]  # fmt: skip
+        {"params": [*model[0].parameters()], "weight_decay": 0.0},
+        {"params": [*model[1].parameters()]},
+    ]
     groups = build_optimizer(model, TrainConfig(norm_weight_decay=0.2, bias_weight_decay=0.3)).param_groups
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(2, 0.0), (2, 0.2)]
 

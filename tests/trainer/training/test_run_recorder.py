@@ -31,10 +31,16 @@ def found(shift):
 def state_of(step, config, value):
     """As the loop gives it; the average of the weights is what is evaluated."""
     return {
-        "config": parsing.to_json(config), "categories": [], "fingerprint": "f", "global_batch": 2,
-        "step": step, "epoch": step // 6, "validated": 0,
-        "model": {"weight": torch.full((2,), value)}, "ema": {"weight": torch.full((2,), value + 0.5)},
-    }  # fmt: skip
+        "config": parsing.to_json(config),
+        "categories": [],
+        "fingerprint": "f",
+        "global_batch": 2,
+        "step": step,
+        "epoch": step // 6,
+        "validated": 0,
+        "model": {"weight": torch.full((2,), value)},
+        "ema": {"weight": torch.full((2,), value + 0.5)},
+    }
 
 
 @pytest.fixture

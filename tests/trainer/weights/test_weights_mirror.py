@@ -126,8 +126,11 @@ def test_where_they_cannot_be_had_key_address_and_remedy_are_told(weights_server
         check_available(uri, str(tmp_path))
     assert caught.value.message.startswith(f"model.weights: {uri} is not in {tmp_path}/weights")
     assert f"{weights_server.url}/models/resnet50-11ad3fa6.pth" in caught.value.message
-    for remedy in (f"kubedet weights fetch {uri} --data-root {tmp_path}", "--set model.weights=none",
-                   f"{tmp_path}/weights/torchvision/resnet50-11ad3fa6.pth"):  # fmt: skip
+    for remedy in (
+        f"kubedet weights fetch {uri} --data-root {tmp_path}",
+        "--set model.weights=none",
+        f"{tmp_path}/weights/torchvision/resnet50-11ad3fa6.pth",
+    ):
         assert remedy in caught.value.fix
     assert not caught.value.transient
     check_available("", str(tmp_path))

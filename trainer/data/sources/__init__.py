@@ -30,8 +30,10 @@ from trainer.data.sources.voc import VocSource
 from trainer.data.sources.yolo import YAML, YoloSource, file_of
 
 _PUBLISHED: dict[type, Callable[..., Source]] = {
-    Sample: SampleSource, OpenImages: OpenImagesSource, Coco2017: Coco2017Source,
-}  # fmt: skip
+    Sample: SampleSource,
+    OpenImages: OpenImagesSource,
+    Coco2017: Coco2017Source,
+}
 
 
 def parse(source: str, config: DataConfig | None = None) -> Source:
@@ -99,14 +101,20 @@ def kind_of(uri: str) -> str:
         return ""
     described = file_of(uri)
     return (  # The most certain first.
-        "yolo" if described.lower().endswith(YAML)
-        else "voc" if _has_xml(storage.join(uri, "Annotations"), recursive=False)
-        else "coco" if (files := annotation_files(uri)) and _are_coco(files)
-        else "yolo" if described
-        else "voc" if _has_xml(uri, recursive=True)
-        else "coco" if files
+        "yolo"
+        if described.lower().endswith(YAML)
+        else "voc"
+        if _has_xml(storage.join(uri, "Annotations"), recursive=False)
+        else "coco"
+        if (files := annotation_files(uri)) and _are_coco(files)
+        else "yolo"
+        if described
+        else "voc"
+        if _has_xml(uri, recursive=True)
+        else "coco"
+        if files
         else ""
-    )  # fmt: skip
+    )
 
 
 def _are_coco(files: list[str]) -> bool:

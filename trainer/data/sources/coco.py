@@ -222,9 +222,12 @@ class CocoImages:
             yield entry
 
     def annotated(
-        self, categories: list[Category], reading: Reading, locate: Callable[[Entry], object],
+        self,
+        categories: list[Category],
+        reading: Reading,
+        locate: Callable[[Entry], object],
         problems: Problems,
-    ) -> Iterator[Entry]:  # fmt: skip
+    ) -> Iterator[Entry]:
         """Yield the images with their boxes, both in the file's order, after `locate`; `problems` grows."""
         execute = self._database.execute
         with _database_errors():
@@ -495,9 +498,13 @@ class CocoSource(Source):
             splits[split] = Rows.of(read, problems)
         names = [f"{split} of {file.uri.removeprefix(f'{self.location}/')}" for split, file in files.items()]
         return Listing(
-            categories, splits, digest.hexdigest(), problems,
-            read_as=f"COCO JSON: {'; '.join(names)}", box_format=self.reading.box_format,
-        )  # fmt: skip
+            categories,
+            splits,
+            digest.hexdigest(),
+            problems,
+            read_as=f"COCO JSON: {'; '.join(names)}",
+            box_format=self.reading.box_format,
+        )
 
     def _files(self) -> dict[str, str]:
         """Return the annotation file of each split; a lone file is train whatever its name."""
@@ -535,9 +542,10 @@ def annotation_files(folder: str) -> list[str]:
         ]
         names = [PurePosixPath(uri).name for uri in uris]
         boxes = [
-            uri for uri, name in zip(uris, names, strict=True)
+            uri
+            for uri, name in zip(uris, names, strict=True)
             if name.startswith("instances_") or name.endswith("_annotations.coco.json")
-        ]  # fmt: skip
+        ]
         one_each = len(place) > 1 and len(uris) == len({storage.parent(uri) for uri in uris})
         if boxes or one_each or any(map(split_of, names)) or len(uris) == 1:
             return boxes or uris

@@ -225,11 +225,14 @@ def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo
     for item in items:
         _relative(uri, item.filename)
         reason = (
-            "it is a link" if stat.S_ISLNK(item.external_attr >> 16)
-            else "it is encrypted" if item.flag_bits & _ENCRYPTED
-            else "it is outside the zip, or within another member" if item.header_offset < end
+            "it is a link"
+            if stat.S_ISLNK(item.external_attr >> 16)
+            else "it is encrypted"
+            if item.flag_bits & _ENCRYPTED
+            else "it is outside the zip, or within another member"
+            if item.header_offset < end
             else ""
-        )  # fmt: skip
+        )
         if reason:
             raise _refused(uri, item.filename, reason)
         end = item.header_offset + _HEADER + item.compress_size

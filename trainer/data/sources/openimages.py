@@ -126,11 +126,16 @@ class OpenImagesSource(OpenImages, Source):
             takes_labels = self.labels == "all" or (self.labels == "keep" and split != "train")
             turns = self.rotation == "apply"
             read = partial(
-                read_boxes, noted(storage.join(self.base, BOXES[split])), storage.join(self.pixels, split),
-                kept, present, absent, listed[split] if listed else None,
+                read_boxes,
+                noted(storage.join(self.base, BOXES[split])),
+                storage.join(self.pixels, split),
+                kept,
+                present,
+                absent,
+                listed[split] if listed else None,
                 noted(storage.join(self.base, ROTATIONS[split])) if turns else "",
                 noted(storage.join(self.base, LABELS[split])) if takes_labels else "",
-            )  # fmt: skip
+            )
             splits["train" if len(names) == 1 else OPENIMAGES_SPLITS[split]] = Rows(read)
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
         return Listing(kept, splits, state, exhaustive=False, hierarchy={} if expanded else above)
@@ -296,9 +301,16 @@ _SORT_BYTES = 128 * 1024 * 1024  # Bytes of a CSV that is sorted in memory.
 
 
 def read_boxes(
-    uri: str, pixels: str, categories: list[Category], present: Meaning, absent: Meaning,
-    listed: frozenset[str] | None, rotations: str, labels: str, _: Problems,
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    uri: str,
+    pixels: str,
+    categories: list[Category],
+    present: Meaning,
+    absent: Meaning,
+    listed: frozenset[str] | None,
+    rotations: str,
+    labels: str,
+    _: Problems,
+) -> Iterator[pa.RecordBatch]:
     """Yield rows of SOURCE_ROW of a split: images with boxes in the file's order, then those without.
 
     Args:
@@ -349,8 +361,14 @@ def read_boxes(
         x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
         crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
         fields = [
-            label.astype(np.int32), x, y, right - x, below - y, np.zeros(len(label)), crowd.astype(np.int8)
-        ]  # fmt: skip
+            label.astype(np.int32),
+            x,
+            y,
+            right - x,
+            below - y,
+            np.zeros(len(label)),
+            crowd.astype(np.int8),
+        ]
         boxes = pa.StructArray.from_arrays([*map(pa.array, fields)], fields=list(BOX))
         offsets = np.searchsorted(row_index, np.append(starts, len(rows))).astype(np.int32)
         batch = rows_of(ids, pa.ListArray.from_arrays(pa.array(offsets), boxes))

@@ -176,17 +176,31 @@ def split_of(name: str) -> str | None:
 
 
 BOX = pa.struct(
-    [("category", pa.int32()), *((name, pa.float64()) for name in "xywh"), ("area", pa.float64()),
-     ("iscrowd", pa.int8())]
-)  # fmt: skip
+    [
+        ("category", pa.int32()),
+        *((name, pa.float64()) for name in "xywh"),
+        ("area", pa.float64()),
+        ("iscrowd", pa.int8()),
+    ]
+)
 """A box in pixels as the source has it; NaN where a number is missing."""
 
 _TEXT = pa.string()
 SOURCE_ROW = pa.schema(
-    [("file_name", _TEXT), ("origin", _TEXT), ("version", _TEXT), ("width", pa.int32()),
-     ("height", pa.int32()), ("orientation", pa.int8()), ("original_id", _TEXT), ("fault_reason", _TEXT),
-     ("fault_detail", _TEXT), ("extra", _TEXT), ("boxes", pa.list_(BOX))]
-)  # fmt: skip
+    [
+        ("file_name", _TEXT),
+        ("origin", _TEXT),
+        ("version", _TEXT),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("orientation", pa.int8()),
+        ("original_id", _TEXT),
+        ("fault_reason", _TEXT),
+        ("fault_detail", _TEXT),
+        ("extra", _TEXT),
+        ("boxes", pa.list_(BOX)),
+    ]
+)
 """The fields of `Entry` (`original_id` as JSON), the Exif `orientation` to apply (0: the file's), and
 `extra`, JSON for the ground truth."""
 

@@ -194,10 +194,14 @@ def _entries(
             for label, bbox, crowd in annotation.objects
         ]
         yield Entry(
-            image.name, storage.join(layout.root, image.path), annotation.width, annotation.height, boxes,
+            image.name,
+            storage.join(layout.root, image.path),
+            annotation.width,
+            annotation.height,
+            boxes,
             fault=(reasons.IMAGE_UNREADABLE, annotation.fault) if annotation.fault else None,
             version=image.version,
-        )  # fmt: skip
+        )
 
 
 _IMAGE_FOLDERS = (("JPEGImages",), ("images",), ("Images",))

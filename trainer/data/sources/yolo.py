@@ -178,11 +178,13 @@ class YoloSource(Source):
             [Category(name, number) for number, name in description.names.items()],
             {
                 split: Rows.of(partial(_entries, of_split, positions, description.keypoints), problems)
-                for split, of_split in images.items() if of_split
+                for split, of_split in images.items()
+                if of_split
             },
-            digest.hexdigest(), problems,
+            digest.hexdigest(),
+            problems,
             read_as=f"YOLO, by {uri.rpartition('/')[2]}: {'; '.join(shown)}",
-        )  # fmt: skip
+        )
 
     def describe(self) -> tuple[str, bytes, Description]:
         """Read the set's description; return the file's URI and content too."""

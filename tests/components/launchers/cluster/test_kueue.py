@@ -196,15 +196,24 @@ def test_so_is_one_where_there_is_no_kueue(run, quick, fake_cluster):
 @pytest.mark.parametrize(
     ("spoil", "message", "fix"),
     [
-        (lambda kueue: kueue.waits("train", "LocalQueue gpus doesn't exist", "Inadmissible"),
-         "in queue gpus: LocalQueue gpus doesn't exist", "set kueue_queue to one"),
-        (lambda kueue: kueue.workload("train")["spec"].update(active=False),
-         "in queue gpus: its Workload is not active", "kubectl describe workload"),
-        (lambda kueue: kueue._condition("train", "Admitted", "True", "Admitted", ""),
-         "in queue gpus: admitted, and not released yet", "run the same command again"),
+        (
+            lambda kueue: kueue.waits("train", "LocalQueue gpus doesn't exist", "Inadmissible"),
+            "in queue gpus: LocalQueue gpus doesn't exist",
+            "set kueue_queue to one",
+        ),
+        (
+            lambda kueue: kueue.workload("train")["spec"].update(active=False),
+            "in queue gpus: its Workload is not active",
+            "kubectl describe workload",
+        ),
+        (
+            lambda kueue: kueue._condition("train", "Admitted", "True", "Admitted", ""),
+            "in queue gpus: admitted, and not released yet",
+            "run the same command again",
+        ),
     ],
     ids=["no queue", "deactivated", "admitted and never released"],
-)  # fmt: skip
+)
 def test_one_that_its_queue_never_lets_go_is_given_up(
     run, quick, fake_cluster, meanwhile, spoil, message, fix
 ):

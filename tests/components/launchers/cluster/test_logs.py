@@ -225,9 +225,15 @@ def test_a_log_that_stays_unreadable_is_given_up_and_reported(start, fake_cluste
 
 FIRST = "train-worker-0"
 EVENT = {
-    "task": job_status.TASK, "done": 430, "total": 1000, "unit": job_status.UNIT, "rate": 2.0, "eta": 285.0,
-    "note": job_status.measured(0.532, 41.0), "end": False,
-}  # fmt: skip
+    "task": job_status.TASK,
+    "done": 430,
+    "total": 1000,
+    "unit": job_status.UNIT,
+    "rate": 2.0,
+    "eta": 285.0,
+    "note": job_status.measured(0.532, 41.0),
+    "end": False,
+}
 
 
 @pytest.fixture

@@ -42,9 +42,11 @@ def surroundings(kind):
 @pytest.fixture
 def launcher(fake_cluster, surroundings):
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], env={**fake_cluster.environment, **surroundings},
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", SCRIPT],
+        env={**fake_cluster.environment, **surroundings},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     yield process
     process.kill()
     process.wait()

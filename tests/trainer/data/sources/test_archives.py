@@ -276,10 +276,14 @@ def test_nothing_in_an_archive_leads_to_files_outside(make_set, tmp_path, make_j
 
 def test_names_in_utf_8_that_do_not_say_so(tmp_path, make_jpeg):
     """As the Finder of macOS writes them."""
-    path = zip_of(tmp_path / "x.zip", **{
-        "data.yaml": "train: images\nnames: [cat]\n", "images/\u00fcber.jpg": make_jpeg(),
-        "images/\u00fcber.txt": "0 0.5 0.5 0.1 0.1\n",
-    })  # fmt: skip
+    path = zip_of(
+        tmp_path / "x.zip",
+        **{
+            "data.yaml": "train: images\nnames: [cat]\n",
+            "images/\u00fcber.jpg": make_jpeg(),
+            "images/\u00fcber.txt": "0 0.5 0.5 0.1 0.1\n",
+        },
+    )
     # The same archive without the flag, in the headers and in the directory.
     patched = bytearray(path.read_bytes())
     for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):

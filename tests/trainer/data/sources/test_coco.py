@@ -67,8 +67,9 @@ def test_a_folder_as_published(make_coco):
     assert (row["width"], row["height"], row["original_id"]) == (40, 30, "100")
     boxes = boxes_of(listed.splits["train"])[0]
     assert [(box["category"], corners(box), box["area"]) for box in boxes] == [
-        (0, (1, 2, 10, 8), 80), (1, (2, 2, 10, 8), 80),
-    ]  # fmt: skip
+        (0, (1, 2, 10, 8), 80),
+        (1, (2, 2, 10, 8), 80),
+    ]
 
 
 @pytest.mark.parametrize("place", ["images/train", "images", "JPEGImages", "train2017", ".", "annotations"])
@@ -88,8 +89,9 @@ def test_a_roboflow_export(make_coco):
     (root / "annotations").rmdir()
     listed = sources.parse(str(root)).listing()
     assert {split: rows_of(rows)[0]["file_name"] for split, rows in listed.splits.items()} == {
-        "train": "a.jpg", "val": "b.jpg",
-    }  # fmt: skip
+        "train": "a.jpg",
+        "val": "b.jpg",
+    }
 
 
 def test_one_json_is_train_whatever_its_name(make_coco):
@@ -161,9 +163,10 @@ def test_odd_annotations_do_not_stop_it(edited):
     assert [box["category"] for box in boxes] == [UNKNOWN, UNKNOWN, 0]
     assert [box["iscrowd"] for box in boxes] == [0, 0, 1]
     assert listed.problems.counts == {
-        reasons.BOX_NOT_FINITE: 2, reasons.BOX_ABSENT: 1,
+        reasons.BOX_NOT_FINITE: 2,
+        reasons.BOX_ABSENT: 1,
         reasons.BOX_UNKNOWN_IMAGE: 2,
-    }  # fmt: skip
+    }
 
 
 def test_an_image_listed_twice_is_one_with_all_boxes(edited):
@@ -188,9 +191,10 @@ def test_two_images_with_one_id_are_both_faulty(edited):
     root = edited(lambda form: form["images"][1].update(id=100), ["a.jpg", "b.jpg", "c.jpg"])
     rows = rows_of(listing(root).splits["train"])
     assert {row["file_name"]: (row["fault_reason"], row["fault_detail"]) for row in rows} == {
-        "a.jpg": (reasons.IMAGE_ID_TWICE, "id 100"), "b.jpg": (reasons.IMAGE_ID_TWICE, "id 100"),
+        "a.jpg": (reasons.IMAGE_ID_TWICE, "id 100"),
+        "b.jpg": (reasons.IMAGE_ID_TWICE, "id 100"),
         "c.jpg": ("", ""),
-    }  # fmt: skip
+    }
 
 
 def test_missing_images_are_faults_and_none_at_all_is_an_error(make_coco):
@@ -253,10 +257,14 @@ def test_ids_of_any_kind(edited):
         for image, one in zip(form["images"], ids, strict=True):
             image |= {"id": one, "phash": 2**64 - 3, "gps": [1.5, -(2**63) - 1]}
         form["annotations"] = [
-            {"id": 2**64 + place, "image_id": 7.0 if one == 7 else one, "category_id": category,
-             "bbox": [place + 0.5, 0, 1, 1]}
+            {
+                "id": 2**64 + place,
+                "image_id": 7.0 if one == 7 else one,
+                "category_id": category,
+                "bbox": [place + 0.5, 0, 1, 1],
+            }
             for place, one in [*enumerate(ids), *enumerate(ids, 10)]
-        ]  # fmt: skip
+        ]
 
     root = edited(change, [f"{number}.jpg" for number in range(8)])
     listed = listing(root)
@@ -282,8 +290,10 @@ def test_boxes_in_any_order_are_those_of_their_images(edited):
     assert all(row["boxes"] == sorted(row["boxes"], key=lambda box: box["x"]) for row in rows)
     assert rows_of(listed.splits["train"]) == rows  # What was wrong is counted once.
     assert listed.problems.counts == {
-        reasons.IMAGE_LISTED_TWICE: 1, reasons.BOX_UNKNOWN_IMAGE: 1, reasons.ANNOTATION_ID_TWICE: 92,
-    }  # fmt: skip
+        reasons.IMAGE_LISTED_TWICE: 1,
+        reasons.BOX_UNKNOWN_IMAGE: 1,
+        reasons.ANNOTATION_ID_TWICE: 92,
+    }
 
 
 def test_a_full_disk_is_named(make_coco, monkeypatch):
@@ -347,15 +357,26 @@ def test_the_box_of_a_mask_is_that_of_its_pixels():
 @pytest.mark.parametrize(
     "segmentation",
     [
-        [[1, 2, 3]], [[1, 2]], [["1", "2", "3", "4"]], [[1, 2, 3, float("nan")]], "polygon", 7,
-        {"counts": [4]}, {"size": [2, 2]}, {"size": [2, 2], "counts": [3]},
+        [[1, 2, 3]],
+        [[1, 2]],
+        [["1", "2", "3", "4"]],
+        [[1, 2, 3, float("nan")]],
+        "polygon",
+        7,
+        {"counts": [4]},
+        {"size": [2, 2]},
+        {"size": [2, 2], "counts": [3]},
         {"size": [2, 2], "counts": [-1, 5]},
-        {"size": [0, 0], "counts": []}, {"size": [2, 2], "counts": ""}, {"size": [2, 2], "counts": "o"},
-        {"size": [2, 2], "counts": "ooooooooooooooo"}, {"size": [2, 2], "counts": "\x7f\x00"},
-        {"size": [2, 2], "counts": "é"}, {"size": ["2", 2], "counts": "4"},
+        {"size": [0, 0], "counts": []},
+        {"size": [2, 2], "counts": ""},
+        {"size": [2, 2], "counts": "o"},
+        {"size": [2, 2], "counts": "ooooooooooooooo"},
+        {"size": [2, 2], "counts": "\x7f\x00"},
+        {"size": [2, 2], "counts": "é"},
+        {"size": ["2", 2], "counts": "4"},
         {"size": [10**9, 10**9], "counts": "4"},
     ],
-)  # fmt: skip
+)
 def test_segmentations_that_are_none_do_not_reach_the_library(segmentation):
     assert box_of({"segmentation": segmentation}, FROM_SEGMENTATION) == reasons.SEGMENTATION_UNUSABLE
 

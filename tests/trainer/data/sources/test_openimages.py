@@ -42,11 +42,17 @@ def test_what_a_row_tells(mirror):
     first = rows_of(mirror)["train"][0]
     cat, crowd = first.pop("boxes")
     assert first == {
-        "file_name": "000002b66c9c498e.jpg", "version": "", "width": SHARES[0], "height": SHARES[1],
+        "file_name": "000002b66c9c498e.jpg",
+        "version": "",
+        "width": SHARES[0],
+        "height": SHARES[1],
         "orientation": 1,
-        "origin": f"{mirror}/pixels/train/000002b66c9c498e.jpg", "original_id": '"000002b66c9c498e"',
-        "fault_reason": "", "fault_detail": "", "extra": "",
-    }  # fmt: skip
+        "origin": f"{mirror}/pixels/train/000002b66c9c498e.jpg",
+        "original_id": '"000002b66c9c498e"',
+        "fault_reason": "",
+        "fault_detail": "",
+        "extra": "",
+    }
     assert [cat[name] for name in "xywh"] == pytest.approx([0.1, 0.2, 0.5, 0.7])
     assert (cat["category"], cat["iscrowd"], crowd["category"], crowd["iscrowd"]) == (1, 0, 4, 1)
     assert source(mirror).read(first["origin"]) == Path(first["origin"]).read_bytes()
@@ -57,16 +63,21 @@ def test_unknown_classes_are_told_and_verified_ones_are_kept(mirror):
     assert labels(table_rows["test"][1]) == [2, UNKNOWN]
     assert [row["extra"] for row in table_rows["train"]] == [""] * 4
     assert [json.loads(row["extra"])["verified"] for row in table_rows["val"]] == [
-        {"Cat": 1, "Dog": 0}, {"Dog": 0}, {"Dog": 0, "Animal": 0},
-    ]  # fmt: skip
+        {"Cat": 1, "Dog": 0},
+        {"Dog": 0},
+        {"Dog": 0, "Animal": 0},
+    ]
     # The last has verified classes alone, and no row among the boxes.
     assert [len(row["boxes"]) for row in table_rows["val"]] == [1, 1, 0]
     assert [row["extra"] for row in rows_of(mirror, "labels=none")["val"]] == ["", ""]
     for_all = rows_of(mirror, "labels=all")
     assert for_all["val"] == table_rows["val"]
     assert [json.loads(row["extra"])["verified"] for row in for_all["train"]] == [
-        {"Cat": 1, "Dog": 0}, {"Dog": 0}, {"Dog": 0}, {"Dog": 0, "Animal": 0},
-    ]  # fmt: skip
+        {"Cat": 1, "Dog": 0},
+        {"Dog": 0},
+        {"Dog": 0},
+        {"Dog": 0, "Animal": 0},
+    ]
 
 
 def test_the_hierarchy_gives_boxes_of_the_classes_above(mirror):
@@ -204,8 +215,11 @@ def test_published_rows(split):
 def test_images_are_whole_wherever_a_block_ends(tmp_path, monkeypatch, sortable):
     cat = [Category("Cat", "/m/01yrx")]
     counts = [1, 7, 1, 30, 2, 2, 200, 1]
-    rows = [f"{image:016x},/m/01yrx,0.{number:03},1,0,1,0\n" for image, count in enumerate(counts)
-            for number in range(count)]  # fmt: skip
+    rows = [
+        f"{image:016x},/m/01yrx,0.{number:03},1,0,1,0\n"
+        for image, count in enumerate(counts)
+        for number in range(count)
+    ]
     (tmp_path / "x.csv").write_text(HEADER + "".join(rows))
     monkeypatch.setattr(openimages, "_SORT_BYTES", sortable)
     for size in (64, 300, 1000, 10**6):
@@ -233,5 +247,10 @@ def test_what_a_box_counts_for():
     meaning = Meaning(described, [described[2], described[0]], {"/m/d": {"/m/a", "/m/c"}, "/m/c": {"/m/b"}})
     rows, labels = meaning.apply(pa.array(["/m/a", "/m/b", "/m/other", "/m/d", None, "/m/c"]))
     assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [
-        (0, 1), (2, -1), (3, 1), (3, 0), (4, -1), (5, 0),
-    ]  # fmt: skip
+        (0, 1),
+        (2, -1),
+        (3, 1),
+        (3, 0),
+        (4, -1),
+        (5, 0),
+    ]

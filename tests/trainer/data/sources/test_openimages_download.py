@@ -31,8 +31,10 @@ def test_evaluation_learns_the_hierarchy_of_the_classes_kept(mirror, tmp_path):
         assert [one["original_id"] for one in truth["categories"]] == mids
     # An object is one box; what is verified holds above and below: Cat is there, Dog not, Animal not.
     assert [len(truth["annotations"]), *(image["verified"] for image in truth["images"])] == [
-        2, [0, 1, 2], [0, 1, 2],
-    ]  # fmt: skip
+        2,
+        [0, 1, 2],
+        [0, 1, 2],
+    ]
     labels_of, above = image_labels(truth)
     assert labels_of is not None and above == {0: [2], 1: [2]}
     assert image_labels(ShardDataset(index.uri, "train").annotations())[0] is None

@@ -81,9 +81,10 @@ def test_folders_in_a_bucket_are_recognized(make_coco, make_jpeg, bucket):
     (bucket / "my" / "coco" / "val" / "b.jpg").write_bytes(b"other")
     assert source.listing().state != listed.state
     for folder, name, data in (
-        ("Annotations", "x.xml", XML.encode()), ("JPEGImages", "x.jpg", make_jpeg()),
+        ("Annotations", "x.xml", XML.encode()),
+        ("JPEGImages", "x.jpg", make_jpeg()),
         ("ImageSets/Main", "train.txt", b"x\n"),
-    ):  # fmt: skip
+    ):
         (bucket / "voc" / folder).mkdir(parents=True)
         (bucket / "voc" / folder / name).write_bytes(data)
     source = sources.parse("s3://bucket/voc")

@@ -35,8 +35,10 @@ def test_splits_do_not_share_scenes():
     listing = SampleSource(30, 0, 100).listing()
     scenes = [entry.origin for rows in listing.splits.values() for entry in entries_of(rows)]
     assert {split: len(entries_of(rows)) for split, rows in listing.splits.items()} == {
-        "train": 30, "val": 5, "test": 5,
-    }  # fmt: skip
+        "train": 30,
+        "val": 5,
+        "test": 5,
+    }
     assert len(set(scenes)) == 40
 
 

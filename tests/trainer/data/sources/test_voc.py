@@ -119,8 +119,10 @@ def test_split_lists(make_voc):
     root = make_voc(annotated, train=["a  1", "b c", "a"], val=["d.e.jpg"], test=["JPEGImages/f.jpg"])
     listing = VocSource(str(root)).listing()
     assert {split: [e.file_name for e in entries_of(rows)] for split, rows in listing.splits.items()} == {
-        "train": ["a.jpg", "b c.jpg"], "val": ["d.e.jpg"], "test": ["f.jpg"],
-    }  # fmt: skip
+        "train": ["a.jpg", "b c.jpg"],
+        "val": ["d.e.jpg"],
+        "test": ["f.jpg"],
+    }
 
 
 def test_trainval_stands_in_for_train(make_voc):
@@ -254,10 +256,12 @@ def test_an_annotation_of_several_images_or_of_none_is_a_fault(make_tree):
     root = make_tree("labels/a.xml", "x/a.jpg", "y/a.jpg", "labels/b.xml", "labels/c.xml", "x/c.jpg")
     assert {entry.file_name: entry.fault for entry in entries(root)} == {
         "labels/a": (reasons.IMAGE_MISSING, "several images a.*, and none beside labels/a.xml"),
-        "labels/b": (reasons.IMAGE_MISSING,
-                     "no file b.* beside labels/b.xml or in another folder of its split"),
+        "labels/b": (
+            reasons.IMAGE_MISSING,
+            "no file b.* beside labels/b.xml or in another folder of its split",
+        ),
         "x/c.jpg": None,
-    }  # fmt: skip
+    }
 
 
 def test_a_stray_json_or_classes_txt_does_not_mislead(make_tree):

@@ -36,8 +36,11 @@ def entries(root: Path | str, split: str = "train") -> list:
 def test_a_split_whose_folder_is_missing_is_an_error_that_names_the_folders_there(make_yolo, split):
     """Train's images were held out instead."""
     other = {"val": "validation", "test": "testing"}[split]
-    root = make_yolo(f"train: images/train\n{split}: ../images/{split}\nnames: [cat]\n",
-                     train={"a": ONE}, **{other: {"b": ONE}})  # fmt: skip
+    root = make_yolo(
+        f"train: images/train\n{split}: ../images/{split}\nnames: [cat]\n",
+        train={"a": ONE},
+        **{other: {"b": ONE}},
+    )
     with pytest.raises(DataError) as caught:
         YoloSource(str(root)).listing()
     for part in (f"{split}: ../images/{split}", f"{root}/images", other):
@@ -98,16 +101,18 @@ def test_boxes_are_shares_of_the_image_as_it_is_displayed(make_yolo):
     (entry,) = entries(make_yolo(train={"a": "1 0.5 0.5 0.25 0.5\n\n0 0.25 0.25 0.5 0.5"}))
     assert (entry.width, entry.height) == SHARES_UPRIGHT
     assert [(box.category, box.bbox) for box in entry.boxes] == [
-        (1, (0.375, 0.25, 0.25, 0.5)), (0, (0, 0, 0.5, 0.5)),
-    ]  # fmt: skip
+        (1, (0.375, 0.25, 0.25, 0.5)),
+        (0, (0, 0, 0.5, 0.5)),
+    ]
 
 
 def test_outlines_and_corners_become_the_box_around_them(make_yolo):
     text = "0 0.1 0.2 0.4 0.3 0.2 0.6\n1 0.5 0.1 0.9 0.5 0.5 0.9 0.1 0.5\n"
     (entry,) = entries(make_yolo(train={"a": text}))
     assert [[round(value, 9) for value in box.bbox] for box in entry.boxes] == [
-        [0.1, 0.2, 0.3, 0.4], [0.1, 0.1, 0.8, 0.8],
-    ]  # fmt: skip
+        [0.1, 0.2, 0.3, 0.4],
+        [0.1, 0.1, 0.8, 0.8],
+    ]
 
 
 def test_what_rounding_leaves_outside_is_no_clipped_box(make_yolo):
@@ -118,8 +123,10 @@ def test_what_rounding_leaves_outside_is_no_clipped_box(make_yolo):
 
 
 def test_key_points_are_left_out_where_the_set_has_them(make_yolo):
-    root = make_yolo("train: images/train\nnames: [cat]\nkpt_shape: [1, 3]\n",
-                     train={"a": "0 0.5 0.5 0.25 0.5 0.4 0.4 2\n"})  # fmt: skip
+    root = make_yolo(
+        "train: images/train\nnames: [cat]\nkpt_shape: [1, 3]\n",
+        train={"a": "0 0.5 0.5 0.25 0.5 0.4 0.4 2\n"},
+    )
     assert entries(root)[0].boxes[0].bbox == (0.375, 0.25, 0.25, 0.5)
 
 
@@ -280,16 +287,21 @@ def test_roboflow_form(make_yolo):
     # A set of the same layout beside it is not meant.
     shutil.copytree(root / "train", root.parent / "train")
     assert names(root) == {
-        "train": ["train/images/a.jpg"], "val": ["valid/images/b.jpg"], "test": ["test/images/c.jpg"],
-    }  # fmt: skip
+        "train": ["train/images/a.jpg"],
+        "val": ["valid/images/b.jpg"],
+        "test": ["test/images/c.jpg"],
+    }
     assert all(entry.boxes for split in ("train", "val", "test") for entry in entries(root, split))
 
 
 @pytest.mark.parametrize("line", ["./images/train/{}.jpg", "images/train/{}.jpg", "data/images/train/{}.jpg",
                                   "{root}/images/train/{}.jpg", "images\\train\\{}.jpg"])  # fmt: skip
 def test_lists_of_images(make_yolo, line):
-    root = make_yolo("train: train.txt\nval: [val.txt, images/more]\nnames: [cat, dog]\n",
-                     train={"a": ONE, "b": ONE, "c": ""}, more={"d": ONE})  # fmt: skip
+    root = make_yolo(
+        "train: train.txt\nval: [val.txt, images/more]\nnames: [cat, dog]\n",
+        train={"a": ONE, "b": ONE, "c": ""},
+        more={"d": ONE},
+    )
     lines = [line.format(stem, root=root) for stem in ("gone", "a", "c", "a")]
     (root / "train.txt").write_text("\n".join(lines) + "\n")
     (root / "val.txt").write_text(line.format("b", root=root) + "\n")

@@ -21,9 +21,12 @@ _NARROW: Arguments = {
     "decoder_layers": 3, "encoder_ffn_dim": 512, "hidden_expansion": 0.34, "depth_mult": 0.5,
 }  # fmt: skip
 _LITE: Arguments = _NARROW | {
-    "encoder_type": "lite", "encoder_layers": 0, "share_bbox_head": True, "use_gateway": False,
+    "encoder_type": "lite",
+    "encoder_layers": 0,
+    "share_bbox_head": True,
+    "use_gateway": False,
     "decoder_n_points": [4, 2],
-}  # fmt: skip
+}
 _DINO: Arguments = {
     "decoder_layers": 4, "encoder_ffn_dim": 512, "decoder_n_points": [3, 6, 3],
     "encoder_has_trailing_conv": False,
@@ -82,22 +85,36 @@ class Deimv2Options(SetOptions):
             heads, meta, gated = net[0] // 64, net[0] == 384, self.size == "x"
             (channels,), inward = scaled([net[0]], width, 8 * heads), [hidden] * levels
             backbone: Arguments = {
-                "model_type": "dinov3_vit", "out_indices": [6, 9, 12] if meta else [4, 8, 12],
-                "hidden_size": channels, "intermediate_size": 4 * channels, "num_attention_heads": heads,
-                "num_register_tokens": 4 if meta else 0, "key_bias": not meta,
-                "layer_norm_eps": 1e-5 if meta else 1e-6, "layerscale_value": 1e-5, "use_gated_mlp": gated,
-                "hidden_act": "silu" if gated else "gelu", "pos_embed_rescale": None,
-            }  # fmt: skip
+                "model_type": "dinov3_vit",
+                "out_indices": [6, 9, 12] if meta else [4, 8, 12],
+                "hidden_size": channels,
+                "intermediate_size": 4 * channels,
+                "num_attention_heads": heads,
+                "num_register_tokens": 4 if meta else 0,
+                "key_bias": not meta,
+                "layer_norm_eps": 1e-5 if meta else 1e-6,
+                "layerscale_value": 1e-5,
+                "use_gated_mlp": gated,
+                "hidden_act": "silu" if gated else "gelu",
+                "pos_embed_rescale": None,
+            }
             size = size | {"spatial_tuning_adapter_inplanes": scaled([net[1]], width)[0]}
         else:
             last, blocks, kernel, *fourth = net
             outward, stages = [64, 256, last, *fourth], 3 + len(fourth)
             backbone = hgnet(
-                [16, 16], outward, [1, 1, blocks, 1][:stages], 3, width, out_indices=[3, 4][: stages - 2],
-                depths=[3] * stages, stage_kernel_size=[3, 3, kernel, kernel][:stages],
+                [16, 16],
+                outward,
+                [1, 1, blocks, 1][:stages],
+                3,
+                width,
+                out_indices=[3, 4][: stages - 2],
+                depths=[3] * stages,
+                stage_kernel_size=[3, 3, kernel, kernel][:stages],
                 stage_downsample=[False, True, True, True][:stages],
-                stage_light_block=[False, False, True, True][:stages], use_learnable_affine_block=True,
-            )  # fmt: skip
+                stage_light_block=[False, False, True, True][:stages],
+                use_learnable_affine_block=True,
+            )
             inward = backbone["hidden_sizes"][2:]
         return {
             **size,
@@ -124,11 +141,17 @@ def deimv2_s() -> Config:
         recipe="deimv2_s",
         loader=replace(published_views(640, draws=20, plain_epochs=12), mosaic=0.5, mixup=0.5),
         model=Deimv2Options(
-            size="s", weights="hf:Intellindust/DEIMv2_DINOv3_S_COCO", backbone_lr=0.05, sync_batchnorm=True,
-            score_threshold=0.0, detections_per_image=300,
+            size="s",
+            weights="hf:Intellindust/DEIMv2_DINOv3_S_COCO",
+            backbone_lr=0.05,
+            sync_batchnorm=True,
+            score_threshold=0.0,
+            detections_per_image=300,
         ),
         train=replace(
-            published_training(132, 5e-4, warmup=2000), milestones=[92 / 132], gamma=0.5,
+            published_training(132, 5e-4, warmup=2000),
+            milestones=[92 / 132],
+            gamma=0.5,
             warmup_shape="quadratic",
         ),
-    )  # fmt: skip
+    )

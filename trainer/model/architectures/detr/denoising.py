@@ -44,9 +44,17 @@ class Denoising(NamedTuple):
 
 
 def denoising(
-    boxes: Tensor, labels: Tensor, keys: Tensor, classes: int, most: int,
-    *, queries: int, label_noise: float, box_noise: float, unfold: bool,
-) -> Denoising:  # fmt: skip
+    boxes: Tensor,
+    labels: Tensor,
+    keys: Tensor,
+    classes: int,
+    most: int,
+    *,
+    queries: int,
+    label_noise: float,
+    box_noise: float,
+    unfold: bool,
+) -> Denoising:
     """Make the denoising queries of a batch; for `keys` and `most` see `global_batch.Part`.
 
     `boxes` [B, M, 4] have center and size relative to the image, `labels` [B, M] are PADDING behind the

@@ -160,9 +160,14 @@ class Detr(Architecture):
         return Criterion()
 
     def forward(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
-        verified: Tensor | None = None, part: Part | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        images: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        color: Tensor | None = None,
+        verified: Tensor | None = None,
+        part: Part | None = None,
+    ) -> dict[str, Tensor]:
         """Losses of a batch, each the sum over all sets of predictions; see `Architecture.forward`."""
         assert part is not None
         outputs, targets, noise = self._with_targets(images, boxes, labels, color, part)
@@ -192,10 +197,16 @@ class Detr(Architecture):
         noise = None
         if self.denoising:
             noise = denoising(
-                centered, labels, part.keys, self.num_classes, part.most,
-                queries=self.denoising, label_noise=_LABEL_NOISE, box_noise=_BOX_NOISE,
+                centered,
+                labels,
+                part.keys,
+                self.num_classes,
+                part.most,
+                queries=self.denoising,
+                label_noise=_LABEL_NOISE,
+                box_noise=_BOX_NOISE,
                 unfold=self.unfolds_boxes,
-            )  # fmt: skip
+            )
         self._cast = _matrices(self.model) if self._cast is None else self._cast
         with cast_together(self._cast, images.device):
             outputs = self.outputs(pixels, noise)
@@ -258,15 +269,23 @@ class Detr(Architecture):
         )
 
     def decode(
-        self, content: Tensor, references: Tensor, memory: Tensor, mask: Tensor | None,
+        self,
+        content: Tensor,
+        references: Tensor,
+        memory: Tensor,
+        mask: Tensor | None,
         shapes: list[tuple[int, int]],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """What transformers' decoder returns for queries [B, Q, C] and their first boxes, as logits."""
         return self.model.decoder(
-            inputs_embeds=content, encoder_hidden_states=memory, encoder_attention_mask=mask,
-            reference_points=references, spatial_shapes=integers(shapes), spatial_shapes_list=shapes,
+            inputs_embeds=content,
+            encoder_hidden_states=memory,
+            encoder_attention_mask=mask,
+            reference_points=references,
+            spatial_shapes=integers(shapes),
+            spatial_shapes_list=shapes,
             level_start_index=None,
-        )  # fmt: skip
+        )
 
     def refined(self, boxes: Tensor) -> Tensor:
         """The decoder's boxes [B, S, Q, 4], with the gradients that the authors' have."""
@@ -365,9 +384,13 @@ class DFine(Detr):
         return Criterion(self.library_config.max_num_bins, self.library_config.reg_scale)
 
     def decode(
-        self, content: Tensor, references: Tensor, memory: Tensor, mask: Tensor | None,
+        self,
+        content: Tensor,
+        references: Tensor,
+        memory: Tensor,
+        mask: Tensor | None,
         shapes: list[tuple[int, int]],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """The same as transformers' decoder, which computes boxes and qualities layer by layer."""
         decoder, config = self.model.decoder, self.library_config
         reference = references.sigmoid()
@@ -391,10 +414,14 @@ class DFine(Detr):
             if number == 0 or self.moves_positions:
                 position = decoder.query_pos_head(reference).clamp(min=-10, max=10)
             content = layer(
-                content, position_embeddings=position,
-                reference_points=reference[:, :, None], spatial_shapes=integers(shapes),
-                spatial_shapes_list=shapes, encoder_hidden_states=memory, encoder_attention_mask=mask,
-            )  # fmt: skip
+                content,
+                position_embeddings=position,
+                reference_points=reference[:, :, None],
+                spatial_shapes=integers(shapes),
+                spatial_shapes_list=shapes,
+                encoder_hidden_states=memory,
+                encoder_attention_mask=mask,
+            )
             if number == 0:
                 first = (decoder.pre_bbox_head(content) + d_fine.inverse_sigmoid(reference)).sigmoid()
             sides = decoder.bbox_embed[number](content + before) + sides
@@ -417,9 +444,11 @@ class DFine(Detr):
             logits = torch.cat([scores[0][:, None], logits], dim=1)
             boxes = torch.cat([first[:, None], boxes], dim=1)
         return d_fine.DFineDecoderOutput(
-            intermediate_logits=logits, intermediate_reference_points=boxes,
-            intermediate_predicted_corners=distributions, initial_reference_points=first.detach()[:, None],
-        )  # fmt: skip
+            intermediate_logits=logits,
+            intermediate_reference_points=boxes,
+            intermediate_predicted_corners=distributions,
+            initial_reference_points=first.detach()[:, None],
+        )
 
 
 class RTDetr(Detr):
@@ -495,9 +524,10 @@ def _matrices(model: nn.Module, leave: nn.Module | None = None) -> list[nn.Modul
     """Layers whose weights autocast would cast, without those in `leave`."""
     left = set(leave.modules()) if leave else set()
     return [
-        part for part in model.modules()
+        part
+        for part in model.modules()
         if isinstance(part, (nn.Linear, nn.Conv2d)) and not isinstance(part, _Strided) and part not in left
-    ]  # fmt: skip
+    ]
 
 
 @torch.no_grad()

@@ -136,9 +136,14 @@ class Criterion:
     """Computes the losses of one kind of network; holds no weights."""
 
     def __init__(
-        self, bins: int = 0, scale: float = 0.0, *, groups: int = 1, weights: Mapping[str, float] = _WEIGHTS,
+        self,
+        bins: int = 0,
+        scale: float = 0.0,
+        *,
+        groups: int = 1,
+        weights: Mapping[str, float] = _WEIGHTS,
         classification: Callable[[Tensor, Tensor], Tensor] = varifocal,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take the authors' `reg_max` (bins of D-FINE's distributions; 0 for others) and `reg_scale`.
 
         `weights` are of the losses by name; the first one is the sum of `classification`, which is called
@@ -188,10 +193,16 @@ class Criterion:
             real = (noise.group < noise.groups) & ((each > 0) | (not self._bins))
             groups.append(
                 _Group(
-                    outputs.logits[:, :, :first], outputs.boxes[:, :, :first], slice(first), noise.targets,
-                    noise.targets, real, least * noise.groups, noisy,
+                    outputs.logits[:, :, :first],
+                    outputs.boxes[:, :, :first],
+                    slice(first),
+                    noise.targets,
+                    noise.targets,
+                    real,
+                    least * noise.groups,
+                    noisy,
                 )
-            )  # fmt: skip
+            )
             # The device computes these losses while the costs travel and are assigned.
             terms.append(self._terms(outputs, targets, groups[0]))
         matches = matched()
@@ -273,12 +284,15 @@ class Criterion:
         pairs, others = groups[-1].pairs, images * groups[-1].real.sum() - groups[-1].pairs
         roots = pairs.sqrt(), others.sqrt()
         means = [
-            torch.stack([
-                roots[0] / group.pairs.clamp(min=1),
-                roots[1] / (images * group.real.sum() - group.pairs).clamp(min=1),
-            ])[:, None] * group.real
+            torch.stack(
+                [
+                    roots[0] / group.pairs.clamp(min=1),
+                    roots[1] / (images * group.real.sum() - group.pairs).clamp(min=1),
+                ]
+            )[:, None]
+            * group.real
             for group in groups
-        ]  # fmt: skip
+        ]
         of_pairs, of_others = torch.cat(means, dim=-1) / (4 * (roots[0] + roots[1]))
         weight = torch.where(matched, overlap[:, :-1] * of_pairs, confidence * of_others)
         return _TEMPERATURE**2 * divergence * weight

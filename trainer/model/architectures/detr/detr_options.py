@@ -40,8 +40,13 @@ _SIZES: dict[str, dict[str, tuple[Arguments, Arguments]]] = {
         "n": (
             {"net": "b0"},
             {
-                "encoder_hidden_dim": 128, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512,
-                "decoder_n_points": [6, 6], "decoder_layers": 3, "hidden_expansion": 0.34, "depth_mult": 0.5,
+                "encoder_hidden_dim": 128,
+                "encoder_ffn_dim": 512,
+                "decoder_ffn_dim": 512,
+                "decoder_n_points": [6, 6],
+                "decoder_layers": 3,
+                "hidden_expansion": 0.34,
+                "depth_mult": 0.5,
             },
         ),
         "s": ({"net": "b0"}, {"decoder_layers": 3, "hidden_expansion": 0.5, "depth_mult": 0.34}),
@@ -51,13 +56,14 @@ _SIZES: dict[str, dict[str, tuple[Arguments, Arguments]]] = {
     },
     "rtdetr": {
         "r18": (
-            {"depths": [2, 2, 2, 2], "layer_type": "basic"}, {"decoder_layers": 3, "hidden_expansion": 0.5},
+            {"depths": [2, 2, 2, 2], "layer_type": "basic"},
+            {"decoder_layers": 3, "hidden_expansion": 0.5},
         ),
         "r34": ({"layer_type": "basic"}, {"decoder_layers": 4, "hidden_expansion": 0.5}),
         "r50": ({}, {}),
         "r101": ({"depths": [3, 4, 23, 3]}, {"encoder_hidden_dim": 384, "encoder_ffn_dim": 2048}),
     },
-}  # fmt: skip
+}
 """Backbone of each size, and the rest, as transformers' arguments: only what differs from D-FINE-L and
 RT-DETRv2-R50. D-FINE: `configs/dfine/dfine_hgnetv2_{n,s,m,l,x}_coco.yml` of github.com/Peterande/D-FINE
 (4a1f73a). RT-DETRv2: `rtdetrv2_pytorch/configs/rtdetrv2` of github.com/lyuwenyu/RT-DETR (068dfde). Both
@@ -130,20 +136,29 @@ class DetrOptions(SetOptions):
             affine = backbone["net"] in ("b0", "b2")
             # Two levels of D-FINE-N, three of the others: the last ones of the backbone.
             net = hgnet(
-                stem, [first * factor for factor in (1, 4, 8, 16)], blocks, layers, width,
-                out_indices=[2, 3, 4][-levels:], use_learnable_affine_block=affine,
-            )  # fmt: skip
+                stem,
+                [first * factor for factor in (1, 4, 8, 16)],
+                blocks,
+                layers,
+                width,
+                out_indices=[2, 3, 4][-levels:],
+                use_learnable_affine_block=affine,
+            )
             size |= {
-                "feat_strides": [8, 16, 32][-levels:], "encode_proj_layers": [levels - 1],
+                "feat_strides": [8, 16, 32][-levels:],
+                "encode_proj_layers": [levels - 1],
                 "num_feature_levels": levels,
-            }  # fmt: skip
+            }
         else:
             levels, basic = 3, backbone.get("layer_type") == "basic"
             outward = scaled([64, 128, 256, 512] if basic else [256, 512, 1024, 2048], width)
             net = {
-                **backbone, "model_type": "rt_detr_resnet", "out_indices": [2, 3, 4],
-                "embedding_size": scaled([64], width, 2 * _UNIT)[0], "hidden_sizes": outward,
-            }  # fmt: skip
+                **backbone,
+                "model_type": "rt_detr_resnet",
+                "out_indices": [2, 3, 4],
+                "embedding_size": scaled([64], width, 2 * _UNIT)[0],
+                "hidden_sizes": outward,
+            }
         return {
             **size,
             "backbone_config": net,
@@ -184,11 +199,17 @@ def hgnet(
     within = scaled([stem[-1] * 2**stage for stage in range(len(outward))], width)
     stem, outward = scaled(stem, width), scaled(outward, width)
     return {
-        "model_type": "hgnet_v2", "stem_channels": [3, *stem], "embedding_size": stem[-1],
-        "stage_in_channels": [stem[-1], *outward[:-1]], "stage_mid_channels": within,
-        "stage_out_channels": outward, "hidden_sizes": outward, "stage_num_blocks": blocks,
-        "stage_numb_of_layers": [layers] * len(outward), **more,
-    }  # fmt: skip
+        "model_type": "hgnet_v2",
+        "stem_channels": [3, *stem],
+        "embedding_size": stem[-1],
+        "stage_in_channels": [stem[-1], *outward[:-1]],
+        "stage_mid_channels": within,
+        "stage_out_channels": outward,
+        "hidden_sizes": outward,
+        "stage_num_blocks": blocks,
+        "stage_numb_of_layers": [layers] * len(outward),
+        **more,
+    }
 
 
 def scaled(channels: list[int], width: float, unit: int = _UNIT) -> list[int]:
@@ -219,15 +240,20 @@ def dfine_finetune() -> Config:
         recipe="dfine_finetune",
         loader=published_views(640, draws=10, plain_epochs=8),
         model=DFineOptions(
-            size="s", weights="hf:ustc-community/dfine-small-obj2coco", backbone_lr=0.5,
+            size="s",
+            weights="hf:ustc-community/dfine-small-obj2coco",
+            backbone_lr=0.5,
             detections_per_image=300,
         ),
         train=replace(
             published_training(64, 2.5e-4, weight_decay=1.25e-4),
-            minutes=240.0, batch_size=8, warmup_steps=0, ema_ramp="inverse",
+            minutes=240.0,
+            batch_size=8,
+            warmup_steps=0,
+            ema_ramp="inverse",
         ),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.1"]),
-    )  # fmt: skip
+    )
 
 
 def published_views(size: int, draws: int, plain_epochs: int) -> LoaderConfig:
@@ -238,29 +264,68 @@ def published_views(size: int, draws: int, plain_epochs: int) -> LoaderConfig:
     """
     around = [*range(int(size * 0.75 / 32) * 32, int(size * 1.25 / 32) * 32 + 1, 32)]
     return LoaderConfig(
-        image_size=size, resize="squash", fill=0, zoom_out=0.5, iou_crop=0.8, brightness=0.125, contrast=0.5,
-        saturation=0.5, hue=0.05, color_probability=0.5, channel_shuffle=0.5, plain_epochs=plain_epochs,
+        image_size=size,
+        resize="squash",
+        fill=0,
+        zoom_out=0.5,
+        iou_crop=0.8,
+        brightness=0.125,
+        contrast=0.5,
+        saturation=0.5,
+        hue=0.05,
+        color_probability=0.5,
+        channel_shuffle=0.5,
+        plain_epochs=plain_epochs,
         sizes=[*around, *[size] * (draws - 1)] if draws else [],
-    )  # fmt: skip
+    )
 
 
 def published_training(
-    epochs: int, lr: float, *, weight_decay: float = 1e-4, bias_decay: float = 0.0, images: int = 32,
-    warmup: int = 500, ema: int = 1000,
-) -> TrainConfig:  # fmt: skip
+    epochs: int,
+    lr: float,
+    *,
+    weight_decay: float = 1e-4,
+    bias_decay: float = 0.0,
+    images: int = 32,
+    warmup: int = 500,
+    ema: int = 1000,
+) -> TrainConfig:
     """Return the training of the same authors: a constant learning rate and averaged weights."""
     return TrainConfig(
-        epochs=epochs, batch_size=max(4, images // 8), global_batch=images, lr_batch=images,
-        lr_scaling="linear", scale_steps=True, optimizer="adamw", lr=lr, weight_decay=weight_decay,
-        bias_weight_decay=bias_decay, schedule="multistep", milestones=[], warmup_steps=warmup, clip_norm=0.1,
-        ema_decay=0.9999, ema_ramp="exponential", ema_steps=ema, compile="off",
-    )  # fmt: skip
+        epochs=epochs,
+        batch_size=max(4, images // 8),
+        global_batch=images,
+        lr_batch=images,
+        lr_scaling="linear",
+        scale_steps=True,
+        optimizer="adamw",
+        lr=lr,
+        weight_decay=weight_decay,
+        bias_weight_decay=bias_decay,
+        schedule="multistep",
+        milestones=[],
+        warmup_steps=warmup,
+        clip_norm=0.1,
+        ema_decay=0.9999,
+        ema_ramp="exponential",
+        ema_steps=ema,
+        compile="off",
+    )
 
 
 def _published(
-    options: Any, size: str, title: str, net: str, *, epochs: int, plain: int, draws: int,
-    backbone_lr: float, frozen: bool = False, **training: Any,
-) -> Callable[[], Config]:  # fmt: skip
+    options: Any,
+    size: str,
+    title: str,
+    net: str,
+    *,
+    epochs: int,
+    plain: int,
+    draws: int,
+    backbone_lr: float,
+    frozen: bool = False,
+    **training: Any,
+) -> Callable[[], Config]:
     """Return the recipe of a size by its authors' schedule, from their backbone."""
     if options is DFineOptions:
         place, gpus = f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", 8
@@ -273,11 +338,17 @@ def _published(
             recipe=recipe.__name__,
             loader=published_views(640, draws, plain),
             model=options(
-                size=size, weights=place, backbone_lr=backbone_lr, frozen_norm=frozen, frozen_stem=frozen,
-                sync_batchnorm=True, score_threshold=0.0, detections_per_image=300,
+                size=size,
+                weights=place,
+                backbone_lr=backbone_lr,
+                frozen_norm=frozen,
+                frozen_stem=frozen,
+                sync_batchnorm=True,
+                score_threshold=0.0,
+                detections_per_image=300,
             ),
             train=published_training(epochs, **training),
-        )  # fmt: skip
+        )
 
     name, _, score = title.partition(", ")
     recipe.__name__ = f"{options.architecture}_{size}"
@@ -292,27 +363,61 @@ PUBLISHED = (
     _dfine("s", "D-FINE-S, 48.5", "b0", epochs=132, plain=12, draws=20, backbone_lr=0.5, lr=2e-4),
     _dfine("m", "D-FINE-M, 52.3", "b2", epochs=132, plain=12, draws=6, backbone_lr=0.1, lr=2e-4),
     _dfine(
-        "l", "D-FINE-L, 54.0", "b4", epochs=80, plain=8, draws=4, backbone_lr=0.05, frozen=True, lr=2.5e-4,
+        "l",
+        "D-FINE-L, 54.0",
+        "b4",
+        epochs=80,
+        plain=8,
+        draws=4,
+        backbone_lr=0.05,
+        frozen=True,
+        lr=2.5e-4,
         **_DECAY,
     ),
     _dfine(
-        "x", "D-FINE-X, 55.8", "b5", epochs=80, plain=8, draws=3, backbone_lr=0.01, frozen=True, lr=2.5e-4,
+        "x",
+        "D-FINE-X, 55.8",
+        "b5",
+        epochs=80,
+        plain=8,
+        draws=3,
+        backbone_lr=0.01,
+        frozen=True,
+        lr=2.5e-4,
         **_DECAY,
     ),
     _rtdetr(
         "r18", "RT-DETRv2-S, 48.1", "ResNet18_vd_pretrained", epochs=120, plain=3, draws=0, backbone_lr=1.0
     ),
     _rtdetr(
-        "r34", "RT-DETRv2-M*, 49.9", "ResNet34_vd_pretrained", epochs=120, plain=3, draws=3, backbone_lr=0.5,
+        "r34",
+        "RT-DETRv2-M*, 49.9",
+        "ResNet34_vd_pretrained",
+        epochs=120,
+        plain=3,
+        draws=3,
+        backbone_lr=0.5,
         bias_decay=0.0,
     ),
     _rtdetr(
-        "r50", "RT-DETRv2-L, 53.4", "ResNet50_vd_ssld_v2_pretrained", epochs=72, plain=1, draws=3,
-        backbone_lr=0.1, frozen=True,
+        "r50",
+        "RT-DETRv2-L, 53.4",
+        "ResNet50_vd_ssld_v2_pretrained",
+        epochs=72,
+        plain=1,
+        draws=3,
+        backbone_lr=0.1,
+        frozen=True,
     ),
     _rtdetr(
-        "r101", "RT-DETRv2-X, 54.3", "ResNet101_vd_ssld_pretrained", epochs=72, plain=1, draws=3,
-        backbone_lr=0.01, frozen=True,
+        "r101",
+        "RT-DETRv2-X, 54.3",
+        "ResNet101_vd_ssld_pretrained",
+        epochs=72,
+        plain=1,
+        draws=3,
+        backbone_lr=0.01,
+        frozen=True,
     ),
-)  # fmt: skip
+)
 """Recipes of the published trainings; docs/published.md lists the sources."""

@@ -83,10 +83,12 @@ class RFDetr(Detr):
         decoded = model.decoder(
             inputs_embeds=learnt[1].expand(memory.shape[0], -1, -1),
             reference_points=references,
-            spatial_shapes=integers(shapes), spatial_shapes_list=shapes, level_start_index=None,
+            spatial_shapes=integers(shapes),
+            spatial_shapes_list=shapes,
+            level_start_index=None,
             valid_ratios=memory.new_ones(memory.shape[0], len(shapes), 2),
             encoder_hidden_states=memory,
-        ).intermediate_hidden_states  # fmt: skip
+        ).intermediate_hidden_states
 
         def sets(values: Tensor) -> Tensor:
             """[L, B, G * Q, n] -> [B, L * G, Q, n]."""

@@ -97,13 +97,27 @@ def _rfdetr(size: Literal["nano", "medium"], side: int) -> Config:
             image_size=side, resize="squash", sizes=[*range(side - 160, side + 161, 32)], plain_epochs=0
         ),
         model=RFDetrOptions(
-            size=size, weights=f"{_STORAGE}{size}_coco/checkpoint_best_regular.pth", score_threshold=0.0,
+            size=size,
+            weights=f"{_STORAGE}{size}_coco/checkpoint_best_regular.pth",
+            score_threshold=0.0,
             detections_per_image=300,
         ),
         train=TrainConfig(
-            epochs=100, batch_size=4, global_batch=16, optimizer="adamw", lr=1e-4, weight_decay=1e-4,
-            norm_weight_decay=1e-4, bias_weight_decay=1e-4,
-            schedule="multistep", milestones=[], warmup_steps=0, clip_norm=0.1, ema_decay=0.993,
-            ema_ramp="exponential", ema_steps=100, compile="off",
+            epochs=100,
+            batch_size=4,
+            global_batch=16,
+            optimizer="adamw",
+            lr=1e-4,
+            weight_decay=1e-4,
+            norm_weight_decay=1e-4,
+            bias_weight_decay=1e-4,
+            schedule="multistep",
+            milestones=[],
+            warmup_steps=0,
+            clip_norm=0.1,
+            ema_decay=0.993,
+            ema_ramp="exponential",
+            ema_steps=100,
+            compile="off",
         ),
-    )  # fmt: skip
+    )

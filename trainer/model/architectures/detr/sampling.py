@@ -18,9 +18,13 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 
 
 def sampled(
-    value: Tensor, shapes: Any, locations: Tensor, attention: Tensor,
-    points: list[int], method: str = "default",
-) -> Tensor:  # fmt: skip
+    value: Tensor,
+    shapes: Any,
+    locations: Tensor,
+    attention: Tensor,
+    points: list[int],
+    method: str = "default",
+) -> Tensor:
     """What queries read from all levels, [B, Q, H * D]; has the arguments of transformers' function.
 
     Levels of `shapes`, pairs of height and width, lie behind each other in `value` [B, N, H, D]. Each of H
@@ -55,9 +59,14 @@ def _levels(
 class _Sampled(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, locations: Tensor, attention: Tensor, size: Tensor, first: Tensor,
+        ctx: Any,
+        value: Tensor,
+        locations: Tensor,
+        attention: Tensor,
+        size: Tensor,
+        first: Tensor,
         apart: Tensor,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         place = (locations * size.T).sub_(0.5).transpose(-1, -2)  # [B, Q, H, 2, P], x and y
         low = place.floor()
         part = place - low
@@ -85,18 +94,19 @@ class _Sampled(torch.autograd.Function):
         weights = _corners(share, attention).flatten()
         # Products of the gradient with the rows that were read.
         ends = torch.arange(0, index.numel() + 1, each, dtype=index.dtype)
-        read = torch.sparse_csr_tensor(
-            ends, index.flatten(), weights, (count, rows), check_invariants=False
-        )  # fmt: skip
+        read = torch.sparse_csr_tensor(ends, index.flatten(), weights, (count, rows), check_invariants=False)
         slope = torch.sparse.sampled_addmm(read, gradient, table.T, beta=0.0).values()
         slope = slope.view(*attention.shape[:3], 2, 2, -1)
         # The same sum the other way: for each row of the table what read it.
         order = index.flatten().argsort(stable=True)
         ends = torch.bincount(index.flatten(), minlength=rows).cumsum(0)
         of_table = F.embedding_bag(
-            order // each, gradient, F.pad(ends[:-1], (1, 0)), mode="sum",
+            order // each,
+            gradient,
+            F.pad(ends[:-1], (1, 0)),
+            mode="sum",
             per_sample_weights=weights.index_select(0, order),
-        )  # fmt: skip
+        )
         sign = inside * torch.tensor([-1, 1])[:, None]
         columns = (slope * share[..., 1, :, None, :]).sum(-3)
         lines = (slope * share[..., 0, None, :, :]).sum(-2)

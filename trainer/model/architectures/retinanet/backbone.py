@@ -32,9 +32,7 @@ _STAGES = (3, 4, 5)
 def build_backbone(config: RetinaNetOptions) -> BackboneWithFPN:
     """Build backbone and pyramid: [B, 3, H, W] to an ordered dict of [B, fpn_channels, h, w], P3 to P7."""
     block, layers, groups, group_width = _DEPTHS[config.backbone]
-    norms: dict[str, NormLayer] = {
-        "batch": nn.BatchNorm2d, "frozen": FrozenBatchNorm2d, "group": group_norm
-    }  # fmt: skip
+    norms: dict[str, NormLayer] = {"batch": nn.BatchNorm2d, "frozen": FrozenBatchNorm2d, "group": group_norm}
     body = _WidthResNet(
         config.backbone_width, norms[config.norm], block, layers, groups=groups, width_per_group=group_width
     )

@@ -69,9 +69,13 @@ class RetinaNet(Architecture):
                     module.eps = 0.0
 
     def forward(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
+        self,
+        images: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        color: Tensor | None = None,
         verified: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         """Losses of a batch: focal loss of the classes, regression loss of the boxes."""
         features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
         anchors = self.anchors([_shape_of(level) for level in features], images.shape[-1])
@@ -232,9 +236,13 @@ class RetinaNetGraph(Graph):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         boxes, scores, labels = self.detector.found(images, self.anchors)
         kept = nms_keep(
-            boxes, scores, labels, self.detector.num_classes,
-            self.config.nms_threshold, self.config.score_threshold,
-        )  # fmt: skip
+            boxes,
+            scores,
+            labels,
+            self.detector.num_classes,
+            self.config.nms_threshold,
+            self.config.score_threshold,
+        )
         return served(boxes, scores * kept, labels, self.rows)
 
 
@@ -291,9 +299,15 @@ def pad_targets(boxes: Tensor, labels: Tensor, *, least: int = 8) -> tuple[Tenso
 
 
 def retinanet_loss(
-    kind: str, features: list[Tensor], last: nn.Conv2d, offsets: Tensor, anchors: list[Tensor],
-    boxes: Tensor, labels: Tensor, verified: Tensor | None = None,
-) -> dict[str, Tensor]:  # fmt: skip
+    kind: str,
+    features: list[Tensor],
+    last: nn.Conv2d,
+    offsets: Tensor,
+    anchors: list[Tensor],
+    boxes: Tensor,
+    labels: Tensor,
+    verified: Tensor | None = None,
+) -> dict[str, Tensor]:
     """`classification` and `boxes`: means over the images of the sum over anchors per matched anchor.
 
     Call it under the autocast of the network. `features` [B, F, h, w] of each level are the input of the
@@ -310,9 +324,12 @@ def retinanet_loss(
 
 
 def classification_loss(
-    features: list[Tensor], last: nn.Conv2d, matches: Matches, sizes: list[int],
+    features: list[Tensor],
+    last: nn.Conv2d,
+    matches: Matches,
+    sizes: list[int],
     verified: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Focal loss of the class head; a scalar. `sizes` are the anchors of each level; see `retinanet_loss`."""
     labels = [part.contiguous() for part in matches.labels.split(sizes, dim=1)]
     weights = [part.contiguous() for part in matches.weights.split(sizes, dim=1)]

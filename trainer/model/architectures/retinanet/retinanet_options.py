@@ -11,9 +11,14 @@ from trainer.config.schema import Config, DataConfig, EvaluationConfig, LoaderCo
 from trainer.config.types import STRICT, Depth, Detected, Fraction, Overrides, Sizes, Width, as_integer
 
 Backbone = Literal[
-    "resnet18", "resnet34", "resnet50", "resnet101",
-    "resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d",
-]  # fmt: skip
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "resnext101_64x4d",
+]
 
 _STAGES = 5
 _PREFIXES = ("", "backbone.body.", "module.", "module.backbone.body.")
@@ -80,9 +85,12 @@ class RetinaNetOptions(ModelConfig):
 
 
 _SLIM = RetinaNetOptions(
-    backbone="resnet18", backbone_width=24, fpn_channels=32, head_depth=2,
+    backbone="resnet18",
+    backbone_width=24,
+    fpn_channels=32,
+    head_depth=2,
     anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0],
-)  # fmt: skip
+)
 
 
 def debug() -> Config:
@@ -93,12 +101,21 @@ def debug() -> Config:
         loader=LoaderConfig(image_size=128, workers=1, scale=[0.9, 1.1]),
         model=_SLIM,
         train=TrainConfig(
-            epochs=30, minutes=3.8, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01,
-            warmup_steps=50, clip_norm=5.0, ema_decay=0.98, validate_every=10, checkpoint_minutes=1.0,
+            epochs=30,
+            minutes=3.8,
+            batch_size=4,
+            optimizer="adamw",
+            lr=3e-3,
+            weight_decay=0.01,
+            warmup_steps=50,
+            clip_norm=5.0,
+            ema_decay=0.98,
+            validate_every=10,
+            checkpoint_minutes=1.0,
             compile="off",
         ),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.1"]),
-    )  # fmt: skip
+    )
 
 
 def small() -> Config:
@@ -109,12 +126,17 @@ def small() -> Config:
         recipe="small",
         data=DataConfig(shard_bytes=8 * 1024 * 1024),
         loader=LoaderConfig(
-            image_size=320, workers=1, scale=[0.8, 1.25],
-            brightness=0.2, contrast=0.2, saturation=0.2, hue=0.02,
+            image_size=320,
+            workers=1,
+            scale=[0.8, 1.25],
+            brightness=0.2,
+            contrast=0.2,
+            saturation=0.2,
+            hue=0.02,
         ),
         train=replace(quick.train, epochs=45, minutes=30.0, ema_decay=0.99, validate_every=9),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.1"]),
-    )  # fmt: skip
+    )
 
 
 def small_pretrained() -> Config:
@@ -136,11 +158,19 @@ def coco_r50() -> Config:
             weights=_RESNET50, trainable_layers=3, sync_batchnorm=True, detections_per_image=300
         ),
         train=TrainConfig(
-            epochs=26, batch_size=4, global_batch=16, lr_batch=16, optimizer="adamw", lr=1e-4,
-            weight_decay=0.05, bias_weight_decay=0.05, schedule="multistep", milestones=[16 / 26, 22 / 26],
+            epochs=26,
+            batch_size=4,
+            global_batch=16,
+            lr_batch=16,
+            optimizer="adamw",
+            lr=1e-4,
+            weight_decay=0.05,
+            bias_weight_decay=0.05,
+            schedule="multistep",
+            milestones=[16 / 26, 22 / 26],
             checkpoint_minutes=10.0,
         ),
-    )  # fmt: skip
+    )
 
 
 def openimages_r50() -> Config:
@@ -166,14 +196,26 @@ def mlperf() -> Config:
         recipe="mlperf",
         loader=LoaderConfig(image_size=800, resize="squash"),
         model=RetinaNetOptions(
-            version="v1", backbone="resnext50_32x4d", norm="frozen", trainable_layers=3,
-            weights="torchvision:ResNeXt50_32X4D_Weights.IMAGENET1K_V1", detections_per_image=300,
+            version="v1",
+            backbone="resnext50_32x4d",
+            norm="frozen",
+            trainable_layers=3,
+            weights="torchvision:ResNeXt50_32X4D_Weights.IMAGENET1K_V1",
+            detections_per_image=300,
         ),
         train=TrainConfig(
-            epochs=6, batch_size=32, global_batch=256, lr_batch=256, optimizer="adam", lr=1e-4,
-            weight_decay=0.0, warmup_epochs=1.0, schedule="multistep", milestones=[],
+            epochs=6,
+            batch_size=32,
+            global_batch=256,
+            lr_batch=256,
+            optimizer="adam",
+            lr=1e-4,
+            weight_decay=0.0,
+            warmup_epochs=1.0,
+            schedule="multistep",
+            milestones=[],
         ),
-    )  # fmt: skip
+    )
 
 
 def finetune() -> Config:
@@ -182,12 +224,20 @@ def finetune() -> Config:
         recipe="finetune",
         loader=LoaderConfig(image_size=800, scale=[0.7, 1.4], brightness=0.1, contrast=0.1),
         model=RetinaNetOptions(
-            norm="frozen", trainable_layers=3,
+            norm="frozen",
+            trainable_layers=3,
             weights="torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
         ),
         train=TrainConfig(
-            epochs=20, minutes=240.0, batch_size=4, optimizer="adamw", lr=1e-4, weight_decay=0.05,
-            warmup_steps=200, clip_norm=1.0, ema_decay=0.999,
+            epochs=20,
+            minutes=240.0,
+            batch_size=4,
+            optimizer="adamw",
+            lr=1e-4,
+            weight_decay=0.05,
+            warmup_steps=200,
+            clip_norm=1.0,
+            ema_decay=0.999,
         ),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.1"]),
-    )  # fmt: skip
+    )

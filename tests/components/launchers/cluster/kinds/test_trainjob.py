@@ -94,12 +94,17 @@ def test_the_shared_runtime_is_used_where_it_is_there_and_left_there(backend, jo
 @pytest.mark.parametrize(
     "fields",
     [
-        {"priority_class": "p"}, {"scheduler": "s"}, {"spread": (Spread("zone"),)}, {"backoff": 3},
-        {"elastic": TWO, "nodes": 2}, {"restart_policy": "Never"}, {"working_dir": "/code"},
+        {"priority_class": "p"},
+        {"scheduler": "s"},
+        {"spread": (Spread("zone"),)},
+        {"backoff": 3},
+        {"elastic": TWO, "nodes": 2},
+        {"restart_policy": "Never"},
+        {"working_dir": "/code"},
         {"image_pull_policy": "Always"},
     ],
     ids=lambda fields: next(iter(fields)),
-)  # fmt: skip
+)
 def test_a_job_that_says_more_brings_its_own_runtime(job, fields):
     runtime, trainjob = KIND.manifests(job(**fields), lambda *_: True)
     assert trainjob["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
@@ -107,10 +112,19 @@ def test_a_job_that_says_more_brings_its_own_runtime(job, fields):
 
 def test_pods_are_the_same_behind_the_shared_runtime_and_an_own_one(backend, job, fake_cluster, shared):
     spec = job(
-        nodes=2, gpus=2, env={"A": "1"}, labels={"team": "x"}, annotations={"net": "ib"}, run_as_user=1000,
-        mounts=(Mount("data", "/data"),), service_account="sa", image_pull_secrets=("r",), grace_seconds=90,
-        node_selector={"gpu": "h100"}, memory_limit="8Gi",
-    )  # fmt: skip
+        nodes=2,
+        gpus=2,
+        env={"A": "1"},
+        labels={"team": "x"},
+        annotations={"net": "ib"},
+        run_as_user=1000,
+        mounts=(Mount("data", "/data"),),
+        service_account="sa",
+        image_pull_secrets=("r",),
+        grace_seconds=90,
+        node_selector={"gpu": "h100"},
+        memory_limit="8Gi",
+    )
     fake_cluster.lives[FIRST] = endless
     made = []
     for name in ("kubedet", "other"):

@@ -16,9 +16,16 @@ def made(batch):
     def make(rows=slice(None), queries=20, unfold=True):
         part = sample.part(rows)
         return sample, denoising(
-            sample.centered()[rows], sample.labels[rows], part.keys, 3, part.most,
-            queries=queries, label_noise=0.5, box_noise=1.0, unfold=unfold,
-        )  # fmt: skip
+            sample.centered()[rows],
+            sample.labels[rows],
+            part.keys,
+            3,
+            part.most,
+            queries=queries,
+            label_noise=0.5,
+            box_noise=1.0,
+            unfold=unfold,
+        )
 
     return make
 

@@ -108,8 +108,9 @@ def inputs(name):
     def padded(values):
         """With further queries, where our denoising queries have padding."""
         extra = noise.labels.shape[1] - known if noise else 0
-        return torch.cat([values[:, :, :known], values[:, :, :1].expand(-1, -1, extra, -1),
-                          values[:, :, known:]], dim=2)  # fmt: skip
+        return torch.cat(
+            [values[:, :, :known], values[:, :, :1].expand(-1, -1, extra, -1), values[:, :, known:]], dim=2
+        )
 
     outputs = Outputs(
         logits=padded(4 * draw(count, sets, queries, case.classes) - 3),
@@ -134,9 +135,15 @@ def of_the_authors(case, noise):
 def denoising_queries(case, targets, counts):
     """Of some images of a case, without noise."""
     return denoising(
-        *targets[:2], torch.arange(len(counts)), case.classes, max(case.counts),
-        queries=NOISE, label_noise=0.0, box_noise=0.0, unfold=case.scale > 0,
-    )  # fmt: skip
+        *targets[:2],
+        torch.arange(len(counts)),
+        case.classes,
+        max(case.counts),
+        queries=NOISE,
+        label_noise=0.0,
+        box_noise=0.0,
+        unfold=case.scale > 0,
+    )
 
 
 def whole_part(case):

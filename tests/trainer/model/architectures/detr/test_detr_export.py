@@ -38,8 +38,14 @@ MODELS = {
 def learnt(request, tmp_path_factory, tiny):
     """A detector after a hundred steps on the sample: its configuration, checkpoint and shards."""
     folder = tmp_path_factory.mktemp("learnt")
-    config = tiny(train__epochs=5, train__validate_every=5, train__lr=2e-3, train__clip_norm=0.5,
-                  loader__resize="squash", loader__fill=0)  # fmt: skip
+    config = tiny(
+        train__epochs=5,
+        train__validate_every=5,
+        train__lr=2e-3,
+        train__clip_norm=0.5,
+        loader__resize="squash",
+        loader__fill=0,
+    )
     # All pairs of query and class: else the last one may be either of two that are alike.
     every = {"model.queries": 16, "model.detections_per_image": 80, "model.score_threshold": 0.0}
     kind = {} if request.param in recipes.RECIPES else {"model.architecture": request.param}

@@ -23,9 +23,10 @@ def both(network, request):
 
 
 BACKBONES = [
-    ("dfine", {"size": "n"}), ("dfine", {"size": "n", "frozen_norm": True}),
+    ("dfine", {"size": "n"}),
+    ("dfine", {"size": "n", "frozen_norm": True}),
     ("rtdetr", {"size": "r18", "frozen_norm": True}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("both", BACKBONES, indirect=True)

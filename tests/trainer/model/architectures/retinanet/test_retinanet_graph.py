@@ -15,9 +15,14 @@ SIZE = 96
 def _detector(**changes):
     torch.manual_seed(0)
     config = RetinaNetOptions(
-        backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1, score_threshold=0.0,
-        anchor_sizes=[8.0, 16.0, 32.0, 48.0, 64.0], **changes,
-    )  # fmt: skip
+        backbone="resnet18",
+        backbone_width=8,
+        fpn_channels=16,
+        head_depth=1,
+        score_threshold=0.0,
+        anchor_sizes=[8.0, 16.0, 32.0, 48.0, 64.0],
+        **changes,
+    )
     detector = build(config, 7).eval()
     with torch.no_grad():  # Scores apart from each other, as of a trained model.
         torch.nn.init.normal_(detector.head.classification_head.cls_logits.weight, std=0.3)

@@ -68,9 +68,14 @@ def pyramid(images):
 def ours(head, kind, features, anchors, boxes, labels):
     own = head.classification_head
     return retinanet_loss(
-        kind, [own.conv(x) for x in features], own.cls_logits, head.regression_head(features),
-        anchors, boxes, labels,
-    )  # fmt: skip
+        kind,
+        [own.conv(x) for x in features],
+        own.cls_logits,
+        head.regression_head(features),
+        anchors,
+        boxes,
+        labels,
+    )
 
 
 def head_case(version, classes, counts):
