@@ -1,18 +1,13 @@
-"""Origin of models and runs, and use of images, from the records of steps (`components.records`)."""
+"""Origin of models and runs, from the records of steps (`components.records`)."""
 
 from contextlib import suppress
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from components import records
 from components.records import KEY, PublishedRecord, RunRecord, VerdictRecord, below
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
-from trainer.data import exclusions
 from trainer.export import bundle, published_models
-
-if TYPE_CHECKING:
-    from trainer.data.training_record import RecordedImage
 
 
 def runs(data_root: str, *, strict: bool = False) -> list[RunRecord]:
@@ -76,25 +71,11 @@ def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
     return found
 
 
-def trained_on(data_root: str, names: frozenset[str]) -> dict[str, list["RecordedImage"]]:
-    """Return the images with these names (see `training_record.find`), by the fingerprint of their shards."""
-    from trainer.data import training_record
-
-    results = {
-        each: list(training_record.find(training_record.place(data_root, each), names))
-        for each in training_record.listed(data_root)
-    }
-    return {each: rows for each, rows in results.items() if rows}
-
-
 def trace(name: str, data_root: str) -> dict[str, Any]:
-    """Return the origin of a model or run, or the runs and models that used an image, as JSON.
+    """Return the origin of a model or run as JSON.
 
-    `name` is a model (NAME, NAME@VERSION or a bundle's folder), a run (its name, id or folder), or an image
-    (key, file name, or digest of its bytes or annotations, 16 hex digits).
+    `name` is a model (NAME, NAME@VERSION or a bundle's folder) or a run (its name, id or folder).
     """
-    from trainer.data import training_record
-
     exported = None
     with suppress(StorageError, ConfigError):
         exported = published_models.load(name, data_root)
@@ -117,32 +98,10 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
     for record in known:
         if name in (record.run, record.run_id) or below(name, data_root) == record.output:
             return {"kind": "run", **_trace_run(record, data_root)}
-    results = trained_on(data_root, frozenset({name}))
-    if not results:
-        raise ConfigError(
-            f"{name!r} is not a known model, run or image in {data_root}",
-            fix="`kubedet model list` shows models; a run has the name of its folder; an image has its "
-            "key or file name",
-        )
-    seen = []
-    for fingerprint, rows in results.items():
-        of_runs = [record.run for record in known if record.fingerprint == fingerprint]
-        of_models = [item.shown for item in versions(data_root) if item.shards == fingerprint]
-        freed = _pruned_versions(set(of_runs), data_root)
-        source = training_record.header(training_record.place(data_root, fingerprint)).source
-        excluded = exclusions.names(data_root, source)
-        marked = [asdict(row) | {"forgotten": bool({row.key, row.file_name} & excluded)} for row in rows]
-        seen.append(
-            {
-                "shards": f"shards/{fingerprint}",
-                "source": source,
-                "runs": of_runs,
-                "models": freed + of_models,
-                "freed": freed,
-                "images": marked,
-            }
-        )
-    return {"kind": "image", "image": name, "seen": seen}
+    raise ConfigError(
+        f"{name!r} is not a known model or run in {data_root}",
+        fix="`kubedet model list` shows models; a run has the name of its folder",
+    )
 
 
 def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
@@ -156,15 +115,13 @@ def _trace_run(record: RunRecord, data_root: str) -> dict[str, Any]:
 
 
 def _trace_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
-    from trainer.data import training_record
+    from trainer.data.shard_folder import INDEX, read_index
 
-    uri = training_record.place(data_root, fingerprint)
     description: dict[str, Any] = {"shards": f"shards/{fingerprint}"}
-    description["forgotten"] = training_record.excluded_in(data_root, fingerprint)
-    if storage.exists(uri):
-        header = training_record.header(uri)
-        description |= {"raw": f"raw/{header.raw}", "source": header.source}
-        description["images"] = below(uri, data_root)
+    uri = storage.join(data_root, "shards", fingerprint)
+    if storage.exists(storage.join(uri, INDEX)):
+        index = read_index(uri)
+        description |= {"raw": f"raw/{index.raw_fingerprint}", "source": index.source}
     return description
 
 

@@ -99,7 +99,7 @@ class Artifact:
 
 
 def read_listed(uri: str) -> dict[str, Any]:
-    """Return a record that was listed; {} if another process, such as `data forget`, has deleted it since."""
+    """Return a record that was listed; {} if another process has deleted it since."""
     try:
         return dict(storage.read_json(uri))
     except MissingError:

@@ -6,7 +6,7 @@ gate refused are not new either.
 """
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components import environment
 from components.hooks import NOTHING_NEW, Listing, NothingNew, Outcome
@@ -14,9 +14,11 @@ from components.records import NothingNewRecord, now
 from operations import lineage, notifications
 from trainer import storage
 from trainer.base.errors import ConfigError
-from trainer.data import exclusions
 from trainer.data.source_names import name_of
 from trainer.export import published_models
+
+if TYPE_CHECKING:
+    from trainer.data.raw_folder import RawManifest
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ def check(min_new_images: int) -> None:
 
 def skip_reason(listing: Listing) -> NothingNew | None:
     """Return why nothing is new, which is recorded and sent to the webhook once; None if the run trains."""
-    from trainer.data import training_record
+    from trainer.data import dataset_diff
 
     check(listing.min_new_images)
     if not listing.min_new_images:
@@ -47,12 +49,12 @@ def skip_reason(listing: Listing) -> NothingNew | None:
     if run := lineage.held_back(data_root, planned.source):
         references[f"{run.run}, whose model was held back"] = run.fingerprint
     for since, fingerprint in references.items():
-        uri = training_record.place(data_root, fingerprint)
-        if not storage.exists(uri):
-            logger.info("the training data of %s is unknown (%s is missing)", since, uri)
+        before = _raw_of(data_root, fingerprint)
+        if before is None:
+            logger.info("the training data of %s (shards/%s) were deleted", since, fingerprint)
             break
-        differences = training_record.diff(planned, uri, exclusions.names(data_root, planned.source))
-        is_other = bool(differences.other_classes or differences.excluded)
+        differences = dataset_diff.compare(planned, before)
+        is_other = differences.other_classes or differences.other_exclusions
         if not is_other and differences.images < listing.min_new_images:
             too_few = f" (fewer than {listing.min_new_images})" if differences.images else ""
             found = NothingNew(since, f"{differences}{too_few}")
@@ -63,10 +65,21 @@ def skip_reason(listing: Listing) -> NothingNew | None:
             if not record.run_id or storage.create(place, record.encoded()):
                 notifications.tell(Outcome(NOTHING_NEW, record.run_id, reason, name, current.version))
             return found
-        must_go = f", {differences.excluded} of them to be forgotten" if differences.excluded else ""
-        logger.info("since %s: %s%s", since, differences, must_go)
+        logger.info("since %s: %s", since, differences)
     logger.info("this run trains")
     return None
+
+
+def _raw_of(data_root: str, shards: str) -> "RawManifest | None":
+    """Return the raw tables of shards, given by their fingerprint; None if they were deleted."""
+    from trainer.data.raw_folder import MANIFEST, read_manifest
+    from trainer.data.shard_folder import INDEX, read_index
+
+    uri = storage.join(data_root, "shards", shards)
+    if not storage.exists(storage.join(uri, INDEX)):
+        return None
+    raw = storage.join(data_root, "raw", read_index(uri).raw_fingerprint)
+    return read_manifest(raw) if storage.exists(storage.join(raw, MANIFEST)) else None
 
 
 def drop_empty_condition(values: dict[str, Any]) -> None:

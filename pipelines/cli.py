@@ -23,7 +23,7 @@ _GROUPS = {
         "tune": "search for the best hyper-parameters, here or in Kubeflow",
         "recipes": "list the named configurations, and explain their keys",
         "weights": "fetch and list the published weights that recipes start from",
-        "data": "data: inspect, verify, preview, compare, merge, forget, prune",
+        "data": "data: inspect, verify, preview, compare, merge, prune",
     },
     "Models": {
         "evaluate": "score a model on shards, or a file of detections",

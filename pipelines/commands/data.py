@@ -1,4 +1,4 @@
-"""`kubedet data`: inspect, verify and compare data, merge corrections, forget images, free space."""
+"""`kubedet data`: inspect, verify and compare data, merge corrections, free space."""
 
 import argparse
 import json
@@ -102,20 +102,6 @@ def _add_changing(verbs: Commands) -> None:
     option(merge, "-o --output DIR", text, required=True)
     text = "accept corrected images with boxes of different classes in the same place"
     option(merge, "--keep-overlaps", text)
-    forget = verb(
-        verbs,
-        "forget",
-        _forget,
-        "remove images from the data root and from all later runs",
-        "Delete images, and the raw tables and shards that contain them, and exclude them from every later "
-        "download. Lists the runs and models that used them; with --min-new-images the next run of such a "
-        "model trains. Models are not deleted.",
-    )
-    forget.add_argument("keys", nargs="+", metavar="KEY", help="key or file name of an image")
-    add_published(forget)
-    action = forget.add_mutually_exclusive_group(required=True)
-    option(action, "--dry-run", "show what would be deleted, without deleting it")
-    option(action, "--yes", "delete it")
     prune = verb(
         verbs,
         "prune",
@@ -298,25 +284,6 @@ def _list(title: str, items: list[str]) -> None:
     if items:
         more = f"\n  and {len(items) - _MAX_SHOWN} more" if len(items) > _MAX_SHOWN else ""
         print(f"{title} ({len(items)}):\n" + "\n".join(f"  {item}" for item in items[:_MAX_SHOWN]) + more)
-
-
-def _forget(options: argparse.Namespace) -> int:
-    from operations import forgetting
-
-    planned = forgetting.plan(options.data_root, options.keys)
-    print(f"to be forgotten: {', '.join(sorted({image.file_name for image in planned.images}))}")
-    for folder in planned.folders:
-        print(f"  delete {folder}, which contains them; it is created again without them")
-    for uri in planned.files:
-        print(f"  delete {uri}")
-    print(f"  seen by the runs    {', '.join(planned.runs) or 'none known'}")
-    print(f"  seen by the models  {', '.join(planned.models) or 'none'}")
-    if options.dry_run:
-        print("nothing was deleted; --yes deletes it")
-        return 0
-    forgetting.forget(options.data_root, planned)
-    print("done; the next download of each source leaves them out")
-    return 0
 
 
 def _prune(options: argparse.Namespace) -> int:

@@ -37,23 +37,19 @@ def add(commands: Commands) -> None:
         verbs,
         "trace",
         _trace,
-        "show the origin of a model or run, or the use of an image",
-        "For a model or a run: run, checkpoint, configuration, code, images, shards, raw data, source, use "
-        "and cost. For an image: every set of shards with it, its split, and the runs and versions that used "
-        "it, also if the data are deleted.",
+        "show the origin of a model or run",
+        "Show its run, checkpoint, configuration, code, images, shards, raw data and source.",
     )
     trace.add_argument(
         "what",
-        metavar="MODEL|RUN|IMAGE",
-        help="NAME, NAME@VERSION or the folder of a model; name, id or folder of a run; key, file name or "
-        "digest (16 hex digits) of an image or its annotations",
+        metavar="MODEL|RUN",
+        help="NAME, NAME@VERSION or the folder of a model; name, id or folder of a run",
     )
     options.add_published(trace)
     option(trace, "--json", "print the result as JSON")
 
 
 def _list(options: argparse.Namespace) -> int:
-    from trainer.data import training_record
     from trainer.export import published_models
 
     names = published_models.names(options.data_root)
@@ -72,10 +68,8 @@ def _list(options: argparse.Namespace) -> int:
             ap = bundle.metadata.metrics.get("coco/AP")
             scored = "-" if ap is None else f"{ap:.3f}"
             formats = ", ".join(bundle.metadata.formats)
-            gone = training_record.excluded_in(options.data_root, bundle.metadata.shards)
-            note = f"  was trained on {gone} that are to be forgotten" if gone else ""
             mark, created = "*" if version == current else " ", bundle.metadata.created
-            show(f"{mark} {version}  {created}  AP {scored}  {formats}{note}")
+            show(f"{mark} {version}  {created}  AP {scored}  {formats}")
         for version, problem in damaged.items():
             mark = "*" if version == current else " "
             show(f"{mark} {version}  damaged: {problem.splitlines()[-1].strip()}")
@@ -131,17 +125,6 @@ def _trace(arguments: argparse.Namespace) -> int:
     found = lineage.trace(arguments.what, arguments.data_root)
     if arguments.json:
         print(json.dumps(found, indent=2))
-    elif found["kind"] == "image":
-        for item in found["seen"]:
-            show(f"{item['shards']}  of {item['source']}")
-            for row in item["images"]:
-                where = f"in {row['split']}" if row["seen"] else f"listed in {row['split']}, but not usable"
-                mark = ", to be forgotten" if row["forgotten"] else ""
-                show(f"  {row['key']} ({row['file_name']}) {where}{mark}")
-                show(f"    image {row['image']}, annotations {row['annotations']}")
-            show(f"  runs    {', '.join(item['runs']) or 'none known'}")
-            models = [f"{name} (freed)" if name in item["freed"] else name for name in item["models"]]
-            show(f"  models  {', '.join(models) or 'none'}")
     else:
         for key, value in found.items():
             if key != "kind" and value not in ("", None, [], {}):

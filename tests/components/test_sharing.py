@@ -56,7 +56,7 @@ def contents(index):
 def written_times(folder):
     """Return when each file was written, but for notes of who uses the data."""
     files = (path for path in folder.rglob("*") if path.is_file())
-    notes = {"retention", "sharing", "seen"}
+    notes = {"retention", "sharing"}
     return {path: path.stat().st_mtime_ns for path in files if not notes & set(path.parts)}
 
 

@@ -50,7 +50,6 @@ PARSED = {
     "job": "needs a cluster: tests/pipelines/commands/test_job.py",
     "weights fetch": "needs the publisher: tests/pipelines/commands/test_weights.py",
     "model trace img": "needs the record of a training: tests/operations/test_lineage.py",
-    "data forget": "as above",
     "model verify cards --public-key": "needs a signed model: tests/trainer/export/test_tampered_bundle.py",
 }
 """Beginnings of commands that are parsed but not run, and why."""

@@ -1,4 +1,4 @@
-"""From a model to its data and from an image to all who saw it; and an image that must go."""
+"""The origin of a model or run: its run, data and source."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,9 @@ import pytest
 from bundles import make_bundle
 
 from components import preparation, records
-from components.hooks import Listing
-from operations import forgetting, lineage, retrain_condition
+from operations import lineage
 from pipelines import cli
 from trainer.base.errors import ConfigError, DamagedError, DataError
-from trainer.data import download, exclusions, training_record
 from trainer.export import bundle, published_models
 from trainer.model import recipes
 
@@ -40,12 +38,6 @@ def made(tmp_path):
     return str(root), shards
 
 
-def key_of(root, shards, row=0):
-    return training_record.pq.read_table(training_record.place(root, shards["fingerprint"]))["key"][
-        row
-    ].as_py()
-
-
 def test_from_a_model_to_its_run_data_and_source(made, capsys):
     root, shards = made
     told = lineage.trace("sample@v1", root)
@@ -60,63 +52,8 @@ def test_from_a_model_to_its_run_data_and_source(made, capsys):
     assert cli.main(["model", "trace", "sample", "--data-root", root]) == 0
     told = capsys.readouterr().out
     assert "night-1" in told
-
-
-def test_from_an_image_to_all_who_saw_it(made, capsys):
-    root, shards = made
-    key = key_of(root, shards)
-    assert cli.main(["model", "trace", key, "--data-root", root, "--json"]) == 0
-    (who,) = json.loads(capsys.readouterr().out)["seen"]
-    (row,) = who["images"]
-    assert (who["runs"], who["models"], row["key"], row["seen"]) == (["night-1"], ["sample@v1"], key, True)
-    for name in (row["file_name"], row["image"], row["annotations"]):
-        assert lineage.trace(name, root)["seen"][0]["models"] == ["sample@v1"]
-    with pytest.raises(ConfigError, match="'nobody' is not a known model, run or image"):
+    with pytest.raises(ConfigError, match="'nobody' is not a known model or run"):
         lineage.trace("nobody", root)
-
-
-@pytest.mark.slow
-def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, capsys):
-    root, shards = made
-    key = key_of(root, shards)
-    before = sorted(path for path in Path(root).rglob("*") if path.is_file())
-    assert cli.main(["data", "forget", key, "--data-root", root, "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    assert "night-1" in told and "sample@v1" in told and "nothing was deleted" in told
-    assert sorted(path for path in Path(root).rglob("*") if path.is_file()) == before
-    assert cli.main(["data", "forget", key, "--data-root", root, "--yes"]) == 0
-    files = [path for path in Path(root).rglob("*") if path.is_file()]
-    assert not [path for path in files if path.name.startswith(f"{key}-")]
-    assert not [path for path in files if path.suffix == ".tar" or "raw" in path.relative_to(root).parts]
-    assert [item.key for item in exclusions.read(root)] == [key]
-    # What was seen stays, and says whom it concerns.
-    assert training_record.excluded_in(root, shards["fingerprint"]) == 1
-    capsys.readouterr()
-    cli.main(["model", "list", "--data-root", root])
-    assert "was trained on 1 that are to be forgotten" in capsys.readouterr().out
-    planned = download.plan(SOURCE, root, CONFIG.data)
-    assert retrain_condition.skip_reason(Listing(planned, root, CONFIG, 1000)) is None
-    _, (again, _) = preparation.prepare(SOURCE, *ASKED, root, "", str(tmp_path / "page.html"))
-    assert (
-        key
-        not in training_record.pq.read_table(training_record.place(root, again["fingerprint"]))[
-            "key"
-        ].to_pylist()
-    )
-    # The same again finds nothing left, and is no error.
-    assert cli.main(["data", "forget", key, "--data-root", root, "--yes"]) == 0
-
-
-def test_nothing_is_deleted_while_a_run_trains_on_it(made):
-    root, shards = made
-    Path(root, "runs/night-1/train/result.json").unlink()
-    planned = forgetting.plan(root, [key_of(root, shards)])
-    assert planned.running == ["night-1"]
-    with pytest.raises(ConfigError, match="still training on the images: night-1"):
-        forgetting.forget(root, planned)
-    assert not exclusions.read(root) and Path(root, "shards", shards["fingerprint"], "index.json").exists()
-    with pytest.raises(ConfigError, match="contain the image nobody"):
-        forgetting.plan(root, ["nobody"])
 
 
 def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
@@ -127,7 +64,7 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     assert lineage.runs(root) == [] and "night-1.json is damaged" in caplog.text
     # Who deletes must not overlook a run.
     with pytest.raises(DamagedError, match=r"night-1\.json is damaged"):
-        forgetting.plan(root, [key_of(root, shards)])
+        lineage.runs(root, strict=True)
     records.record_run(root, f"{root}/runs/night-1", "id-1", shards, "debug", {"train.epochs": 2}, "")
     assert lineage.trace("night-1", root)["overrides"] == {"train.epochs": 2}
     # What programs before this one wrote has no hash, and is read; what lacks a key is not.

@@ -1,6 +1,7 @@
 """Whether a run pays, and how one ends that does not."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from components.starting_weights import check_warm_start, from_champion
 from operations import lineage, retrain_condition
 from trainer.base.errors import ConfigError
 from trainer.config import parsing
-from trainer.data import download, training_record
+from trainer.data import dataset_diff, download
+from trainer.data.raw_folder import read_manifest
 from trainer.export import bundle, published_models
 from trainer.model import recipes
 
@@ -65,10 +67,9 @@ def test_nothing_new_ends_the_run_before_any_image_is_fetched(champion, tmp_path
 @pytest.mark.slow
 def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     larger = SOURCE.replace("24", "25")
-    changed = training_record.diff(
-        download.plan(larger, champion, recipes.load(*ASKED).data),
-        next(str(path) for path in Path(champion, "seen").glob("*.parquet")),
-    ).images
+    (raw,) = Path(champion, "raw").iterdir()
+    planned = download.plan(larger, champion, recipes.load(*ASKED).data)
+    changed = dataset_diff.compare(planned, read_manifest(str(raw))).images
     assert changed >= 1
     assert prepare(larger, champion, tmp_path, changed + 1)[0]["kind"] == "nothing new"
     trained = prepare(larger, champion, tmp_path, changed)[0]
@@ -77,6 +78,12 @@ def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     records.record_run(champion, f"{champion}/runs/night-1", "id-1", trained, "debug", {}, "")
     records.VerdictRecord("night-1", False, {}).write(champion)
     assert prepare(larger, champion, tmp_path, 1)[0]["since"] == "night-1, whose model was held back"
+
+
+@pytest.mark.parametrize("gone", ["raw", "shards"])
+def test_a_run_trains_if_the_data_of_the_model_were_deleted(champion, tmp_path, gone):
+    shutil.rmtree(Path(champion, gone))
+    assert prepare(SOURCE, champion, tmp_path, 1)[0]["kind"] == "shards"
 
 
 def test_nothing_new_is_told_and_noted_once_for_a_run(champion, tmp_path, monkeypatch):

@@ -43,11 +43,11 @@ class BuiltTables:
 
 
 def build(
-    listing: Listing, config: DataConfig, folder: str, where: str, without: frozenset[str]
+    listing: Listing, config: DataConfig, folder: str, where: str, excluded: frozenset[str]
 ) -> BuiltTables:
     """Write `<folder>/<split>.parquet` for each split of a source's listing, whose `problems` grow.
 
-    Images whose key or file name is in `without` are left out; `where` names the source in messages.
+    Images whose key or file name is in `excluded` are left out; `where` names the source in messages.
     """
     listing = merged(listing) if config.merge_classes else listing
     categories, labels = _select_classes(listing, config.classes)
@@ -58,7 +58,7 @@ def build(
     boxes_of_train: Counter[int] = Counter()
     with temporary_folder() as temporary:
         drafts = {
-            split: _draft_split(rows, labels, temporary / split, without)
+            split: _draft_split(rows, labels, temporary / split, excluded, listing.problems)
             for split, rows in listing.splits.items()
         }
         drop = config.empty_images == "drop" or (config.empty_images == "auto" and not listing.exhaustive)
@@ -120,18 +120,22 @@ class _SplitDraft:
     kept: np.ndarray  # bool [rows]: rows with a labeled box, or with none if that is allowed.
 
 
-def _draft_split(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _SplitDraft:
+def _draft_split(
+    rows: Rows, labels: np.ndarray, path: Path, excluded: frozenset[str], problems: Problems
+) -> _SplitDraft:
     """Write a split's rows to a local file, as a source may be slow to read."""
     numbers, fractions = array("Q"), array("d")
     filled = [np.zeros(0, bool)]
     with pq.ParquetWriter(path, ROW, compression="lz4") as file:
         for listed in rows.batches():
             batch = listed
-            if without:
+            if excluded:
                 names = listed.column("file_name").to_pylist()
-                named = zip(names, map(image_keys.stem, names), strict=True)
-                keys = [(name, stem, image_keys.distinct(stem, name)) for name, stem in named]
-                batch = listed.filter(pa.array([without.isdisjoint(each) for each in keys]))
+                kept = [excluded.isdisjoint((name, image_keys.stem(name))) for name in names]
+                batch = listed.filter(pa.array(kept))
+                for name, is_kept in zip(names, kept, strict=True):
+                    if not is_kept:
+                        problems.add(reasons.IMAGE_EXCLUDED, name)
             boxes = relabeled(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))

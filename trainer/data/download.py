@@ -33,7 +33,6 @@ from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
 from trainer.data import (
     annotations,
-    exclusions,
     image_keys,
     images,
     plausibility,
@@ -44,6 +43,7 @@ from trainer.data import (
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import SUM, UNKNOWN_HASH, VERSION, RawManifest, SplitCounts
+from trainer.data.sources.files import listed_in
 from trainer.data.sources.source import Source
 from trainer.storage.web import Refused, UrlPolicy
 
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = (
     "val_fraction", "test_fraction", "classes", "max_images", "empty_images", "boxes_from", "box_format",
-    "merge_classes", "allow_hosts",
+    "merge_classes", "exclude", "allow_hosts",
 )  # fmt: skip
 """Keys of the section `data` that determine raw tables."""
 
@@ -61,6 +61,7 @@ _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
 _LIST_AT_ONCE_BELOW = 10_000  # Images up to which one listing is faster than one for each folder.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
+_SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 _MAX_FAILURES_IN_A_ROW = 50  # Failures in a row, plus two a connection, by which the source counts as down.
 _PATH_COLUMNS = ("key", "file_name", "origin", "version")
 _COLUMNS = ["image_id", *_PATH_COLUMNS, "fault_reason", "fault_detail"]
@@ -102,11 +103,18 @@ def fingerprint(*parts: Any) -> str:
 
 def choices(config: DataConfig) -> list[Any]:
     """Return the parts of a configuration that determine the images and boxes of raw tables."""
-    chosen = [config.val_fraction, config.classes, config.max_images, config.empty_images]
-    # Tables that are older than these keys keep their names.
-    keys, now, defaults = ("boxes_from", "box_format", "merge_classes"), vars(config), vars(DataConfig())
-    later = {key: now[key] for key in keys if now[key] != defaults[key]}
-    return [*chosen, *([config.test_fraction] if config.test_fraction else []), *([later] if later else [])]
+    return [getattr(config, key) for key in SETTINGS if key not in ("exclude", "allow_hosts")]
+
+
+def read_excluded(uri: str) -> list[str]:
+    """Return the lines of data.exclude, sorted: names and hashes of images; [] without a file."""
+    if not uri:
+        return []
+    try:
+        return sorted({line.lower() if _SHA256.fullmatch(line) else line for line in listed_in(uri)})
+    except MissingError as error:
+        fix = "correct the path of the file, one that the step can read, or leave it unset"
+        raise DataError(f"data.exclude: {error.message}", fix=fix) from None
 
 
 def download(source: str, data_root: str, config: DataConfig) -> RawManifest:
@@ -138,9 +146,8 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
     with activity(logger, f"listing {origin.uri}"):
         listing = origin.listing()
     root = storage.absolute(data_root)
-    without = exclusions.names(root, origin.uri)
-    left_out = [sorted(without)] if without else []
-    name = fingerprint("raw", VERSION, origin.uri, listing.state, *choices(config), *left_out)
+    excluded = read_excluded(config.exclude)
+    name = fingerprint("raw", VERSION, origin.uri, listing.state, choices(config), excluded)
     uri = storage.join(root, "raw", name)
     if storage.exists(storage.join(uri, raw_folder.PLAN)):
         try:
@@ -154,7 +161,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
             logger.warning("%s; repairing it from the source", error.message)
     storage.remove_stale(uri)
     with activity(logger, f"reading the annotations of {origin.uri}"):
-        built = annotations.build(listing, config, uri, origin.uri, without)
+        built = annotations.build(listing, config, uri, origin.uri, frozenset(excluded))
     planned = RawManifest(
         "plan",
         VERSION,
@@ -163,6 +170,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
         images=storage.join(root, "images", fingerprint(origin.images_uri)),
         problems=listing.problems.cases(),
         settings={key: getattr(config, key) for key in SETTINGS},
+        excluded=excluded,
         uri=uri,
         **vars(built),
     )
@@ -387,6 +395,7 @@ class _Fetch:
         self._planned, self._config, (self._known_sums, self._known_failures) = planned, config, known
         self._source = sources.parse(planned.source)
         self._policy = UrlPolicy(tuple(source_names.places(planned.source)), tuple(config.allow_hosts))
+        self._excluded = frozenset(filter(_SHA256.fullmatch, planned.excluded))
         self._folders = _FOLDERS[partition::partitions]
         total = planned.listed_images
         self._stored = _StoredImages(
@@ -462,7 +471,7 @@ class _Fetch:
         """Copy images, by threads, or by processes if the source is CPU-bound, and count the outcomes."""
         mean_size, fetched = 1.0, 0
         copied = worker_pool.run(
-            partial(_copy, self._source, self._policy),
+            partial(_copy, self._source, self._policy, self._excluded),
             images_to_copy,
             workers,
             processes=self._source.cpu_bound,
@@ -501,8 +510,11 @@ class _Fetch:
             )
 
 
-def _copy(source: Source, policy: UrlPolicy, image: _Image) -> _Image:
-    """Fetch one image, unless it is stored or known to fail; return it with the outcome."""
+def _copy(source: Source, policy: UrlPolicy, excluded: frozenset[str], image: _Image) -> _Image:
+    """Fetch one image, unless it is stored or known to fail; return it with the outcome.
+
+    `excluded` are the hashes of images that are left out.
+    """
     if image.failure:
         return image
     if image.size:  # By a killed download. The shard step replaces it if it is damaged.
@@ -513,7 +525,7 @@ def _copy(source: Source, policy: UrlPolicy, image: _Image) -> _Image:
                     actual.update(block)
         except (DamagedError, MissingError):
             return image
-        return replace(image, sha256=actual.digest())
+        return _left_out(image) if actual.hexdigest() in excluded else replace(image, sha256=actual.digest())
     is_named = policy.is_named(image.origin)
     is_from_data = storage.scheme(image.origin) in storage.WEB and not source.composes_addresses
     data: bytes | memoryview
@@ -534,9 +546,23 @@ def _copy(source: Source, policy: UrlPolicy, image: _Image) -> _Image:
     if detail:
         failure = _Failure(image.split, image.file_name, image.origin, reason, detail)
         return replace(image, failure=failure, requested=True)
+    digest = hashlib.sha256(data)
+    if digest.hexdigest() in excluded:
+        return _left_out(image)
     # Flushing each image to the disk would take longer than fetching it.
     storage.write_bytes(image.target, data, sync=False)
-    return replace(image, size=len(data), sha256=hashlib.sha256(data).digest(), requested=True)
+    return replace(image, size=len(data), sha256=digest.digest(), requested=True)
+
+
+def _left_out(image: _Image) -> _Image:
+    """Return the outcome of an image whose hash is in data.exclude; it counts as no failure of the source."""
+    detail = "its sha256 is in data.exclude"
+    return replace(
+        image,
+        failure=_Failure(
+            image.split, image.file_name, image.origin, reasons.IMAGE_EXCLUDED, detail, requested=False
+        ),
+    )
 
 
 def _fault(origin: str, data: bytes | memoryview, is_named: bool) -> str:

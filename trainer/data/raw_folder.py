@@ -151,6 +151,7 @@ class RawManifest:
     problems: dict[str, Cases]
     settings: dict[str, Any]  # Keys of `data` that it was made with.
     tables: dict[str, str] = field(default_factory=dict)  # sha256 of the table of each split.
+    excluded: list[str] = field(default_factory=list)  # Lines of data.exclude: names and hashes of images.
     warnings: list[str] | None = None  # See `trainer.data.plausibility`; None if it was not checked.
     uri: str = ""  # Of the folder.
     content: str = ""  # Digest of the fetched images, see `content_digest`; empty in a plan.

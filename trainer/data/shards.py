@@ -33,7 +33,7 @@ from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.log import progress
 from trainer.base.os_errors import name_resource_errors
 from trainer.config.schema import DataConfig
-from trainer.data import plausibility, raw_folder, shard_folder, statistics, tiles, training_record
+from trainer.data import plausibility, raw_folder, shard_folder, statistics, tiles
 from trainer.data import problem_counts as reasons
 from trainer.data.download import fingerprint, read_again
 from trainer.data.ground_truth import Classes, GroundTruthWriter
@@ -108,7 +108,7 @@ def _settings(config: DataConfig) -> dict[str, Any]:
 
 
 def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
-    """Return the index of shards if they are complete, and write their record; else None."""
+    """Return the index of shards if they are complete, else None."""
     uri = place(raw, data_root, config)
     if not storage.exists(storage.join(uri, INDEX)):
         return None
@@ -131,7 +131,6 @@ def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex
         return None
     logger.info("shards of %s are there already: %s", raw.source, uri)
     raw.check(f"shards of {raw.source}", Problems(dict(index.problems), {}), config.max_bad_fraction)
-    training_record.write(raw, index, data_root)
     return index
 
 
@@ -484,7 +483,6 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         content=raw.content,
     )
     index.write()
-    training_record.write(raw, index, data_root)
     for name in shard_folder.noted(states):
         storage.delete(storage.join(uri, name + NOTE))
     summary = f" ({problems.summary()})" if problems.counts else ""

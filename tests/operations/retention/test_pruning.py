@@ -55,7 +55,6 @@ def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
     assert [len(list(root.joinpath(kind).iterdir())) for kind in ("raw", "images")] == [1, 1]
     assert readable(root, new)
     assert not root.joinpath("shards", old["fingerprint"]).exists()
-    assert len(list(root.joinpath("seen").glob("*.parquet"))) == 2  # Who saw an image stays known.
     assert published_models.current(str(root), "sample").version == "v4"
     assert freed(root).summary == "nothing: 0.0 MB"
     assert published_models.rollback(str(root), "sample").version == "v3"
@@ -94,7 +93,7 @@ def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_pat
 
 @pytest.mark.parametrize("gone", ["shards/{}/index.json", "runs/night-01/evaluation/gate.json"])
 def test_what_another_command_deletes_meanwhile_is_no_error(root, monkeypatch, gone):
-    """`data forget` deletes shards and raw tables while a pruning has listed them."""
+    """Another process deletes shards while a pruning has listed them."""
     root, old, new = root
 
     def listed(*arguments):

@@ -12,7 +12,7 @@ from PIL import Image
 from source_rows import shards_of
 
 from trainer.config.schema import DataConfig
-from trainer.data import tiles, training_record
+from trainer.data import tiles
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import join, place, shard, shard_partition
@@ -99,8 +99,6 @@ def test_training_images_are_cut_and_others_stay_whole(large, tmp_path):
     assert {item for item in found if item[1] == 5} == {("a.png", 5, 5, 20, 20), ("b.png", 5, 5, 20, 20)}
     with tarfile.open(Path(index.uri) / index.splits["train"].shards[0].name) as tar:
         assert "a@75x0.jpg" in tar.getnames() or "b@75x0.jpg" in tar.getnames()
-    record = training_record.place(str(tmp_path / "data"), index.fingerprint)
-    assert [item.seen for item in training_record.find(record, frozenset({"a", "b", "v"}))] == [True] * 3
     dropped = made(large, tmp_path / "data", replace(CONFIG, empty_images="drop"))
     assert dropped.samples["train"] < 12 and dropped.splits["train"].boxes == index.splits["train"].boxes
 

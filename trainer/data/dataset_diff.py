@@ -1,0 +1,88 @@
+"""Counts the images in which the listing of a source differs from raw tables that were written earlier."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from trainer.data import image_keys
+from trainer.data.raw_folder import RawManifest
+
+_IMAGE_COLUMNS = ["key", "file_name", "origin", "version"]
+_ANNOTATION_COLUMNS = ["width", "height", "orientation", "extra", "boxes"]
+
+
+@dataclass(frozen=True)
+class DatasetDiff:
+    """How a listing differs from earlier raw tables."""
+
+    new: int = 0
+    changed: int = 0  # Images with the same key and other bytes or annotations.
+    removed: int = 0
+    other_classes: bool = False
+    other_exclusions: bool = False  # The content of data.exclude changed.
+
+    @property
+    def images(self) -> int:
+        """New, changed and removed images together."""
+        return self.new + self.changed + self.removed
+
+    def __str__(self) -> str:
+        counts = f"{self.new} new, {self.changed} changed, {self.removed} removed images"
+        counts += ", and other classes" if self.other_classes else ""
+        return counts + (", and other images in data.exclude" if self.other_exclusions else "")
+
+
+def compare(planned: RawManifest, before: RawManifest) -> DatasetDiff:
+    """Compare the tables of a plan with earlier ones; no image is read.
+
+    Raises:
+        DataError: a table is damaged.
+        StorageError: a table cannot be read.
+    """
+    new, old = _digests(planned), _digests(before)
+    both, in_new, in_old = np.intersect1d(new[0], old[0], assume_unique=True, return_indices=True)
+    changed = (new[1:, in_new] != old[1:, in_old]).any(axis=0)
+    return DatasetDiff(
+        new=new.shape[1] - len(both),
+        changed=int(changed.sum()),
+        removed=old.shape[1] - len(both),
+        other_classes=planned.names != before.names,
+        other_exclusions=planned.excluded != before.excluded,
+    )
+
+
+def _digests(raw: RawManifest) -> np.ndarray:
+    """Return, by rows, digests of split and key, of the image and of its annotations; uint64 [3, images].
+
+    The images are sorted by the first digest, which is unique.
+    """
+    parts = [np.zeros((3, 0), np.uint64)]
+    for split in raw.splits:
+        table = raw.table(split)
+        for block in range(table.blocks):
+            rows = table.batch(block, [*_IMAGE_COLUMNS, *_ANNOTATION_COLUMNS])
+            images = list(zip(*(rows[name].to_pylist() for name in _IMAGE_COLUMNS), strict=True))
+            numbers = [image_keys.number(f"{split}/{key}") for key, *_ in images]
+            places = [int(image_keys.place_digest(image_keys.place(*image)), 16) for image in images]
+            parts.append(np.array([numbers, places, _annotation_digests(rows)], np.uint64))
+    columns = np.concatenate(parts, axis=1)
+    return columns[:, np.unique(columns[0], return_index=True)[1]]
+
+
+def _annotation_digests(rows: pa.Table) -> list[int]:
+    """Return a digest of what the source says of each image; the order of boxes is ignored."""
+    lists = rows.column("boxes").combine_chunks()
+    boxes = lists.flatten()
+    fields = [np.asarray(boxes.field(n), np.float64) for n in range(boxes.type.num_fields)]
+    values = (np.stack(fields, axis=1) + 0.0).astype("<f8")  # Adding 0 turns -0 into 0.
+    ends = np.append(0, np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False)))
+    texts = zip(*(rows.column(name).to_pylist() for name in _ANNOTATION_COLUMNS[:-1]), strict=True)
+    digests = []
+    for row, text in enumerate(texts):
+        of_row = values[ends[row] : ends[row + 1]]
+        ordered = of_row[np.lexsort(of_row.T)] if len(of_row) > 1 else of_row
+        hashed = hashlib.blake2b(repr(text).encode() + ordered.tobytes(), digest_size=8)
+        digests.append(int.from_bytes(hashed.digest(), "little"))
+    return digests
