@@ -17,8 +17,7 @@ from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS, SHARED, Body, Kind, Resource, shared_runtime
 from components.launchers.cluster.roles import ROLES, allow
-from components.launchers.kubernetes_names import amount
-from components.launchers.pod_template import LABEL_QUEUE
+from components.launchers.kubernetes_names import LABEL_QUEUE, amount
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.launching import doctor as machine
 from trainer.launching.doctor import Check

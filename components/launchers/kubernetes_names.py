@@ -21,6 +21,11 @@ _FACTORS = {
     **{f"{letter}i": Decimal(1024**power) for power, letter in enumerate("KMGTPE", start=1)},
 }
 
+LABEL_SPEC = "kubedet/spec-hash"  # Hash of the specification, by which a job is adopted or replaced.
+LABEL_NAME = "app.kubernetes.io/instance"  # Name of the job, on each of its pods.
+LABEL_MANAGED, MANAGED_BY = "app.kubernetes.io/managed-by", "kubedet"  # Other objects are never touched.
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's queue that admits a job.
+
 
 def _checked(text: str, valid: object, problem: str) -> str:
     if not valid:

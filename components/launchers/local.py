@@ -9,7 +9,7 @@ from types import FrameType
 
 from components.launchers.guarded_process import GuardedProcess
 from components.launchers.output import LAST_LINES, Hints, indented, own_message
-from components.launchers.pod_template import ALLOCATOR, ALLOCATORS, EXPANDABLE
+from components.launchers.process_variables import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted
 from trainer.base.worker_pool import threads_of_process

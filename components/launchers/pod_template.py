@@ -1,18 +1,45 @@
-"""The pod of a node, for every kind of job. Variables: NCCL's user guide; PyTorch's "CUDA semantics"."""
+"""The pod of a node, for every kind of job."""
 
 import math
-from dataclasses import asdict
+from functools import cache
 from typing import Any
 
+from kubernetes.client import (
+    ApiClient,
+    V1Capabilities,
+    V1Container,
+    V1EmptyDirVolumeSource,
+    V1EnvVar,
+    V1EnvVarSource,
+    V1LabelSelector,
+    V1LocalObjectReference,
+    V1ObjectMeta,
+    V1PersistentVolumeClaimVolumeSource,
+    V1PodSecurityContext,
+    V1PodSpec,
+    V1PodTemplateSpec,
+    V1ResourceRequirements,
+    V1SeccompProfile,
+    V1SecretKeySelector,
+    V1SecurityContext,
+    V1Toleration,
+    V1TopologySpreadConstraint,
+    V1Volume,
+    V1VolumeMount,
+)
+
 from components.launchers import kubernetes_names
+from components.launchers.kubernetes_names import (
+    LABEL_MANAGED,
+    LABEL_NAME,
+    LABEL_QUEUE,
+    LABEL_SPEC,
+    MANAGED_BY,
+)
+from components.launchers.process_variables import process_variables
 from components.launchers.spec import JobSpec
 
 Body = dict[str, Any]  # An object of the cluster, as it is written in YAML.
-
-LABEL_SPEC = "kubedet/spec-hash"  # Hash of the specification, by which a job is adopted or replaced.
-LABEL_NAME = "app.kubernetes.io/instance"  # Name of the job, on each of its pods.
-LABEL_MANAGED, MANAGED_BY = "app.kubernetes.io/managed-by", "kubedet"  # Other objects are never touched.
-LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's queue that admits a job.
 
 
 def pod_labels(job: JobSpec) -> dict[str, str]:
@@ -23,43 +50,17 @@ def pod_labels(job: JobSpec) -> dict[str, str]:
     return mesh | ({"runai/queue": job.runai_queue} if job.runai_queue else {}) | dict(job.labels) | managed
 
 
-def job_metadata(job: JobSpec) -> Body:
+def job_metadata(job: JobSpec) -> V1ObjectMeta:
     """Return the metadata of the job itself."""
-    namespace = {"namespace": job.namespace} if job.namespace else {}
     queue = {LABEL_QUEUE: job.kueue_queue} if job.kueue_queue else {}
     pods = {key: value for key, value in pod_labels(job).items() if key != "sidecar.istio.io/inject"}
-    return {"name": job.name, **namespace, "labels": pods | queue | {LABEL_SPEC: job.fingerprint}}
+    labels = pods | queue | {LABEL_SPEC: job.fingerprint}
+    return V1ObjectMeta(name=job.name, namespace=job.namespace or None, labels=labels)
 
 
-ALLOCATOR = "PYTORCH_ALLOC_CONF"
-ALLOCATORS = frozenset((ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))  # The older name wins.
-EXPANDABLE = "expandable_segments:True"  # Otherwise batches of several sizes fragment a GPU's memory.
-
-
-def process_variables(job: JobSpec) -> dict[str, str]:
-    """Return the variables of every process: of network profile and allocator, and the job's, which win."""
-    network = job.network
-    named = {*job.env, *(item.name for item in job.secret_env)}
-    nvidia = job.gpus > 0 and job.gpu_resource.startswith("nvidia.com/")
-    allocator = EXPANDABLE if nvidia and not named & ALLOCATORS else ""
-    values: dict[str, str] = {ALLOCATOR: allocator, "NCCL_DEBUG": network.debug}
-    values |= {"NCCL_SOCKET_IFNAME": network.interface, "GLOO_SOCKET_IFNAME": network.interface}
-    if network.profile == "tcp":
-        values["NCCL_IB_DISABLE"] = "1"
-        values["NCCL_SOCKET_NTHREADS"] = str(network.socket_threads or "")
-        values["NCCL_NSOCKS_PERTHREAD"] = str(network.sockets_per_thread or "")
-    if network.profile == "rdma":
-        values["NCCL_IB_DISABLE"] = "0"
-        values["NCCL_IB_HCA"] = network.hca
-        values["NCCL_IB_GID_INDEX"] = str(network.gid_index) if network.gid_index >= 0 else ""
-    return {name: value for name, value in values.items() if value} | dict(job.env)
-
-
-def limits(job: JobSpec) -> Body:
-    """Return the fields of a job, of whatever kind, by which it starts late, is stopped and is deleted."""
-    suspended = job.suspend or bool(job.kueue_queue) or None  # Kueue starts what it admits.
-    fields = {"ttlSecondsAfterFinished": job.ttl, "activeDeadlineSeconds": job.deadline or None}
-    return _without_empty({**fields, "suspend": suspended})
+def is_suspended(job: JobSpec) -> bool | None:
+    """Whether a job is created suspended, and not started before somebody resumes it; None if it is not."""
+    return job.suspend or bool(job.kueue_queue) or None  # Kueue starts what it admits.
 
 
 PORT = 29400  # Of torchrun's c10d rendezvous.
@@ -84,61 +85,69 @@ MAIN = "kubectl.kubernetes.io/default-container"
 _TMP = "/tmp"  # noqa: S108
 
 
-def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | None = None) -> Body:
-    """Return the pod template of a job (Kubernetes' PodTemplateSpec); `env` wins over the job's variables."""
+def template(
+    job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | None = None, **pod: Any
+) -> V1PodTemplateSpec:
+    """Return the pod template of a job.
+
+    `env` wins over the job's variables; `pod` are fields of V1PodSpec that depend on the kind of job.
+    """
     volumes, mounts = _volumes(job)
     annotations = {"sidecar.istio.io/inject": "false", MAIN: container, **job.annotations}
-    spec = {
-        "schedulerName": job.scheduler or ("runai-scheduler" if job.runai_queue else ""),
-        "priorityClassName": job.priority_class,
-        "serviceAccountName": job.service_account,
+    spec = V1PodSpec(
+        scheduler_name=job.scheduler or ("runai-scheduler" if job.runai_queue else None),
+        priority_class_name=job.priority_class or None,
+        service_account_name=job.service_account or None,
         # Training asks nothing of the cluster: no token that could be stolen, no list of services.
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "imagePullSecrets": [{"name": name} for name in job.image_pull_secrets],
-        "nodeSelector": dict(job.node_selector),
-        "tolerations": [_without_empty(asdict(item)) for item in job.tolerations],
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": item.max_skew,
-                "topologyKey": item.topology_key,
-                "whenUnsatisfiable": "DoNotSchedule" if item.required else "ScheduleAnyway",
-                "labelSelector": {"matchLabels": {LABEL_NAME: job.name}},
-            }
+        automount_service_account_token=False,
+        enable_service_links=False,
+        image_pull_secrets=[V1LocalObjectReference(name) for name in job.image_pull_secrets] or None,
+        node_selector=dict(job.node_selector) or None,
+        tolerations=[
+            V1Toleration(
+                key=item.key or None,
+                operator=item.operator or None,
+                value=item.value or None,
+                effect=item.effect or None,
+            )
+            for item in job.tolerations
+        ]
+        or None,
+        topology_spread_constraints=[
+            V1TopologySpreadConstraint(
+                max_skew=item.max_skew,
+                topology_key=item.topology_key,
+                when_unsatisfiable="DoNotSchedule" if item.required else "ScheduleAnyway",
+                label_selector=V1LabelSelector(match_labels={LABEL_NAME: job.name}),
+            )
             for item in job.spread
-        ],
-        "securityContext": _without_empty(
-            {
-                "runAsUser": job.run_as_user,
-                "runAsGroup": job.run_as_group,
-                "fsGroup": job.fs_group,
-                # A volume of millions of images is not walked through at every start.
-                "fsGroupChangePolicy": "OnRootMismatch" if job.fs_group is not None else None,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            }
+        ]
+        or None,
+        security_context=V1PodSecurityContext(
+            run_as_user=job.run_as_user,
+            run_as_group=job.run_as_group,
+            fs_group=job.fs_group,
+            # A volume of millions of images is not walked through at every start.
+            fs_group_change_policy="OnRootMismatch" if job.fs_group is not None else None,
+            seccomp_profile=V1SeccompProfile(type="RuntimeDefault"),
         ),
-        "terminationGracePeriodSeconds": math.ceil(job.grace_seconds),
-        "containers": [_container(job, container, env or {}, mounts)],
-        "volumes": volumes,
-    }
-    return {"metadata": {"annotations": annotations, "labels": pod_labels(job)}, "spec": _without_empty(spec)}
+        termination_grace_period_seconds=math.ceil(job.grace_seconds),
+        containers=[_container(job, container, env or {}, mounts)],
+        volumes=volumes or None,
+        **pod,
+    )
+    return V1PodTemplateSpec(
+        metadata=V1ObjectMeta(annotations=annotations, labels=pod_labels(job)), spec=spec
+    )
 
 
-def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[Body]) -> Body:
+def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1VolumeMount]) -> V1Container:
     # torchrun's own patience after SIGTERM is 30 s, whatever the pod is given to save its state.
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
-    plain = patience | process_variables(job) | env
-    secret = [
-        {
-            "name": item.name,
-            "valueFrom": {
-                "secretKeyRef": _without_empty(
-                    {"name": item.secret, "key": item.key, "optional": item.optional or None}
-                )
-            },
-        }
-        for item in job.secret_env
-    ]
+    variables = [V1EnvVar(name, value) for name, value in (patience | process_variables(job) | env).items()]
+    for item in job.secret_env:
+        key = V1SecretKeySelector(name=item.secret, key=item.key, optional=item.optional or None)
+        variables.append(V1EnvVar(item.name, value_from=V1EnvVarSource(secret_key_ref=key)))
     numbers = ({job.gpu_resource: job.gpus} if job.gpus else {}) | dict(job.resources)
     counted = {name: str(number) for name, number in numbers.items()}
     limits = {"cpu": job.cpu_limit, "memory": job.memory_limit, **counted}
@@ -152,53 +161,64 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[Body])
         added.append("IPC_LOCK")  # Registering memory with the network card locks it.
     # An image that runs as root needs root's capabilities to read volumes of other users.
     dropped = ["ALL"] if job.run_as_non_root else []
-    return _without_empty(
-        {
-            "name": name,
-            "image": job.image,
-            "imagePullPolicy": job.image_pull_policy,
-            "command": list(job.command),
-            "workingDir": job.working_dir,
-            "env": [{"name": name, "value": value} for name, value in plain.items()] + secret,
-            "resources": _without_empty(
-                {"limits": _without_empty(limits), "requests": _without_empty(requests)}
-            ),
-            "securityContext": _without_empty(
-                {
-                    "runAsNonRoot": job.run_as_non_root or None,
-                    "allowPrivilegeEscalation": False,
-                    "readOnlyRootFilesystem": job.read_only_root or None,
-                    "capabilities": _without_empty({"drop": dropped, "add": added}),
-                }
-            ),
-            "volumeMounts": mounts,
-        }
+    return V1Container(
+        name=name,
+        image=job.image or None,
+        image_pull_policy=job.image_pull_policy or None,
+        command=list(job.command),
+        working_dir=job.working_dir or None,
+        env=variables,
+        resources=V1ResourceRequirements(limits=_set(limits), requests=_set(requests)),
+        security_context=V1SecurityContext(
+            run_as_non_root=job.run_as_non_root or None,
+            allow_privilege_escalation=False,
+            read_only_root_filesystem=job.read_only_root or None,
+            capabilities=V1Capabilities(drop=dropped or None, add=added or None),
+        ),
+        volume_mounts=mounts or None,
     )
 
 
-def _volumes(job: JobSpec) -> tuple[list[Body], list[Body]]:
+def _set(amounts: dict[str, str]) -> dict[str, str] | None:
+    """Return the amounts that are set; None if none is, so that the cluster's defaults apply."""
+    return {name: amount for name, amount in amounts.items() if amount} or None
+
+
+def _volumes(job: JobSpec) -> tuple[list[V1Volume], list[V1VolumeMount]]:
     """Return the volumes of a pod and the mounts of its container: claims, /dev/shm and /tmp."""
-    volumes: list[Body] = []
-    mounts: list[Body] = []
+    volumes: list[V1Volume] = []
+    mounts: list[V1VolumeMount] = []
     if kubernetes_names.amount(job.shared_memory) > 0:
-        memory = {"medium": "Memory", "sizeLimit": job.shared_memory}
-        volumes.append({"name": "shm", "emptyDir": memory})
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
+        memory = V1EmptyDirVolumeSource(medium="Memory", size_limit=job.shared_memory)
+        volumes.append(V1Volume(name="shm", empty_dir=memory))
+        mounts.append(V1VolumeMount(name="shm", mount_path="/dev/shm"))  # noqa: S108
     if job.read_only_root and all(mount.path.rstrip("/") != _TMP for mount in job.mounts):
-        volumes.append({"name": "tmp", "emptyDir": {}})
-        mounts.append({"name": "tmp", "mountPath": _TMP})
+        volumes.append(V1Volume(name="tmp", empty_dir=V1EmptyDirVolumeSource()))
+        mounts.append(V1VolumeMount(name="tmp", mount_path=_TMP))
     # A claim that is mounted twice is still one volume.
     claims = dict.fromkeys(mount.claim for mount in job.mounts)
     names = {claim: f"claim-{number}" for number, claim in enumerate(claims)}
-    volumes += [
-        {"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in names.items()
-    ]
+    for claim, name in names.items():
+        source = V1PersistentVolumeClaimVolumeSource(claim_name=claim)
+        volumes.append(V1Volume(name=name, persistent_volume_claim=source))
     for mount in job.mounts:
-        own = {"subPath": mount.sub_path, "readOnly": mount.read_only or None}
-        mounts.append(_without_empty({"name": names[mount.claim], "mountPath": mount.path, **own}))
+        mounts.append(
+            V1VolumeMount(
+                name=names[mount.claim],
+                mount_path=mount.path,
+                sub_path=mount.sub_path or None,
+                read_only=mount.read_only or None,
+            )
+        )
     return volumes, mounts
 
 
-def _without_empty(fields: Body) -> Body:
-    """Leave out what was not asked for, so that the cluster's defaults apply. False and 0 stay."""
-    return {key: value for key, value in fields.items() if value not in (None, "", [], {})}
+@cache
+def _serializer() -> ApiClient:
+    return ApiClient()
+
+
+def to_body(model: Any) -> Body:
+    """Return an object of a Kubernetes client's models as it is sent: without the fields that are None."""
+    body: Body = _serializer().sanitize_for_serialization(model)
+    return body

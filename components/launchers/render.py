@@ -7,9 +7,21 @@ c10d rendezvous at pod 0, through a headless Service. Source: Kubernetes, "Jobs"
 import shlex
 
 import yaml
+from kubernetes.client import (
+    V1Job,
+    V1JobSpec,
+    V1PodFailurePolicy,
+    V1PodFailurePolicyOnExitCodesRequirement,
+    V1PodFailurePolicyOnPodConditionsPattern,
+    V1PodFailurePolicyRule,
+    V1Service,
+    V1ServicePort,
+    V1ServiceSpec,
+)
 
 from components.launchers import pod_template, runai
 from components.launchers.cluster.kinds import KINDS
+from components.launchers.kubernetes_names import LABEL_NAME
 from components.launchers.pod_template import Body
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError
@@ -53,32 +65,48 @@ _RETRIED_EXIT_CODES = [130, 134, 135, 137, 139, 143]
 
 def _indexed_job(job: JobSpec) -> list[Body]:
     """Return a plain Job, whose pods are the nodes, and the Service by which they find each other."""
-    metadata = pod_template.job_metadata
-    service = {
-        "clusterIP": "None",
-        # The nodes must find each other before any of them is ready.
-        "publishNotReadyAddresses": True,
-        "selector": {pod_template.LABEL_NAME: job.name},
-        "ports": [{"name": "rendezvous", "port": pod_template.PORT}],
-    }
-    template = pod_template.template(job, env=pod_template.rendezvous(job, f"{job.name}-0.{job.name}"))
-    restart = "OnFailure" if job.restart_policy == "OnFailure" else "Never"
-    template["spec"] = {"subdomain": job.name, "restartPolicy": restart, **template["spec"]}
-    spec: Body = {
-        "completionMode": "Indexed",
-        "completions": job.nodes,
-        "parallelism": job.nodes,
-        "backoffLimit": 0 if job.restart_policy == "Never" else job.backoff * job.nodes,
-    }
+    metadata = pod_template.job_metadata(job)
+    service = V1Service(
+        api_version="v1",
+        kind="Service",
+        metadata=metadata,
+        spec=V1ServiceSpec(
+            cluster_ip="None",
+            # The nodes must find each other before any of them is ready.
+            publish_not_ready_addresses=True,
+            selector={LABEL_NAME: job.name},
+            ports=[V1ServicePort(name="rendezvous", port=pod_template.PORT)],
+        ),
+    )
+    template = pod_template.template(
+        job,
+        env=pod_template.rendezvous(job, f"{job.name}-0.{job.name}"),
+        subdomain=job.name,
+        restart_policy="OnFailure" if job.restart_policy == "OnFailure" else "Never",
+    )
+    failures = None
     if job.restart_policy == "ExitCode":
         # As the operator: a lost node is replaced, a program's error fails the Job.
-        codes = {"containerName": pod_template.CONTAINER, "operator": "NotIn", "values": _RETRIED_EXIT_CODES}
-        lost = [{"type": "DisruptionTarget", "status": "True"}]
-        rules = [{"action": "Ignore", "onPodConditions": lost}, {"action": "FailJob", "onExitCodes": codes}]
-        spec["podFailurePolicy"] = {"rules": rules}
-    spec |= pod_template.limits(job)
-    spec["template"] = template
-    return [
-        {"apiVersion": "v1", "kind": "Service", "metadata": metadata(job), "spec": service},
-        {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(job), "spec": spec},
-    ]
+        lost = V1PodFailurePolicyOnPodConditionsPattern(type="DisruptionTarget", status="True")
+        codes = V1PodFailurePolicyOnExitCodesRequirement(
+            container_name=pod_template.CONTAINER, operator="NotIn", values=_RETRIED_EXIT_CODES
+        )
+        failures = V1PodFailurePolicy(
+            rules=[
+                V1PodFailurePolicyRule(action="Ignore", on_pod_conditions=[lost]),
+                V1PodFailurePolicyRule(action="FailJob", on_exit_codes=codes),
+            ]
+        )
+    spec = V1JobSpec(
+        completion_mode="Indexed",
+        completions=job.nodes,
+        parallelism=job.nodes,
+        backoff_limit=0 if job.restart_policy == "Never" else job.backoff * job.nodes,
+        pod_failure_policy=failures,
+        ttl_seconds_after_finished=job.ttl,
+        active_deadline_seconds=job.deadline or None,
+        suspend=pod_template.is_suspended(job),
+        template=template,
+    )
+    batch_job = V1Job(api_version="batch/v1", kind="Job", metadata=metadata, spec=spec)
+    return [pod_template.to_body(service), pod_template.to_body(batch_job)]

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
-from components.launchers.kubernetes_names import amount
-from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY, process_variables
+from components.launchers.kubernetes_names import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY, amount
+from components.launchers.process_variables import process_variables
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError, LaunchError
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from components import environment, jobs
-from components.launchers import pod_template
+from components.launchers import kubernetes_names, pod_template
 from components.launchers.cluster.kinds import API_VERSION, SHARED, shared_runtime
 from components.launchers.cluster.roles import ROLES, allow
 from components.launchers.spec import JobSpec
@@ -157,5 +157,7 @@ def test_network_policies_block_ingress_and_metadata_servers(the, name):
 
 def test_the_job_policy_selects_job_pods(the):
     chosen = the("NetworkPolicy", "kubedet-jobs")["spec"]["podSelector"]["matchLabels"]
-    pods = pod_template.pod_labels(JobSpec(command=("x",), labels={pod_template.LABEL_MANAGED: "somebody"}))
+    pods = pod_template.pod_labels(
+        JobSpec(command=("x",), labels={kubernetes_names.LABEL_MANAGED: "somebody"})
+    )
     assert chosen.items() <= pods.items()

@@ -19,7 +19,7 @@ from components.launchers.cluster.kinds import KINDS, Body, Kind
 from components.launchers.cluster.logs import MergedLogs, PodLog
 from components.launchers.cluster.own_pod import OwnPod
 from components.launchers.cluster.termination import delete_with_run
-from components.launchers.pod_template import LABEL_SPEC
+from components.launchers.kubernetes_names import LABEL_SPEC
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError, LaunchError
 from trainer.launching import job_status

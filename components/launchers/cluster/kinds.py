@@ -8,14 +8,26 @@ pkg/runtime/framework; kubernetes-sigs/jobset v0.12, failure policies; Kubernete
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from kubeflow.training.models import (
+    KubeflowOrgV1ElasticPolicy,
+    KubeflowOrgV1PyTorchJob,
+    KubeflowOrgV1PyTorchJobSpec,
+    KubeflowOrgV1ReplicaSpec,
+    KubeflowOrgV1RunPolicy,
+)
+from kubernetes.client import V1EnvVar, V1EnvVarSource, V1ObjectFieldSelector
 
 from components.launchers import pod_template
 from components.launchers.backend import Phase
-from components.launchers.pod_template import Body
+from components.launchers.kubernetes_names import LABEL_MANAGED, MANAGED_BY
+from components.launchers.pod_template import Body, to_body
 from components.launchers.spec import Elastic, JobSpec
 from trainer.launching.job_status import Progress
+
+if TYPE_CHECKING:
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime
 
 Exists = Callable[[str, str], bool]  # Whether kubedet has an object of this resource (plural) and name.
 
@@ -127,24 +139,41 @@ class PyTorchJob(Kind):
     pod_label = "training.kubeflow.org/job-name"
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        policy = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff, **pod_template.limits(job)}
-        template = pod_template.template(job)
-        worker = {"replicas": job.nodes, "restartPolicy": job.restart_policy, "template": template}
-        replicas = {"Worker": worker}
-        spec = {"nprocPerNode": str(job.processes), "runPolicy": policy, "pytorchReplicaSpecs": replicas}
-        if job.elastic or job.nodes > 1:
-            bounds = job.elastic or Elastic(job.nodes, job.nodes, 0)
-            spec["elasticPolicy"] = {
-                "minReplicas": bounds.min_nodes,
-                "maxReplicas": bounds.max_nodes,
-                "maxRestarts": bounds.max_restarts,
-                "rdzvBackend": "c10d" if job.elastic else "static",
-                "rdzvId": job.name,
-            }
         # The rank of a node is the number of its pod, as in all messages; c10d decides by itself.
-        label = {"fieldRef": {"fieldPath": f"metadata.labels['{_INDEX}']"}}
-        template["spec"]["containers"][0]["env"].append({"name": "PET_NODE_RANK", "valueFrom": label})
-        return [self.body(pod_template.job_metadata(job), spec)]
+        label = V1EnvVarSource(field_ref=V1ObjectFieldSelector(field_path=f"metadata.labels['{_INDEX}']"))
+        template = pod_template.template(job)
+        template.spec.containers[0].env.append(V1EnvVar("PET_NODE_RANK", value_from=label))
+        bounds = job.elastic or Elastic(job.nodes, job.nodes, 0)
+        elastic_policy = KubeflowOrgV1ElasticPolicy(
+            min_replicas=bounds.min_nodes,
+            max_replicas=bounds.max_nodes,
+            max_restarts=bounds.max_restarts,
+            rdzv_backend="c10d" if job.elastic else "static",
+            rdzv_id=job.name,
+        )
+        spec = KubeflowOrgV1PyTorchJobSpec(
+            nproc_per_node=str(job.processes),
+            elastic_policy=elastic_policy if job.elastic or job.nodes > 1 else None,
+            run_policy=KubeflowOrgV1RunPolicy(
+                clean_pod_policy=job.clean_pods or None,
+                backoff_limit=job.backoff,
+                ttl_seconds_after_finished=job.ttl,
+                active_deadline_seconds=job.deadline or None,
+                suspend=pod_template.is_suspended(job),
+            ),
+            pytorch_replica_specs={
+                "Worker": KubeflowOrgV1ReplicaSpec(
+                    replicas=job.nodes, restart_policy=job.restart_policy, template=template
+                )
+            },
+        )
+        pytorchjob = KubeflowOrgV1PyTorchJob(
+            api_version=f"{self.group}/{self.version}",
+            kind=self.title,
+            metadata=pod_template.job_metadata(job),
+            spec=spec,
+        )
+        return [to_body(pytorchjob)]
 
     def probe(self) -> Body:
         container = {"name": pod_template.CONTAINER, "image": "none"}
@@ -174,15 +203,8 @@ _ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _MANAGER_NAME = "kubedet.dev/launcher"
 _RESTARTS_PER_BACKOFF = 10  # The launcher forgives restarts that a newer checkpoint followed.
 
-# Fields of a pod and of a container that a TrainJob can patch; names in a container and in `spec.trainer`;
-# and fields of all pods of kubedet, which SHARED sets.
-_OF_POD = (
-    "serviceAccountName", "volumes", "imagePullSecrets", "securityContext", "nodeSelector", "tolerations",
-    "terminationGracePeriodSeconds",
-)  # fmt: skip
-_OF_CONTAINER = ("volumeMounts", "securityContext")
-_OF_TRAINER = {"image": "image", "command": "command", "env": "env", "resources": "resourcesPerNode"}
-_FIXED_POD_FIELDS = {"automountServiceAccountToken": False, "enableServiceLinks": False}
+_RUNTIME_FIELDS = {"automountServiceAccountToken", "enableServiceLinks", "restartPolicy"}
+"""Fields of all pods of kubedet that the runtime SHARED sets, and a TrainJob cannot."""
 
 _TRAINJOB_PHASES = {"Failed": Phase.FAILED, "Complete": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
 _MAX_NAME_LENGTH = 63 - 6  # A pod's name ends with 6 random characters: -x8k2p.
@@ -200,27 +222,46 @@ class TrainJob(Kind):
     attempt_label = "jobset.sigs.k8s.io/restart-attempt"
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        metadata = pod_template.job_metadata(job)
+        from kubeflow_trainer_api import models  # Its import takes a second.
+
+        template, metadata = _template(job), to_body(pod_template.job_metadata(job))
         runtime = {**metadata, "name": f"{job.name}-{job.fingerprint[:8]}"}
-        trainer: Body = {"numNodes": job.nodes, "numProcPerNode": job.processes}
-        template = _template(job)
         is_shared = fits_shared(job) and exists("trainingruntimes", SHARED)
-        spec: Body = {"runtimeRef": _reference(SHARED if is_shared else runtime["name"]), "trainer": trainer}
+        trainer: Body = {"numNodes": job.nodes, "numProcPerNode": job.processes}
+        patches = []
         if is_shared:
-            pod, container = template["spec"], template["spec"]["containers"][0]
-            trainer |= {field: container[name] for name, field in _OF_TRAINER.items() if name in container}
-            patched = {"name": _NODE} | {name: container[name] for name in _OF_CONTAINER if name in container}
-            of_pod = {name: pod[name] for name in _OF_POD if name in pod} | {"containers": [patched]}
-            patch = {"metadata": template["metadata"], "spec": of_pod}
-            replicated = {"name": _NODE, "template": {"spec": {"template": patch}}}
-            jobset = {"spec": {"replicatedJobs": [replicated]}}
-            spec["runtimePatches"] = [{"manager": _MANAGER_NAME, "trainingRuntimeSpec": {"template": jobset}}]
-        spec |= pod_template.limits(replace(job, ttl=None))  # A TrainJob has no time to live.
+            container = template["spec"]["containers"][0]
+            trainer |= {
+                field: container[name] for name, field in _TRAINER_FIELDS.items() if name in container
+            }
+            patch = models.TrainerV1alpha1PodTemplatePatch.from_dict(template)
+            patch.spec.containers[0].env = None  # It is in `trainer`.
+            replicated = models.TrainerV1alpha1ReplicatedJobPatch(
+                name=_NODE,
+                template=models.TrainerV1alpha1JobTemplatePatch(
+                    spec=models.TrainerV1alpha1JobSpecPatch(template=patch)
+                ),
+            )
+            jobset = models.TrainerV1alpha1JobSetTemplatePatch(
+                spec=models.TrainerV1alpha1JobSetSpecPatch(replicated_jobs=[replicated])
+            )
+            runtime_spec = models.TrainerV1alpha1TrainingRuntimeSpecPatch(template=jobset)
+            patches.append(
+                models.TrainerV1alpha1RuntimePatch(manager=_MANAGER_NAME, training_runtime_spec=runtime_spec)
+            )
         if job.elastic:
-            bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"
-            metadata = {**metadata, "annotations": {_ELASTIC: bounds}}
-        trainjob = self.body(metadata, spec)
-        return [trainjob] if is_shared else [_runtime(runtime, job, template), trainjob]
+            metadata["annotations"] = {_ELASTIC: f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"}
+        spec = models.TrainerV1alpha1TrainJobSpec(
+            runtime_ref=models.TrainerV1alpha1RuntimeRef(
+                api_group=GROUP, kind=_RUNTIME, name=SHARED if is_shared else runtime["name"]
+            ),
+            trainer=models.TrainerV1alpha1Trainer.from_dict(trainer),
+            runtime_patches=patches or None,
+            active_deadline_seconds=job.deadline or None,
+            suspend=pod_template.is_suspended(job),
+        )
+        trainjob = self.body(metadata, spec.to_dict())
+        return [trainjob] if is_shared else [_runtime(runtime, job, template).to_dict(), trainjob]
 
     def problems(self, manifests: list[Body]) -> list[str]:
         job = manifests[-1]
@@ -242,7 +283,8 @@ class TrainJob(Kind):
 
     def probe(self) -> Body:
         """Return a job with a runtime that does not exist: a controller that responds reports that."""
-        return self.body({"generateName": "kubedet-probe-"}, {"runtimeRef": _reference("kubedet-probe")})
+        reference = {"apiGroup": GROUP, "kind": _RUNTIME, "name": "kubedet-probe"}
+        return self.body({"generateName": "kubedet-probe-"}, {"runtimeRef": reference})
 
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
         return int(labels.get("batch.kubernetes.io/job-completion-index", 0))
@@ -271,48 +313,52 @@ class TrainJob(Kind):
 def shared_runtime() -> Body:
     """Return the runtime SHARED, as parsed from YAML."""
     job = JobSpec(command=("true",))
-    managed = {"app.kubernetes.io/name": "kubedet", pod_template.LABEL_MANAGED: pod_template.MANAGED_BY}
-    spec = {"restartPolicy": "Never", **_FIXED_POD_FIELDS, "containers": [{"name": _NODE}]}
+    managed = {"app.kubernetes.io/name": "kubedet", LABEL_MANAGED: MANAGED_BY}
+    own = {name: value for name, value in _template(job)["spec"].items() if name in _RUNTIME_FIELDS}
     # Without any metadata the controller fails, for a moment, at jobs that Kueue has evicted.
-    template = {"metadata": {"labels": managed}, "spec": spec}
-    return _runtime({"name": SHARED, "labels": managed}, job, template)
+    template = {"metadata": {"labels": managed}, "spec": {**own, "containers": [{"name": _NODE}]}}
+    return _runtime({"name": SHARED, "labels": managed}, job, template).to_dict()
+
+
+_TRAINER_FIELDS = {"image": "image", "command": "command", "env": "env", "resources": "resourcesPerNode"}
+"""Fields of a container, and their names in the `trainer` of a TrainJob."""
 
 
 def fits_shared(job: JobSpec) -> bool:
     """Whether the runtime SHARED fits a job: a TrainJob has fields for all of its settings."""
+    from kubeflow_trainer_api import models
+
     default = JobSpec(command=("true",))
     if job.elastic or (job.restart_policy, job.backoff) != (default.restart_policy, default.backoff):
         return False
     spec = _template(job)["spec"]
-    container = spec["containers"][0]
-    supported = {*_OF_POD, *_FIXED_POD_FIELDS, "restartPolicy", "containers"}
-    return set(spec) <= supported and set(container) <= {"name", *_OF_CONTAINER, *_OF_TRAINER}
-
-
-def _reference(name: str) -> dict[str, str]:
-    return {"apiGroup": GROUP, "kind": _RUNTIME, "name": name}
+    patch = models.TrainerV1alpha1PodSpecPatch.from_dict(spec).to_dict()
+    (container,), (patched,) = spec["containers"], patch["containers"]
+    return set(spec) <= {*patch, *_RUNTIME_FIELDS} and set(container) <= {*patched, *_TRAINER_FIELDS}
 
 
 def _template(job: JobSpec) -> Body:
     # Trainer has no elastic jobs, and would fix their number: the nodes meet by torchrun's c10d.
     env = pod_template.rendezvous(job, f"{job.name}-{_NODE}-0-0.{job.name}") if job.elastic else {}
-    template = pod_template.template(job, container=_NODE, env=env)
     restart = "OnFailure" if job.restart_policy == "OnFailure" else "Never"
-    return {**template, "spec": {"restartPolicy": restart, **template["spec"]}}
+    return to_body(pod_template.template(job, container=_NODE, env=env, restart_policy=restart))
 
 
-def _runtime(metadata: Body, job: JobSpec, template: Body) -> Body:
+def _runtime(metadata: Body, job: JobSpec, template: Body) -> "TrainerV1alpha1TrainingRuntime":
     """Return a runtime with its policies for failures.
 
     A program's own error (exit code 1 to 127) fails the Job, and with it the TrainJob, for good; other
     failures are pods that were killed, preempted or deleted, or lost their peers, and restart all pods
     together. Of an elastic job only the lost pod is replaced, and the first node that succeeds ends the job.
     """
+    from kubeflow_trainer_api import models
+
     restarts = _RESTARTS_PER_BACKOFF * job.backoff
-    of_jobset: Body = {"maxRestarts": 0}
+    jobset_failures = models.JobsetV1alpha2FailurePolicy(max_restarts=0)
+    job_failures: Body
     if job.restart_policy != "ExitCode":
         on_failure = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
-        of_job: Body = {"backoffLimit": restarts * job.nodes if on_failure else 0}
+        job_failures = {"backoffLimit": restarts * job.nodes if on_failure else 0}
     else:
         codes = {"containerName": _NODE, "operator": "In", "values": list(range(1, 128))}
         lost = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -320,29 +366,38 @@ def _runtime(metadata: Body, job: JobSpec, template: Body) -> Body:
             {"action": "Ignore" if job.elastic else "Count", **lost},
             {"action": "FailJob", "onExitCodes": codes},
         ]
-        of_job = {
+        job_failures = {
             "backoffLimit": restarts * job.nodes if job.elastic else 0,
             "podFailurePolicy": {"rules": rules},
         }
         if job.elastic:
-            of_job |= {"completionMode": "Indexed", "successPolicy": {"rules": [{"succeededCount": 1}]}}
+            success = {"rules": [{"succeededCount": 1}]}
+            job_failures |= {"completionMode": "Indexed", "successPolicy": success}
         else:
-            rule = {"name": "error", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-            of_jobset = {
-                "maxRestarts": restarts,
-                # After the old pods are gone: rank 0's name must be one.
-                "restartStrategy": "BlockingRecreate",
-                "rules": [rule],
-            }
-    replicated = {
-        "name": _NODE,
-        "template": {"metadata": {"labels": _ANCESTOR_LABEL}, "spec": {**of_job, "template": template}},
-    }
-    spec = {
-        "mlPolicy": {"numNodes": job.nodes, **({} if job.elastic else {"torch": {}})},
-        "template": {"spec": {"failurePolicy": of_jobset, "replicatedJobs": [replicated]}},
-    }
-    return {"apiVersion": API_VERSION, "kind": _RUNTIME, "metadata": metadata, "spec": spec}
+            rule = models.JobsetV1alpha2FailurePolicyRule(
+                name="error", action="FailJobSet", on_job_failure_reasons=["PodFailurePolicy"]
+            )
+            # Recreated after the old pods are gone: rank 0's name must be one.
+            jobset_failures = models.JobsetV1alpha2FailurePolicy(
+                max_restarts=restarts, restart_strategy="BlockingRecreate", rules=[rule]
+            )
+    job_template = {"metadata": {"labels": _ANCESTOR_LABEL}, "spec": {**job_failures, "template": template}}
+    replicated = models.JobsetV1alpha2ReplicatedJob(
+        name=_NODE, template=models.IoK8sApiBatchV1JobTemplateSpec.from_dict(job_template)
+    )
+    jobset = models.JobsetV1alpha2JobSetSpec(failure_policy=jobset_failures, replicated_jobs=[replicated])
+    return models.TrainerV1alpha1TrainingRuntime(
+        api_version=API_VERSION,
+        kind=_RUNTIME,
+        metadata=models.IoK8sApimachineryPkgApisMetaV1ObjectMeta.from_dict(metadata),
+        spec=models.TrainerV1alpha1TrainingRuntimeSpec(
+            ml_policy=models.TrainerV1alpha1MLPolicy(
+                num_nodes=job.nodes,
+                torch=None if job.elastic else models.TrainerV1alpha1TorchMLPolicySource(),
+            ),
+            template=models.TrainerV1alpha1JobSetTemplateSpec(spec=jobset),
+        ),
+    )
 
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (PyTorchJob(), TrainJob())}

@@ -9,7 +9,7 @@ from typing import Any
 from components.launchers.cluster.client import ApiError, Cluster, own_namespace
 from components.launchers.cluster.kinds import Resource
 from components.launchers.cluster.termination import has_ended
-from components.launchers.pod_template import LABEL_QUEUE
+from components.launchers.kubernetes_names import LABEL_QUEUE
 
 logger = logging.getLogger(__name__)
 

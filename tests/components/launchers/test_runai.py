@@ -11,7 +11,7 @@ from patience import until
 
 from components.launchers.backend import Phase, Timings
 from components.launchers.cluster import watch
-from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC
+from components.launchers.kubernetes_names import LABEL_MANAGED, LABEL_SPEC
 from components.launchers.runai import RunaiBackend
 from components.launchers.spec import from_fields
 from trainer.base.errors import ConfigError, Interrupted, LaunchError

@@ -16,7 +16,7 @@ from components.launchers.cluster import job_objects
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC
+from components.launchers.kubernetes_names import LABEL_MANAGED, LABEL_SPEC
 from trainer.base.errors import ConfigError, LaunchError
 
 
