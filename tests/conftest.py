@@ -118,6 +118,8 @@ def _environment_is_read_again(monkeypatch):
         for name, function in (("objects", "forget_locations"), ("web", "forget_stores")):
             if module := sys.modules.get(f"trainer.storage.{name}"):
                 getattr(module, function)()
+        if module := sys.modules.get("trainer.storage.web"):
+            module.allowed.clear()
 
     def forgetting(change):
         def changed(*arguments, **options):

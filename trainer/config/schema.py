@@ -93,8 +93,9 @@ class DataConfig:
     """File of images to leave out: one a line, by its name in the source or by the sha256 of its file. Its
     content is part of the data's fingerprint."""
     allow_hosts: list[str] = field(default_factory=list)
-    """Allowed destinations of addresses in annotations and of redirects, besides the public network and the
-    source's server: host, host:port, 10.0.0.0/8; s3://bucket, which is read with this process' keys."""
+    """Allowed destinations of addresses in annotations and of redirects, besides the source's own server and
+    those of well-known public data sets: host, host:port, or s3://bucket, which is read with this process'
+    keys."""
 
 
 @dataclass(config=STRICT, frozen=True)

@@ -5,8 +5,7 @@
 
 `download` does everything in one process. Several machines share the work by `plan`, `fetch_partition` for
 each part, and `join`. The first two hex digits of an image's path determine its partition, so each partition
-lists only its own folders. From the web only images are stored, and from a server that the user did not name
-only those that can be decoded.
+lists only its own folders. From the web only images are stored.
 """
 
 import csv
@@ -37,7 +36,6 @@ from trainer.data import (
     images,
     plausibility,
     raw_folder,
-    source_names,
     sources,
 )
 from trainer.data import problem_counts as reasons
@@ -45,7 +43,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import SUM, UNKNOWN_HASH, VERSION, RawManifest, SplitCounts
 from trainer.data.sources.files import listed_in
 from trainer.data.sources.source import Source
-from trainer.storage.web import Refused, UrlPolicy
+from trainer.storage.web import Refused
 
 logger = logging.getLogger(__name__)
 
@@ -393,8 +391,7 @@ class _Fetch:
         self, planned: RawManifest, config: DataConfig, partition: int, partitions: int, known: _Outcome
     ) -> None:
         self._planned, self._config, (self._known_sums, self._known_failures) = planned, config, known
-        self._source = sources.parse(planned.source)
-        self._policy = UrlPolicy(tuple(source_names.places(planned.source)), tuple(config.allow_hosts))
+        self._source = sources.parse(planned.source, config)
         self._excluded = frozenset(filter(_SHA256.fullmatch, planned.excluded))
         self._folders = _FOLDERS[partition::partitions]
         total = planned.listed_images
@@ -471,7 +468,7 @@ class _Fetch:
         """Copy images, by threads, or by processes if the source is CPU-bound, and count the outcomes."""
         mean_size, fetched = 1.0, 0
         copied = worker_pool.run(
-            partial(_copy, self._source, self._policy, self._excluded),
+            partial(_copy, self._source, self._excluded),
             images_to_copy,
             workers,
             processes=self._source.cpu_bound,
@@ -510,7 +507,7 @@ class _Fetch:
             )
 
 
-def _copy(source: Source, policy: UrlPolicy, excluded: frozenset[str], image: _Image) -> _Image:
+def _copy(source: Source, excluded: frozenset[str], image: _Image) -> _Image:
     """Fetch one image, unless it is stored or known to fail; return it with the outcome.
 
     `excluded` are the hashes of images that are left out.
@@ -526,17 +523,9 @@ def _copy(source: Source, policy: UrlPolicy, excluded: frozenset[str], image: _I
         except (DamagedError, MissingError):
             return image
         return _left_out(image) if actual.hexdigest() in excluded else replace(image, sha256=actual.digest())
-    is_named = policy.is_named(image.origin)
-    is_from_data = storage.scheme(image.origin) in storage.WEB and not source.composes_addresses
-    data: bytes | memoryview
     try:
-        if not is_named or (source.origins_are_uris and is_from_data):
-            data = storage.read_within(image.origin, policy)
-        elif source.origins_are_uris:
-            data = storage.read_buffer(image.origin)
-        else:
-            data = source.read(image.origin)
-        reason, detail = reasons.IMAGE_UNREADABLE, _fault(image.origin, data, is_named)
+        data = source.read(image.origin)
+        reason, detail = reasons.IMAGE_UNREADABLE, _fault(image.origin, data)
     except StorageError as error:
         reason, detail = reasons.IMAGE_NOT_FETCHED, error.message
         if isinstance(error, MissingError):
@@ -565,26 +554,20 @@ def _left_out(image: _Image) -> _Image:
     )
 
 
-def _fault(origin: str, data: bytes | memoryview, is_named: bool) -> str:
-    """Return why bytes are not stored as an image; "" if they are."""
+def _fault(origin: str, data: bytes) -> str:
+    """Return why bytes are not stored as an image; "" if they are. Servers may send pages instead."""
     try:
-        if not is_named:
-            images.check(bytes(data))
-        elif storage.scheme(origin) in storage.WEB:
-            images.measure(bytes(data))
+        if storage.scheme(origin) in storage.WEB:
+            images.measure(data)
     except images.UnreadableImage as error:
         return f"{origin} gave {len(data)} bytes: {error}"
     return "" if data else "the file is empty"
 
 
-def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
-    """Return an image of a source that is lost or damaged now; `hosts` are those of data.allow_hosts."""
-    policy = UrlPolicy(tuple(source_names.places(source_text)), hosts)
-    if policy.is_named(origin):
-        return sources.parse(source_text).read(origin)
-    data = storage.read_within(origin, policy)
-    fault = _fault(origin, data, is_named=False)
-    if fault:
+def read_again(source_text: str, origin: str, config: DataConfig) -> bytes:
+    """Return an image of a source that is lost or damaged now."""
+    data = sources.parse(source_text, config).read(origin)
+    if fault := _fault(origin, data):
         raise StorageError(fault, fix="check what this address returns")
     return data
 

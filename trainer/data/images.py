@@ -168,13 +168,6 @@ def measure(data: bytes, orientation: int = 0) -> NormalImage:
     return NormalImage(b"", *displayed, *stored, orientation, _is_deep(image, data))
 
 
-def check(data: bytes) -> None:
-    """Decode an image, a JPEG at an eighth of its size; raise UnreadableImage if it is damaged."""
-    image = _open(data)
-    image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
-    _load(image)
-
-
 def place_box(
     bbox: list[float], image: NormalImage, annotated_width: int, annotated_height: int
 ) -> list[float]:

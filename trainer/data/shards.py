@@ -314,7 +314,7 @@ def _read_image(task: ShardTask, row: RawRow, size: int, sha256: str) -> bytes:
     except (MissingError, DamagedError) as error:
         fault = error.message
     try:
-        data = read_again(task.raw.source, row["origin"], tuple(task.config.allow_hosts))
+        data = read_again(task.raw.source, row["origin"], task.config)
     except (StorageError, DataError) as error:
         message = f"{fault}; and it cannot be fetched again: {error.message}"
         raise StorageError(message, fix=error.fix) from error

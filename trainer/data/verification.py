@@ -224,9 +224,9 @@ def repair(text: str, threads: int = 0) -> Verified:
         raise ConfigError(f"{text} is neither shards nor raw images", fix=_FOLDER_FIX)
     elif problems := verify(folder, threads).problems:
         index = read_index(folder)
-        config = _config(index.settings)
         data_root = data_root_of(folder)
         raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
+        config = _config(raw.settings | index.settings)
         if raw.content != index.content:
             raise DataError(
                 f"{raw.uri} no longer has the images that {folder} was made from", fix=_RUN_AGAIN_FIX
@@ -258,7 +258,7 @@ def _repair_raw(folder: str, threads: int) -> None:
         place = raw.image_uri(row)
         if place in damaged:
             _LOG.warning("repairing %s", damaged[place])
-            data = read_again(raw.source, row["origin"], tuple(config.allow_hosts))
+            data = read_again(raw.source, row["origin"], config)
             changed |= hashlib.sha256(data).hexdigest() != raw_folder.known_hash(sums, row["image_id"])
             storage.write_bytes(place, data, confirm=True)
     if changed:  # Count and hash the stored images again.

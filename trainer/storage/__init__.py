@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import unquote
 
 from trainer.base import json_files
@@ -25,9 +25,6 @@ from trainer.base.errors import DamagedError, StorageError, refuse_userinfo
 from trainer.base.json_files import Form
 from trainer.base.os_errors import missing, translate_oserror
 from trainer.base.temporary_folders import temporary_folder
-
-if TYPE_CHECKING:
-    from trainer.storage.web import UrlPolicy
 
 CLOUDS = ("gs", "az")  # object stores other than S3
 OBJECT_STORES = ("s3", "minio", *CLOUDS)
@@ -117,7 +114,7 @@ def check_place(uri: str) -> None:
     if kind in WEB:
         from trainer.storage import web
 
-        web.host_and_port(uri)
+        web.place_of(uri)
     if kind not in OBJECT_STORES:
         return
     bucket = uri.partition("://")[2].partition("/")[0]
@@ -164,14 +161,15 @@ def read_buffer(uri: str, *, sha256: str = "") -> memoryview:
     return memoryview(_content(uri, sha256))
 
 
-def read_within(uri: str, policy: "UrlPolicy") -> bytes:
-    """Return the content of a file whose address comes from data."""
-    policy.check(uri)
-    if scheme(uri) not in WEB:
-        return read_bytes(uri)
-    from trainer.storage import web
+def read_listed(uri: str) -> bytes:
+    """Return the content of a file whose address comes from data; see `trainer.storage.web`."""
+    if not is_local(uri):
+        from trainer.storage import web
 
-    return web.read_within(uri, policy)
+        if scheme(uri) in WEB:
+            return web.read_listed(uri)
+        web.check_allowed(uri)
+    return read_bytes(uri)
 
 
 def read_range(uri: str, start: int, length: int) -> bytes:

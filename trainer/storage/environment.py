@@ -9,7 +9,7 @@ import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -32,6 +32,7 @@ IDENTITY = {  # what to do without credentials, by scheme
     "public container set AZURE_SKIP_SIGNATURE=true",
 }
 
+_CONNECTIONS = 64  # connections to a server that are kept open
 _CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PROXY = re.compile(
     r"((https?|socks[45][ah]?)://)?([^/@\s]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?/?",
@@ -138,7 +139,8 @@ def web_client(url: str) -> PoolManager:
     proxy, trusted = proxy_of(url), None
     if proxy or url.lower().startswith("https:"):
         trusted = ssl.create_default_context(cadata=authorities())
-    return ProxyManager(proxy, ssl_context=trusted) if proxy else PoolManager(ssl_context=trusted)
+    options: dict[str, Any] = {"ssl_context": trusted, "maxsize": _CONNECTIONS}
+    return ProxyManager(proxy, **options) if proxy else PoolManager(**options)
 
 
 def proxy_of(url: str) -> str:

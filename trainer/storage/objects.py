@@ -34,7 +34,18 @@ from trainer.base.daemon_threads import DaemonThreadPool, in_background, result_
 from trainer.base.errors import Interrupted, MissingError, StorageError
 from trainer.base.os_errors import missing
 from trainer.storage import CLOUDS, WEB, FileState, check_place, compare, environment, outages, scheme, web
-from trainer.storage.web import Corrupt, RangePastEnd, RangesNotSupported, Transient, changed
+from trainer.storage.retries import (
+    BUSY,
+    MAX_TRIES,
+    RETRY_FIX,
+    Corrupt,
+    RangePastEnd,
+    RangesNotSupported,
+    Transient,
+    changed,
+    probe,
+    retried,
+)
 
 PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
 THREADS = 16  # pieces of one file that are read at the same time
@@ -42,7 +53,6 @@ AHEAD = 8  # pieces that a file that is read step by step fetches ahead
 PART = 8 * 1024 * 1024  # bytes of one write request; more if an object would have too many parts
 _MAX_PARTS = 10_000
 _UPLOAD_THREADS = 6
-_MAX_TRIES = 4
 _ABORT_SECONDS = 5.0  # how long an interrupted upload may take to remove its parts, which no listing shows
 _BLOCK_BYTES = 1024 * 1024
 _CREDENTIAL_SECONDS = 10.0  # how long to wait for a cloud's metadata server
@@ -92,7 +102,7 @@ class Location:
             settings = environment.settings(kind)
             self.server = settings.url
         end = time.monotonic() + waits.first
-        while problem := web.problem_of(self.server, uri, min(waits.connect, waits.first), waits.first):
+        while problem := probe(self.server, uri, min(waits.connect, waits.first)):
             if not problem.transient or time.monotonic() > end:
                 raise problem
             time.sleep(min(1.0, waits.wait))
@@ -110,7 +120,7 @@ class Location:
             if not status_of(error):  # Otherwise the server knows us.
                 reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"
                 problem = StorageError(f"cannot use {kind}://: {reason}", fix=environment.IDENTITY[kind])
-                raise web.problem_of(self.server, uri, 5.0, 5.0) or problem from error
+                raise probe(self.server, uri, 5.0) or problem from error
 
 
 def _store(
@@ -232,7 +242,7 @@ def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
         elif not isinstance(problem, MissingError | Transient):
             forget_locations()  # The environment may be corrected, in a notebook.
             if problem.transient and not status_of(error):
-                problem = web.problem_of(location.server, uri, 5.0, 5.0) or problem
+                problem = probe(location.server, uri, 5.0) or problem
         raise problem from error
 
 
@@ -269,14 +279,14 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
         fix = "create the bucket, or correct the URI"
         return StorageError(f"cannot {verb} {uri}: no such bucket", fix=fix)
     code = code or {301: "PermanentRedirect", 401: "AccessDenied", 403: "AccessDenied"}.get(status, "")
-    reason, transient = code or f"status {status}", status in web.BUSY
+    reason, transient = code or f"status {status}", status in BUSY
     if not status:
         reason, transient = text.partition("\n")[0].strip()[:300], "HTTP error" in text
         is_known = isinstance(error, exceptions.BaseError)
-        fix = web.RETRY_FIX if is_known else "check the URI, the endpoint and the keys"
+        fix = RETRY_FIX if is_known else "check the URI, the endpoint and the keys"
         if isinstance(error, exceptions.InvalidPathError) or "invalid path" in reason:
             fix = "rename the object: without '.', '..' or empty parts between slashes"
-    elif status in web.BUSY:
+    elif status in BUSY:
         fix = _FIXES.get(code, "the store is overloaded or down: run again later, what is finished is kept")
     elif kind in CLOUDS:
         fix = f"check the permissions of this identity; {environment.IDENTITY[kind]}"
@@ -376,7 +386,7 @@ def _stream(uri: str) -> tuple[str, Iterator[Any]]:
     return str(answer.attributes.get("sha256", "")), blocks()
 
 
-@web.retried
+@retried
 def read_buffer(uri: str, sha256: str = "") -> Any:
     """Return a file's content as a buffer; its hash must be `sha256` unless that is ""."""
     file = _File(uri)
@@ -388,7 +398,7 @@ def read_buffer(uri: str, sha256: str = "") -> Any:
     return data
 
 
-@web.retried
+@retried
 def read_range(uri: str, start: int, length: int) -> bytes:
     """Return `length` bytes from `start` on, or as many as there are."""
     if length <= PIECE:
@@ -405,14 +415,14 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     return b"".join(file.pieces(start, min(start + length, file.size)))
 
 
-@web.retried
+@retried
 def copy(uri: str, path: Path, sha256: str = "") -> None:
     """Write a file's content to a local path; its hash must be `sha256` unless that is ""."""
     with path.open("wb") as file:
         file.writelines(_File(uri).blocks(sha256))
 
 
-@web.retried
+@retried
 def open_reader(uri: str) -> IO[bytes]:
     """Return a seekable binary file; if a server only sends complete files, the file is copied to disk."""
     file = _File(uri)
@@ -472,7 +482,7 @@ class _Reader(io.RawIOBase):
         super().close()
 
 
-@web.retried
+@retried
 def state(uri: str) -> FileState | None:
     """Return a file's size, time and ETag as the server reports them, or None if it is missing."""
     if scheme(uri) in WEB:
@@ -507,7 +517,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
                 tries = 0
             except exceptions.GenericError:  # obstore does not retry a page that is cut off.
                 tries += 1
-                if tries > _MAX_TRIES:
+                if tries > MAX_TRIES:
                     raise
     if last is not None or location.kind in CLOUDS:
         return
@@ -528,7 +538,7 @@ def _file_state(meta: "obstore.ObjectMeta") -> FileState:
     return FileState(meta["size"], modified.timestamp() or None, (meta["e_tag"] or "").strip('"'))
 
 
-@web.retried
+@retried
 def delete(uri: str) -> None:
     """Delete an object, if it exists."""
     location, key = locate(uri)
@@ -576,7 +586,7 @@ def write(
             return False
         return True
 
-    @web.retried
+    @retried
     def attempt() -> bool:
         ended.clear()
         try:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from urllib3.exceptions import HTTPError
 
 from trainer.base.log import clock
-from trainer.storage import environment, web
+from trainer.storage import environment
+from trainer.storage.retries import BUSY, no_answer
 
 logger = logging.getLogger(__name__)
 
@@ -68,5 +69,5 @@ def _problem(server: str) -> str:
         client = environment.web_client(server)
         answer = client.request("HEAD", server, timeout=5.0, retries=False, redirect=False)
     except HTTPError as error:
-        return web.no_answer(server, error).message
-    return f"{server} answers with status {answer.status}" if answer.status in web.BUSY else ""
+        return no_answer(server, error).message
+    return f"{server} answers with status {answer.status}" if answer.status in BUSY else ""

@@ -1,276 +1,106 @@
-"""The guarded client for files of web servers: it connects only to addresses that a policy allows.
+"""Reads files of web servers, only from hosts on an allow-list.
 
-Authors of annotations choose addresses, and servers choose redirects. Either could lead into the pod's
-network, to a node's metadata service, or to a bucket that the pod's keys open. Allowed are the servers and
-buckets that the user named, public addresses, and what the user allows by name. obstore would follow
-redirects to any address; here urllib3 asks for each hop once it is checked, and connects to an address of
-its host that was checked.
+Authors of annotations choose addresses, and servers choose redirects. Either could lead to a server inside
+the cluster, or to a bucket that the pod's keys open. So an address from data, and each redirect, must be on a
+host or in a bucket that the user named in the source or in data.allow_hosts, or on a host of a well-known
+public data set. obstore would follow any redirect; here urllib3 asks for one address at a time.
 """
 
-import ipaddress
-import random
 import re
-import socket
-import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from http.client import HTTPException, InvalidURL
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from http.client import HTTPException
+from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
 import urllib3
-from urllib3.connection import HTTPConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import parse_url
-from urllib3.util.connection import create_connection
 
-from trainer.base.daemon_threads import DaemonThreadPool, in_background
-from trainer.base.errors import (
-    ConfigError,
-    DamagedError,
-    MissingError,
-    RefusedError,
-    StorageError,
-    refuse_userinfo,
-)
+from trainer.base.errors import ConfigError, MissingError, RefusedError, StorageError, refuse_userinfo
 from trainer.base.os_errors import missing
 from trainer.base.safe_text import has_userinfo, whole_number
-from trainer.storage import OBJECT_STORES, FileState, environment, is_local
+from trainer.storage import OBJECT_STORES, WEB, FileState, environment, is_local, scheme
+from trainer.storage.retries import (
+    BUSY,
+    MAX_TRIES,
+    RETRY_FIX,
+    RangesNotSupported,
+    Transient,
+    changed,
+    no_answer,
+    retried,
+)
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
+MAX_BYTES = 64 * 1024 * 1024  # of a file whose address comes from data
+KNOWN_HOSTS = (  # of published data sets and weights; a name that begins with a dot stands for all below it
+    "images.cocodataset.org", ".staticflickr.com", "storage.googleapis.com",
+    "open-images-dataset.s3.amazonaws.com", "huggingface.co", ".huggingface.co", ".hf.co",
+    "download.pytorch.org", "github.com", ".githubusercontent.com",
+)  # fmt: skip
 _BLOCK_BYTES = 1024 * 1024
-_MAX_TRIES = 4
-_REDIRECTS = (301, 302, 303, 307, 308)
+_MIN_BYTES_PER_SECOND = 50_000.0  # of an answer that takes longer than a request may
 _MAX_REDIRECTS = 5
-_CONNECTIONS = 64  # connections to a server that are kept open
-_MIN_BYTES_PER_SECOND = 50_000.0  # bytes a second, of an answer that takes longer than a request may
-_tokens: dict[str, dict[str, str]] = {}  # headers by host and port
-_CONNECTION_ERRORS = (urllib3.exceptions.HTTPError, HTTPException, OSError)
-BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same request may succeed
-RETRY_FIX = "check the network and the server, and run again: finished work is kept"
-_NETWORK_FIX = (
-    "check the address (the endpoint in the environment), HTTP_PROXY and NO_PROXY, this machine's DNS, and "
-    "that the server runs; run again: finished work is kept"
-)
-_AUTHORITY = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE)
-_BUCKET = re.compile(rf"({'|'.join(OBJECT_STORES)})://([^/]+)", re.IGNORECASE)
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]*))?")
-_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
-_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+_REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
-MOST_BYTES = 64 * 1024 * 1024  # of a file whose address comes from data; a server could send without end
-_ALLOWED = re.compile(  # buckets and hosts
-    r"(s3|minio|gs|az)://[^/]+/?|([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?", re.IGNORECASE
+_PLACE = re.compile(
+    rf"({'|'.join(OBJECT_STORES)})://[^/]+|([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{{0,4}})?"
 )
+_CONNECTION_ERRORS = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 
-# The standard library's idea of a global address has changed with its patch releases. Ranges with a few
-# reachable addresses for infrastructure (anycast relays, Teredo, 6to4) are refused whole: they have no web
-# servers, and some lead to any IPv4 address.
-# https://www.iana.org/assignments/iana-ipv4-special-registry (2025-10-22), .../iana-ipv6-special-registry
-_SPECIAL_IPV4 = tuple(
-    map(
-        ipaddress.IPv4Network,
-        (
-            "0.0.0.0/8",
-            "10.0.0.0/8",
-            "100.64.0.0/10",
-            "127.0.0.0/8",
-            "169.254.0.0/16",
-            "172.16.0.0/12",
-            "192.0.0.0/24",
-            "192.0.2.0/24",
-            "192.88.99.0/24",
-            "192.168.0.0/16",
-            "198.18.0.0/15",
-            "198.51.100.0/24",
-            "203.0.113.0/24",
-            "224.0.0.0/4",
-            "240.0.0.0/4",
-            # Azure's platform (Microsoft Learn, "What is IP address 168.63.129.16?").
-            "168.63.129.16/32",
-        ),
-    )
-)
-_ALLOCATED = ipaddress.IPv6Network("2000::/3")  # https://www.iana.org/assignments/ipv6-address-space
-_SPECIAL_IPV6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # leads to the IPv4 address in the last 32 bits (RFC 6052)
-
-
-class Transient(StorageError):
-    """Bytes were truncated, altered or from two versions: the next attempt may succeed."""
-
-    transient = True
-
-
-class RangePastEnd(Transient):
-    """The file ends before the requested range."""
-
-
-class Corrupt(Transient, DamagedError):
-    """The bytes do not have the expected hash."""
-
-    transient = False
-
-
-class RangesNotSupported(StorageError):
-    """The server only sends complete files."""
-
-
-def changed(uri: str, status: int = 0) -> Transient:
-    """Return the error for a file that changed while it was read; `status` is that of the HTTP response."""
-    kind = RangePastEnd if status == 416 else Transient
-    return kind(f"{uri} changed while it was read", fix="run again when no other process is writing to it")
-
-
-def no_answer(uri: str, error: BaseException) -> StorageError:
-    """Return the error for a server that does not respond to urllib3."""
-    cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
-    if isinstance(cause, urllib3.exceptions.SSLError | ssl.SSLError):
-        cause = cause.args[0] if cause.args and isinstance(cause.args[0], ssl.SSLError) else cause
-        reason = getattr(cause, "verify_message", "") or str(cause)
-        fix = "set AWS_CA_BUNDLE to a file with the certificate of its authority, or correct the address"
-        if getattr(cause, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-            fix = "the server speaks plain http there: write http:// in the endpoint, or another port"
-        return StorageError(f"cannot read {uri}: the connection is not trusted: {reason}", fix=fix)
-    who = "the proxy" if isinstance(cause, urllib3.exceptions.ProxyError) else "the server"
-    reason = str(cause).rpartition("] ")[2].rstrip("\"')")
-    return StorageError(
-        f"cannot read {uri}: no answer from {who}: {reason}", fix=_NETWORK_FIX, transient=True
-    )
-
-
-@lru_cache(maxsize=1024)
-def host_and_port(uri: str) -> tuple[str, int]:
-    """Return the host of a web address, in lower case and without brackets, and its port.
-
-    Clients disagree about odd hosts such as `0177.0.0.1`, so only hosts that all read alike are accepted:
-    names of letters, digits, `-` and `_` (others as in IDNA), IPv4 as four decimal numbers, and IPv6 in
-    brackets (RFC 3986, section 3.2.2; RFC 1035, section 2.3.4; https://url.spec.whatwg.org/#host-parsing).
-    """
-    authority = _AUTHORITY.match(uri)
-    named = authority[2].rpartition("@")[2] if authority else ""
-    match = _HOST.fullmatch(named)
-    try:
-        if match is None or authority is None:
-            raise ValueError(f"{named!r} is not a host and port")
-        host, port = match[1].lower(), int(match[2][:6] if match[2] else _PORTS[authority[1].lower()])
-        if not 0 < port < 2**16:
-            raise ValueError(f"invalid port {match[2]}")
-        if host.startswith("["):
-            return str(ipaddress.IPv6Address(host[1:-1])), port
-        labels = host.encode("idna").decode("ascii").removesuffix(".").split(".")
-        ".".join(labels).encode("ascii").decode("idna")
-        if not all(map(_LABEL.fullmatch, labels)) or len(".".join(labels)) > 253:
-            raise ValueError(f"{host!r} is not a valid host name")
-        if _NUMBER.fullmatch(labels[-1]):
-            ipaddress.IPv4Address(".".join(labels))
-        return host.removesuffix("."), port
-    except ValueError as error:  # Also UnicodeError.
-        raise invalid_address(uri, str(error)) from None
-
-
-def invalid_address(uri: str, reason: str) -> MissingError:
-    """Return the error for an invalid server address."""
-    return MissingError(f"{uri} is not a valid address: {reason}", fix="correct it")
+allowed: set[str] = set()
+"""What the user named to this process: `host`, `host:port` or `s3://bucket`."""
+_tokens: dict[str, str] = {}  # by host and port
 
 
 class Refused(StorageError):
-    """An address that is not allowed."""
+    """An address that is not on the allow-list."""
 
 
-@dataclass(frozen=True)
-class UrlPolicy:
-    """Which addresses from data are allowed."""
+def allow(uris: Iterable[str], hosts: Iterable[str] = ()) -> None:
+    """Add the servers and buckets of URIs that the user named, and entries of data.allow_hosts."""
+    allowed.update(place_of(uri) for uri in uris if not is_local(uri))
+    for text in hosts:
+        place = text.lower().rstrip("/")
+        if not _PLACE.fullmatch(place):
+            fix = "write host, host:port, or a bucket such as s3://bucket"
+            raise ConfigError(f"data.allow_hosts: cannot use {text!r}", fix=fix)
+        allowed.add(place)
 
-    named: tuple[str, ...] = ()  # URIs that the user named; their servers and buckets may be read
-    allowed: tuple[str, ...] = ()  # others: `host`, `host:port`, `10.0.0.0/8`, `s3://bucket`
-    anywhere: bool = False  # whether all servers may be read
 
-    def __post_init__(self) -> None:
-        for text in self.allowed:
-            if not _ALLOWED.fullmatch(text) and _network(text) is None:
-                fix = "write host, host:port, a network such as 10.0.0.0/8, or a bucket such as s3://bucket"
-                raise ConfigError(f"data.allow_hosts: cannot use {text!r}", fix=fix)
-
-    def is_named(self, uri: str) -> bool:
-        """Return whether a URI is local, or on a server or in a bucket that the user named."""
-        place = _place(uri)
-        return not place or place in map(_place, self.named)
-
-    def check(self, uri: str) -> None:
-        """Refuse an address by its text alone; `check_names` looks up its host."""
-        if has_userinfo(uri):
-            fix = "remove it from the address"
-            raise Refused(f"refused {uri}: it contains a name or password", fix=fix)
-        host = host_and_port(uri)[0] if _AUTHORITY.match(uri) else ""
-        if self.anywhere or self.is_named(uri):
-            return
-        if host:
-            with suppress(ValueError):  # A name.
-                self.check_peer(uri, host)
-        elif not _BUCKET.match(uri):
-            raise Refused(f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket")
-        elif (place := _place(uri)) not in map(_place, self.allowed):
-            fix = f"to allow it: --set 'data.allow_hosts=[\"{place}\"]'"
-            raise Refused(f"refused {uri}: this bucket is not the source's", fix=fix)
-
-    def check_peer(self, uri: str, peer: str) -> None:
-        """Refuse the IP address of a web address if it is not public."""
-        address = ipaddress.ip_address(peer.partition("%")[0].strip("[]"))
-        if self.anywhere or _is_public(address):
-            return
-        host, port = host_and_port(uri)
-        if self.is_named(uri):
-            return
-        for text in self.allowed:
-            network = _network(text)
-            if network is not None and address in network:
-                return
-            if text.lower().replace("[", "").replace("]", "") in (host, f"{host}:{port}"):
-                return
-        at = f"{host} is at {address}" if host != str(address) else str(address)
+def check_allowed(uri: str) -> None:
+    """Refuse an address from data or of a redirect that is not on the allow-list."""
+    if is_local(uri):
+        return
+    if has_userinfo(uri):
+        raise Refused(f"refused {uri}: it contains a name or password", fix="remove it from the address")
+    if scheme(uri) not in (*WEB, *OBJECT_STORES):
+        raise Refused(f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket")
+    place = place_of(uri)
+    host = place.rpartition(":")[0] if scheme(uri) in WEB else place
+    if allowed.isdisjoint((place, host)) and not any(
+        host.endswith(known) if known.startswith(".") else host == known for known in KNOWN_HOSTS
+    ):
+        fix = f"if you trust it: --set 'data.allow_hosts=[\"{host}\"]'"
         raise Refused(
-            f"refused {uri}: {at}, which is no address of the public network",
-            fix=f"to allow it: --set 'data.allow_hosts=[\"{host}\"]'",
+            f"refused {uri}: neither the source's address nor data.allow_hosts names {host}", fix=fix
         )
 
-    def check_names(self, uri: str) -> list[Any]:
-        """Return what `socket.getaddrinfo` finds for a host; refuse it if one of the addresses is refused."""
-        host, port = host_and_port(uri)
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for *_, address in addresses:
-            self.check_peer(uri, str(address[0]))
-        return addresses
 
-
-def _place(uri: str) -> str:
-    """Return host and port of a web address, scheme and bucket of an object; "" for a local path."""
-    if bucket := _BUCKET.match(uri):
-        return f"{bucket[1].lower()}://{bucket[2]}"
-    with suppress(MissingError):
-        return "" if is_local(uri) else "{}:{}".format(*host_and_port(uri))
-    return uri
-
-
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    with suppress(ValueError):
-        return ipaddress.ip_network(text)
-    return None
-
-
-def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Return whether an address is public; of an IPv6 address that contains an IPv4 one, that one counts."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is None and address not in _NAT64:
-            return address in _ALLOCATED and not any(address in network for network in _SPECIAL_IPV6)
-        address = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return not any(address in network for network in _SPECIAL_IPV4)
+def place_of(uri: str) -> str:
+    """Return host and port of a web address as urllib3 reads them, or scheme and bucket of an object."""
+    kind = scheme(uri)
+    if kind not in WEB:
+        return f"{kind}://{uri.partition('://')[2].partition('/')[0]}".lower()
+    try:
+        address = parse_url(uri)
+        if not address.host or address.port == 0:
+            raise ValueError("it has no valid host and port")
+    except (ValueError, urllib3.exceptions.HTTPError) as error:
+        raise MissingError(f"{uri} is not a valid address: {error}", fix="correct it") from None
+    return f"{address.host}:{address.port or _PORTS[kind]}"
 
 
 class Part(NamedTuple):
@@ -319,80 +149,39 @@ def state(uri: str) -> FileState | None:
     return FileState(size, modified, response.headers.get("etag", ""))
 
 
-def retried(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Repeat a read or write whose bytes were truncated, altered or changed; signals are handled
-    meanwhile.
-    """
-
-    def repeat(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        def tries() -> Result:
-            for number in range(1, _MAX_TRIES):
-                try:
-                    return action(*args, **kwargs)
-                except Transient:
-                    time.sleep(random.uniform(0, min(environment.RETRIES.wait, 0.2 * 2**number)))
-            return action(*args, **kwargs)
-
-        return in_background(tries)
-
-    return repeat
-
-
 @retried
-def read_within(uri: str, policy: UrlPolicy, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file of at most `most` bytes, whose address comes from data."""
+def read_listed(uri: str, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a file whose address comes from data and is on the allow-list."""
     blocks, received = [], 0
-    with _open_response("GET", uri, policy) as (response, _):
+    with _open_response("GET", uri, from_data=True) as (response, _):
         for block in _blocks(response, uri):
             received += len(block)
-            if received > most:
+            if received > max_bytes:
                 fix = "use a smaller file, or put it next to the annotations, where files may be larger"
-                raise StorageError(f"cannot read {uri}: more than {most} bytes", fix=fix)
+                raise StorageError(f"cannot read {uri}: more than {max_bytes} bytes", fix=fix)
             blocks.append(block)
     return b"".join(blocks)
 
 
-def problem_of(server: str, uri: str, connect: float, read_timeout: float) -> StorageError | None:
-    """Check that a server responds within a few seconds; return the error about a URI if it does not."""
-    try:
-        timeout = urllib3.Timeout(connect=max(connect, 0.1), read=max(read_timeout, 0.1))
-        client = environment.web_client(server)
-        client.request("HEAD", server, timeout=timeout, retries=False, redirect=False)
-    except urllib3.exceptions.HTTPError as error:
-        # After a ProtocolError there is a server; the request itself will say what is wrong.
-        return None if isinstance(error, urllib3.exceptions.ProtocolError) else no_answer(uri, error)
-    return None
-
-
-def answers(uri: str, seconds: float) -> bool:
-    """Return whether the server of a web address responds within a few seconds; checked once."""
-    with DaemonThreadPool(1) as thread, suppress(TimeoutError):  # A name lookup has no timeout.
-        problem = thread.submit(problem_of, uri, uri, seconds, seconds).result(timeout=seconds)
-        return problem is None or not problem.transient
-    return False
-
-
-@lru_cache(maxsize=256)
-def _policy_of_origin(origin: str) -> UrlPolicy:
-    """Return where a server that the user named may redirect to: a public one only to public addresses."""
-    try:
-        UrlPolicy().check_names(origin)
-    except (Refused, OSError, UnicodeError):
-        return UrlPolicy((origin,), anywhere=True)
-    return UrlPolicy((origin,))
-
-
 @contextmanager
 def _open_response(
-    method: str, uri: str, policy: UrlPolicy | None = None, headers: Mapping[str, str] | None = None
+    method: str, uri: str, *, headers: Mapping[str, str] | None = None, from_data: bool = False
 ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str]]:
-    """Follow redirects; give the answer that is none, and its address. Without policy, the user named it."""
-    if policy is None:
+    """Follow redirects; yield the last answer and its address.
+
+    The host of an address from the user is allowed; that of one `from_data`, and of redirects, must be on
+    the list.
+    """
+    if not from_data:
         refuse_userinfo(uri, "the address")
-        policy = _policy_of_origin("/".join(uri.split("/", 3)[:3]))
-    hops = [uri]
+    hops, own = [uri], "" if from_data else place_of(uri)
     while True:
-        response = _request(method, hops[-1], policy, headers or {})
+        place = place_of(hops[-1])
+        if place != own:
+            check_allowed(hops[-1])
+        token = "" if from_data else _tokens.get(place, "")
+        authorization = {"Authorization": f"Bearer {token}"} if token else {}
+        response = _request(method, hops[-1], {**(headers or {}), **authorization})
         if method == "HEAD" and response.status in (405, 501):
             response.close()
             method = "GET"
@@ -411,16 +200,14 @@ def _open_response(
         try:
             following = urljoin(hops[-1], target)
         except ValueError as error:
-            raise invalid_address(target, str(error)) from None
-        if not _AUTHORITY.match(following):
+            raise MissingError(f"{target} is not a valid address: {error}", fix="correct it") from None
+        if scheme(following) not in WEB:
             fix = "let it redirect to http:// or https://"
             raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
         if following in hops or len(hops) > _MAX_REDIRECTS:
             way = " -> ".join([*hops, following])
-            raise StorageError(
-                f"cannot read {uri}: too many redirects: {way}",
-                fix="correct the address or the server; retrying does not help",
-            )
+            fix = "correct the address or the server; retrying does not help"
+            raise StorageError(f"cannot read {uri}: too many redirects: {way}", fix=fix)
         hops.append(following)
 
 
@@ -435,18 +222,13 @@ def _check_status(status: int, uri: str) -> None:
         raise kind(f"cannot read {uri}: the server answers {status}", fix=fix, transient=busy)
 
 
-def _request(
-    method: str, hop: str, policy: UrlPolicy, headers: Mapping[str, str]
-) -> urllib3.BaseHTTPResponse:
+def _request(method: str, uri: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
     """Ask a server, without following its redirects."""
-    policy.check(hop)
-    token = _tokens.get(_place(hop), {}) if policy.is_named(hop) else {}
     waits = environment.RETRIES
-    timeout = urllib3.Timeout(connect=waits.connect, read=waits.read_timeout)
     retries = urllib3.Retry(
         total=None,
-        connect=4,
-        read=3,
+        connect=MAX_TRIES,
+        read=MAX_TRIES - 1,
         redirect=False,
         status=12,
         other=0,
@@ -456,69 +238,32 @@ def _request(
         raise_on_status=False,
     )
     try:
-        address, (_, port) = parse_url(hop), host_and_port(hop)
-        client = _client(address.scheme or "", address.host or "", port, policy)
-        target = hop.partition("#")[0] if isinstance(client, urllib3.PoolManager) else address.request_uri
-        return client.urlopen(
+        return _client(f"{scheme(uri)}://{place_of(uri)}").urlopen(
             method,
-            target,
-            headers={"Accept-Encoding": "identity", **headers, **token},
-            timeout=timeout,
+            uri.partition("#")[0],
+            headers={"Accept-Encoding": "identity", **headers},
+            timeout=urllib3.Timeout(connect=waits.connect, read=waits.read_timeout),
             preload_content=False,
             redirect=False,
             retries=retries,
         )
-    except (urllib3.exceptions.LocationValueError, InvalidURL, UnicodeError) as error:
-        raise invalid_address(hop, str(error)) from error
-    except (urllib3.exceptions.HTTPError, HTTPException) as error:
-        raise no_answer(hop, error) from error
+    except (urllib3.exceptions.HTTPError, HTTPException, UnicodeError) as error:
+        raise no_answer(uri, error) from error
 
 
 @lru_cache(maxsize=256)
-def _client(kind: str, host: str, port: int, policy: UrlPolicy) -> urllib3.PoolManager | HTTPConnectionPool:
-    """Return connections to the allowed addresses of a server; a proxy connects itself: names are checked."""
-    origin = f"{kind}://{host}:{port}"
-    if environment.proxy_of(origin):
-        with suppress(OSError):  # The proxy may know the name.
-            policy.check_names(origin)
-        return environment.web_client(origin)
-
-    def connect(connection: HTTPConnection) -> Any:
-        """Connect as urllib3 does, but to the addresses that were checked, without a second lookup."""
-        try:
-            addresses = policy.check_names(origin)
-        except OSError as error:
-            raise urllib3.exceptions.NameResolutionError(host, connection, error) from error  # type: ignore[arg-type]
-        refusal = OSError()
-        for *_, address in addresses:
-            try:
-                return create_connection(
-                    address[:2], connection.timeout, connection.source_address, connection.socket_options
-                )
-            except OSError as error:
-                refusal = error
-        if isinstance(refusal, TimeoutError):
-            raise urllib3.exceptions.ConnectTimeoutError(connection, str(refusal)) from refusal
-        raise urllib3.exceptions.NewConnectionError(connection, str(refusal)) from refusal
-
-    if kind == "http":
-        pool = HTTPConnectionPool(host, port, maxsize=_CONNECTIONS)
-    else:
-        trusted = ssl.create_default_context(cadata=environment.authorities())
-        pool = HTTPSConnectionPool(host, port, maxsize=_CONNECTIONS, ssl_context=trusted)
-    pool.ConnectionCls = type("Guarded", (pool.ConnectionCls,), {"_new_conn": connect})
-    return pool
+def _client(origin: str) -> urllib3.PoolManager:
+    return environment.web_client(origin)
 
 
 def use_token(origin: str, token: str) -> None:
-    """Send a token with each request to a server, if the user named it."""
-    _tokens[_place(origin)] = {"Authorization": f"Bearer {token}"} if token else {}
+    """Send a token with each request to a server that the user named."""
+    _tokens[place_of(origin)] = token
 
 
 def forget_stores() -> None:
-    """Look up names, proxies and certificates again when a server is used next."""
+    """Read proxies and certificates again when a server is used next."""
     _client.cache_clear()
-    _policy_of_origin.cache_clear()
 
 
 def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:

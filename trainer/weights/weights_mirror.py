@@ -30,6 +30,7 @@ from urllib.parse import quote, urldefrag, urlsplit
 
 from trainer import storage
 from trainer.base import log
+from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import (
     CheckpointError,
     ConfigError,
@@ -326,9 +327,19 @@ def _hash_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _is_reachable(uri: str) -> bool:
+    """Return whether a server responds within a few seconds; it is asked once."""
+    from trainer.storage.retries import probe
+
+    with DaemonThreadPool(1) as thread, contextlib.suppress(TimeoutError):  # A name lookup has no timeout.
+        problem = thread.submit(probe, uri, uri, ANSWER_SECONDS).result(timeout=ANSWER_SECONDS)
+        return problem is None or not problem.transient
+    return False
+
+
 def _fetch(uri: str, data_root: str) -> PublishedFile:
     """Fetch published weights into the mirror, the manifest last; returns the file with its full hash."""
-    from trainer.storage import objects, web
+    from trainer.storage import objects
 
     place, is_torchvision = place_of(uri, data_root), uri.startswith(TORCHVISION)
     remedy = f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
@@ -351,7 +362,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
                     cached = None
             if cached is None:
                 # Without internet, fail at once.
-                if not web.answers(address, ANSWER_SECONDS):
+                if not _is_reachable(address):
                     raise StorageError(f"its server does not answer within {ANSWER_SECONDS:g} s")
                 file = published_file(uri)
                 _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")

@@ -12,6 +12,7 @@ from weights_server import COMMIT, WeightsServer, weights_server
 
 from trainer.base.errors import ConfigError, StorageError
 from trainer.model import recipes
+from trainer.storage import web
 from trainer.weights.weights_mirror import (
     check_available,
     is_published,
@@ -231,6 +232,7 @@ def test_a_gated_model_comes_with_the_token_which_only_the_hub_sees(
     address = next(f"{server.url}/{path}" for path in server.files if path.endswith(".safetensors"))
     caplog.set_level("DEBUG")
     monkeypatch.setenv("HF_TOKEN", f"{TOKEN}\n")  # As a Secret made from a file has it.
+    web.allow([store.url])
     uri = "hf:org/gated" if is_named else address
     assert list(obtain(uri, str(tmp_path)).state()) == ["conv1.weight"]
     assert {shown for _, shown in server.shown if shown} == {f"Bearer {TOKEN}"}

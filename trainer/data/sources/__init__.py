@@ -28,6 +28,7 @@ from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import AS_PUBLISHED, SOURCE_ROW, Listing, Reading, Rows, Source
 from trainer.data.sources.voc import VocSource
 from trainer.data.sources.yolo import YAML, YoloSource, file_of
+from trainer.storage import web
 
 _PUBLISHED: dict[type, Callable[..., Source]] = {
     Sample: SampleSource,
@@ -37,12 +38,15 @@ _PUBLISHED: dict[type, Callable[..., Source]] = {
 
 
 def parse(source: str, config: DataConfig | None = None) -> Source:
-    """Return the source that a text names, with boxes_from, box_format and allow_hosts of `config`.
+    """Return the source that a text names, with boxes_from and box_format of `config`.
+
+    Its servers and buckets, and those of allow_hosts, are added to the allow-list of `trainer.storage.web`.
 
     Raises:
         DataError: it names no source, or boxes_from or box_format is set for a source that is not COCO.
     """
     config = config or DataConfig()
+    web.allow(source_names.places(source), config.allow_hosts)
     reading = Reading(config.boxes_from, config.box_format)
     if parameters := source_names.published(source):
         return _with_reading(_PUBLISHED[type(parameters)](**vars(parameters)), reading)
@@ -59,14 +63,14 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
     if not kind:
         fix = f"use {FORMS}; VOC has XML files, COCO annotations/*.json, YOLO data.yaml"
         raise DataError(f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder", fix=fix)
-    return _with_reading(_source_at(kind, uri, allow_hosts=tuple(config.allow_hosts)), reading)
+    return _with_reading(_source_at(kind, uri), reading)
 
 
-def _source_at(kind: str, uri: str, confined: str = "", allow_hosts: tuple[str, ...] = ()) -> Source:
+def _source_at(kind: str, uri: str, confined: str = "") -> Source:
     """Return the source of a kind at a URI; `confined` is a folder that no path may leave."""
     if kind == "coco":
         return CocoSource(uri, confined=confined)
-    return YoloSource(uri, confined, allow_hosts) if kind == "yolo" else VocSource(uri)
+    return YoloSource(uri, confined) if kind == "yolo" else VocSource(uri)
 
 
 def _with_reading(source: Source, reading: Reading) -> Source:
@@ -155,7 +159,6 @@ class ArchiveSource(Source):
     kind: str  # coco, voc or yolo; "" is recognized when it is unpacked.
     location: str  # URI of the archive.
     reading: Reading = AS_PUBLISHED
-    origins_are_uris = False
 
     @property
     def uri(self) -> str:
@@ -212,7 +215,7 @@ class ArchiveSource(Source):
     def read(self, origin: str) -> bytes:
         archive, _, name = origin.partition("#")
         if archive != self.location or not name:
-            return storage.read_bytes(origin)
+            return super().read(origin)
         return storage.read_bytes(storage.join(unpack(self.location).folder, name))
 
     def _kind_and_root(self, unpacked: Unpacked) -> tuple[str, str]:

@@ -585,7 +585,6 @@ class Coco2017Source(Coco2017, Source):
     """COCO 2017's training and validation images."""
 
     reading: Reading = AS_PUBLISHED
-    origins_are_uris = False
 
     def listing(self) -> Listing:
         """Read the categories; annotations and the zips' directories are read with the rows."""

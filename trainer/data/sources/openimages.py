@@ -84,8 +84,6 @@ LABELS = {
 class OpenImagesSource(OpenImages, Source):
     """Open Images, or a part of it."""
 
-    composes_addresses = True
-
     @property
     def images_uri(self) -> str:
         return f"openimages:pixels={self.pixels}"

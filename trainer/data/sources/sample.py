@@ -239,7 +239,6 @@ class SampleSource(Sample, Source):
     """Generated images; val and test each have a sixth as many as train."""
 
     cpu_bound = True
-    origins_are_uris = False
 
     def listing(self) -> Listing:
         """List the scenes, which are laid out when the rows are iterated."""

@@ -121,9 +121,6 @@ class Source:
     """A source of images and boxes."""
 
     cpu_bound: ClassVar[bool] = False  # Whether `read` computes, so that processes help rather than threads.
-    origins_are_uris: ClassVar[bool] = True  # Whether `read` only returns the content of the URI `origin`.
-    composes_addresses: ClassVar[bool] = False
-    """Whether each `origin` is below an address that the user named, and none is from the source's data."""
 
     @property
     def uri(self) -> str:
@@ -145,8 +142,14 @@ class Source:
         raise NotImplementedError
 
     def read(self, origin: str) -> bytes:
-        """Return the bytes of the image that has this `origin`; raise StorageError if they cannot be read."""
-        return storage.read_bytes(origin)
+        """Return the bytes of the image that has this `origin`, which by default is a URI.
+
+        It may come from annotations: servers and buckets must be on the allow-list of `trainer.storage.web`.
+
+        Raises:
+            StorageError: the bytes cannot be read; Refused: the address is not on the list.
+        """
+        return storage.read_listed(origin)
 
 
 class SplitOverlaps:

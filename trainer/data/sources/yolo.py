@@ -42,7 +42,7 @@ from trainer.data.sources.files import (
     visible_files,
 )
 from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source, SplitOverlaps, split_of
-from trainer.storage.web import UrlPolicy
+from trainer.storage.web import check_allowed
 
 _TOLERANCE = 0.01  # How far outside the image a coordinate may be; boxes are clipped later.
 _ROUNDING = 1e-5  # Coordinates this far outside are moved to the edge: labels are rounded to six digits.
@@ -128,7 +128,6 @@ class YoloSource(Source):
     location: str
     confined: str = ""
     """Folder that nothing in it may lead out of; "" if paths may lead anywhere on this machine."""
-    allow_hosts: tuple[str, ...] = ()  # Buckets besides its own, see `trainer.config.schema.DataConfig`.
 
     @property
     def uri(self) -> str:
@@ -254,8 +253,7 @@ class YoloSource(Source):
     def _resolve(self, text: str, bases: list[str]) -> str:
         """Return the URI that a path means: relative to one of `bases`, absolute, or a URI; "" if none."""
         for uri in self._allowed(text, bases):
-            if storage.scheme(uri) in storage.OBJECT_STORES:
-                UrlPolicy(tuple(bases), self.allow_hosts).check(uri)
+            check_allowed(uri)
             if storage.exists(uri) or _has_files(uri):
                 return uri
         return ""

@@ -1,0 +1,96 @@
+"""Errors of servers, which of them may go away, and how reads and writes are repeated."""
+
+import random
+import ssl
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import urllib3
+
+from trainer.base.daemon_threads import in_background
+from trainer.base.errors import DamagedError, StorageError
+from trainer.storage import environment
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+MAX_TRIES = 4
+BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same request may succeed
+RETRY_FIX = "check the network and the server, and run again: finished work is kept"
+_NETWORK_FIX = (
+    "check the address (the endpoint in the environment), HTTP_PROXY and NO_PROXY, this machine's DNS, and "
+    "that the server runs; run again: finished work is kept"
+)
+
+
+class Transient(StorageError):
+    """Bytes were truncated, altered or from two versions: the next attempt may succeed."""
+
+    transient = True
+
+
+class RangePastEnd(Transient):
+    """The file ends before the requested range."""
+
+
+class Corrupt(Transient, DamagedError):
+    """The bytes do not have the expected hash."""
+
+    transient = False
+
+
+class RangesNotSupported(StorageError):
+    """The server only sends complete files."""
+
+
+def changed(uri: str, status: int = 0) -> Transient:
+    """Return the error for a file that changed while it was read; `status` is that of the HTTP response."""
+    kind = RangePastEnd if status == 416 else Transient
+    return kind(f"{uri} changed while it was read", fix="run again when no other process is writing to it")
+
+
+def no_answer(uri: str, error: BaseException) -> StorageError:
+    """Return the error for a server that does not respond to urllib3."""
+    cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
+    if isinstance(cause, urllib3.exceptions.SSLError | ssl.SSLError):
+        cause = cause.args[0] if cause.args and isinstance(cause.args[0], ssl.SSLError) else cause
+        reason = getattr(cause, "verify_message", "") or str(cause)
+        fix = "set AWS_CA_BUNDLE to a file with the certificate of its authority, or correct the address"
+        if getattr(cause, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            fix = "the server speaks plain http there: write http:// in the endpoint, or another port"
+        return StorageError(f"cannot read {uri}: the connection is not trusted: {reason}", fix=fix)
+    who = "the proxy" if isinstance(cause, urllib3.exceptions.ProxyError) else "the server"
+    reason = str(cause).rpartition("] ")[2].rstrip("\"')")
+    return StorageError(
+        f"cannot read {uri}: no answer from {who}: {reason}", fix=_NETWORK_FIX, transient=True
+    )
+
+
+def probe(server: str, uri: str, seconds: float) -> StorageError | None:
+    """Ask a server for anything; return the error about a URI if it does not respond in time."""
+    try:
+        client = environment.web_client(server)
+        client.request("HEAD", server, timeout=max(seconds, 0.1), retries=False, redirect=False)
+    except urllib3.exceptions.ProtocolError:
+        return None  # There is a server; the request itself will say what is wrong.
+    except urllib3.exceptions.HTTPError as error:
+        return no_answer(uri, error)
+    return None
+
+
+def retried(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Repeat a read or write after a Transient error; signals are handled meanwhile."""
+
+    def repeat(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        def run() -> Result:
+            for number in range(1, MAX_TRIES):
+                try:
+                    return action(*args, **kwargs)
+                except Transient:
+                    time.sleep(random.uniform(0, min(environment.RETRIES.wait, 0.2 * 2**number)))
+            return action(*args, **kwargs)
+
+        return in_background(run)
+
+    return repeat
