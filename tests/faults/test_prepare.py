@@ -98,7 +98,7 @@ def test_files_of_a_newer_program(prepared, name):
     (path,) = (folder / name for folder in prepared.folders if (folder / name).exists())
     storage.write_json(str(path), storage.read_json(str(path)) | {"version": 99})
     before = path.read_bytes()
-    with pytest.raises(DataError, match="was written by a newer kubedet: its version is 99"):
+    with pytest.raises(DataError, match="was written by another kubedet: its version is 99"):
         prepared.again()
         (prepared.folders[0] / "manifest.json").unlink()  # With it, the plan is not needed.
         prepared.again()
@@ -206,12 +206,12 @@ except KubedetError as error:
 """
 SHARD = """
 import json, sys
-from trainer.base import typed_json
+from trainer.base import json_files
 from trainer.config.schema import DataConfig
 from trainer.data.raw_folder import RawManifest
 from trainer.data.shards import shard
 
-raw = typed_json.load(RawManifest, json.loads(sys.argv[1]), "raw", "")
+raw = json_files.parse(RawManifest, "raw", sys.argv[1].encode(), "")
 shard(raw, sys.argv[2], DataConfig(processes=2, shard_bytes=20000))
 """
 FULL = """

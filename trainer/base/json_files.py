@@ -9,16 +9,26 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer.base.errors import DamagedError, DataError, FormError
 from trainer.base.typed_json import NAMES, excerpt
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+Model = TypeVar("Model")
+
+STRICT: "ConfigDict" = {"extra": "forbid", "strict": True}
+"""Settings of pydantic's types for the content of files."""
 
 _CHECKSUM_KEY = "file_sha256"
 _BLANK_CHECKSUM = "0" * 64
 # Also matches a key or hash with a flipped bit, which then differs from the actual one.
 _CHECKSUM_PATTERN = re.compile(rb'"([^"]{11})":\s*"([^"]{64})"\s*\}\s*$')
 _TAIL_BYTES = 400
+_EXCERPT = 60
 _WRITE_AGAIN = "run the command that writes it again"
 
 
@@ -50,6 +60,66 @@ def is_sealed(data: bytes) -> bool:
     return _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES)) is not None
 
 
+def unseal(uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> bytes:
+    """Return the text of a JSON file without its hash, which is checked; text without a hash as it is."""
+    sealed = _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES))
+    if not sealed:
+        return data
+    blank = data[: sealed.start(2)] + _BLANK_CHECKSUM.encode() + data[sealed.end(2) :]
+    actual = hashlib.sha256(blank).hexdigest()
+    if sealed[1] != _CHECKSUM_KEY.encode() or sealed[2] != actual.encode():
+        expected = sealed[2].decode("ascii", "replace")
+        raise DamagedError(f"{uri} is damaged: its sha256 is {actual}, not {expected}", fix=remedy)
+    return data[: sealed.start()].rstrip().removesuffix(b",") + b"}"
+
+
+def parse(kind: type[Model], uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> Model:
+    """Return the content of a JSON file as a pydantic type, strictly.
+
+    Raises:
+        DamagedError: it is not JSON, or its hash differs.
+        DataError: it has a newer version; FormError: another form.
+    """
+    from pydantic import ValidationError
+
+    try:
+        content: Model = _adapter(kind).validate_json(unseal(uri, data, remedy), strict=True)
+    except ValidationError as error:
+        raise translate_validation(error, uri, remedy) from None
+    return content
+
+
+def validate(kind: type[Model], value: Any, where: str, remedy: str) -> Model:
+    """Return a value as a pydantic type, as `parse` does; `where` is its title in errors."""
+    return parse(kind, where, json.dumps(value, default=repr).encode(), remedy)
+
+
+def translate_validation(error: "ValidationError", where: str, remedy: str) -> DataError | DamagedError:
+    """Return pydantic's error as one that names the file, the key and the remedy."""
+    first = error.errors(include_url=False)[0]
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
+    value = repr(first["input"])
+    shown = value if len(value) <= _EXCERPT else f"{value[:_EXCERPT]}..."
+    if first["type"] == "json_invalid":
+        return DamagedError(f"{where} is not JSON: {first['ctx']['error']}", fix=remedy)
+    if key == "version" and isinstance(first["input"], int):
+        fix = "use the kubedet that wrote it, or another data root"
+        return DataError(f"{where} was written by another kubedet: its version is {shown}", fix=fix)
+    if first["type"].startswith("missing"):
+        return FormError(f"{where} lacks {key}", fix=remedy)
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return FormError(f"{where}: {key} is unknown to this kubedet", fix=remedy)
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return FormError(f"{where}: {key or 'its content'} is {shown}: {message}", fix=remedy)
+
+
+@cache
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
 def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
     """Return the content of a JSON file, without its hash; it must have the form, if there is one.
 
@@ -58,20 +128,11 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
         DataError: it has a newer version; FormError: another kind or shape.
     """
     remedy = form.remedy if form else _WRITE_AGAIN
-    sealed = _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES))
-    if sealed:
-        actual = hashlib.sha256(
-            data[: sealed.start(2)] + _BLANK_CHECKSUM.encode() + data[sealed.end(2) :]
-        ).hexdigest()
-        if sealed[1] != _CHECKSUM_KEY.encode() or sealed[2] != actual.encode():
-            expected = sealed[2].decode("ascii", "replace")
-            raise DamagedError(f"{uri} is damaged: its sha256 is {actual}, not {expected}", fix=remedy)
+    data = unseal(uri, data, remedy)
     try:
         obj = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{uri} is not JSON: {error}", fix=remedy) from error
-    if sealed and isinstance(obj, dict):
-        del obj[_CHECKSUM_KEY]
     if not form:
         return obj
     if not isinstance(obj, dict):

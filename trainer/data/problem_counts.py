@@ -4,7 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pydantic import dataclasses as models
+
 from trainer.base.errors import DataError
+from trainer.base.json_files import STRICT
 
 EXAMPLES = 10  # Examples of each reason.
 IMAGE_MISSING = "image missing"
@@ -79,7 +82,7 @@ def max_bad(listed: int, fraction: float) -> float:
     return max(fraction * listed, 1 if fraction and listed >= _ONE_OF else 0)
 
 
-@dataclass(frozen=True)
+@models.dataclass(config=STRICT, frozen=True)
 class Cases:
     """How often one reason occurred."""
 

@@ -16,24 +16,25 @@ import hashlib
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic.dataclasses import dataclass
 
 from trainer import storage
-from trainer.base import typed_json
 from trainer.base.errors import DamagedError, DataError
+from trainer.base.json_files import STRICT
 from trainer.base.os_errors import check_resources
 from trainer.data import image_keys
 from trainer.data.problem_counts import BAD_IMAGES, UNLISTED_BOXES, Cases, Problems
 from trainer.data.samples import RawRow
 from trainer.data.sources.source import SOURCE_ROW
 
-VERSION = 6  # Increase it if the same source gives other raw tables.
+VERSION = 6  # Increase it, and that of `RawManifest`, if the same source gives other raw tables.
 
 BLOCK = 1000  # Images of a block.
 
@@ -118,7 +119,7 @@ class Table:
             raise DataError(f"{self.uri} is damaged: {error}", fix=fix) from None
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Category:
     """A class of the data."""
 
@@ -128,7 +129,7 @@ class Category:
     frequency: str = ""  # r, c or f: that of LVIS, else empty.
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class SplitCounts:
     """Images and boxes of a split."""
 
@@ -136,12 +137,12 @@ class SplitCounts:
     boxes: int
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class RawManifest:
     """The listing of a source (kind "plan"), or the outcome of its download (kind "raw")."""
 
-    kind: str
-    version: int
+    kind: Literal["plan", "raw"]
+    version: Literal[6]
     fingerprint: str
     source: str
     images: str  # URI of the folder of the images.
@@ -207,11 +208,9 @@ def read_manifest(folder: str, name: str = MANIFEST) -> RawManifest:
         DataError: it is of a newer version, or of another form.
     """
     place, remedy, uri = storage.join(folder, name), _REMEDY.format(folder), storage.absolute(folder)
-    kind = "plan" if name == PLAN else "raw"
-    record = storage.read_json(place, storage.Form(kind, VERSION, remedy=remedy))
-    raw = typed_json.load(RawManifest, record | {"uri": uri}, place, remedy)
+    raw = storage.read_model(place, RawManifest, remedy)
     root = storage.parent(storage.parent(uri))
-    return replace(raw, images=storage.join(root, "images", raw.images.rpartition("/")[2]))
+    return replace(raw, uri=uri, images=storage.join(root, "images", raw.images.rpartition("/")[2]))
 
 
 def content_digest(sizes: np.ndarray) -> str:

@@ -7,20 +7,21 @@ again without reading all shards to find the damage.
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from trainer import storage
-from trainer.base import typed_json
 from trainer.base.errors import DamagedError, StorageError
+from trainer.base.json_files import STRICT
 from trainer.data.problem_counts import Cases
 from trainer.data.raw_folder import Category
 from trainer.data.statistics import SplitStatistics
 
-VERSION = 5  # Of shards and their index. Increase it if the same raw images give other shards.
+VERSION = 5  # Increase it, and that of `ShardIndex`, if the same raw images give other shards.
 
 INDEX = "index.json"
 NOTE = ".damaged"
@@ -37,7 +38,7 @@ SAMPLE = np.dtype(
 CRC-32 (ISO 3309, as in zlib) of both together."""
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Shard:
     """One shard of a split; its name is that of the tar file."""
 
@@ -48,7 +49,7 @@ class Shard:
     sha256: str
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class ShardSplit:
     """The shards of a split."""
 
@@ -57,7 +58,7 @@ class ShardSplit:
     shards: list[Shard]
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class StoredFile:
     """A file of the folder besides the shards."""
 
@@ -65,7 +66,7 @@ class StoredFile:
     sha256: str
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class DuplicatePair:
     """Two images of different splits that look the same."""
 
@@ -74,7 +75,7 @@ class DuplicatePair:
     rows: list[int] = field(default_factory=list)  # Of both in their splits.
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Quarantined:
     """An image that was left out, and the reason."""
 
@@ -82,7 +83,7 @@ class Quarantined:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class ShardIndex:
     """What a folder of shards contains."""
 
@@ -94,8 +95,8 @@ class ShardIndex:
     problems: dict[str, int]
     class_counts: dict[str, dict[str, int]]  # Boxes of each class by name, of each split.
     settings: dict[str, Any]  # Keys of `data` that they were made with.
-    kind: str = "shards"
-    version: int = VERSION
+    kind: Literal["shards"] = "shards"
+    version: Literal[5] = 5
     uri: str = ""  # Not stored, because a folder may be moved.
     hierarchy: dict[str, list[int]] = field(default_factory=dict)  # See `raw_folder.RawManifest`.
     warnings: list[str] = field(default_factory=list)
@@ -124,7 +125,7 @@ class ShardIndex:
         storage.write_json(storage.join(self.uri, INDEX), replace(self, uri="").to_json())
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Sidecar:
     """The record of one shard."""
 
@@ -157,9 +158,8 @@ def read_index(uri: str) -> ShardIndex:
         StorageError: it is missing, cannot be read, or is damaged.
         DataError: it is of a newer version, or of another form.
     """
-    place, remedy = storage.join(uri, INDEX), REPAIR.format(uri)
-    record = storage.read_json(place, storage.Form("shards", VERSION, remedy=remedy))
-    return typed_json.load(ShardIndex, record | {"uri": storage.absolute(uri)}, place, remedy)
+    index = storage.read_model(storage.join(uri, INDEX), ShardIndex, REPAIR.format(uri))
+    return replace(index, uri=storage.absolute(uri))
 
 
 def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -> dict[str, tuple[str, str]]:
@@ -182,9 +182,8 @@ def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -
 
 def read_sidecar(uri: str, name: str) -> Sidecar:
     """Return the record of one shard (named without extension), and note if it is damaged."""
-    place = storage.join(uri, f"{name}.json")
     try:
-        return typed_json.load(Sidecar, storage.read_json(place), place, REPAIR.format(uri))
+        return storage.read_model(storage.join(uri, f"{name}.json"), Sidecar, REPAIR.format(uri))
     except DamagedError:
         note(uri, f"{name}.tar")
         raise

@@ -23,7 +23,7 @@ import numpy as np
 from trainer import storage
 from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import DataError, StorageError
-from trainer.base.json_files import decode
+from trainer.base.json_files import parse
 from trainer.base.os_errors import translate_oserror
 from trainer.data.ground_truth import Classes, ground_truth
 from trainer.data.raw_folder import npy_array
@@ -248,10 +248,8 @@ class ShardDataset:
         """Return the cleaned ground truth of the split in COCO's format; that of train is assembled."""
         if self.split != "train":
             name = f"annotations/{self.split}.json"
-            form = storage.Form(shape={"images": [{}], "annotations": [{}], "categories": [{}]})
             data = read_known(self.index, name)
-            truth: dict[str, Any] = decode(storage.join(self.uri, name), data, form)
-            return truth
+            return parse(dict[str, Any], storage.join(self.uri, name), data, REPAIR.format(self.uri))
         return ground_truth(chain.from_iterable(part.rows for part in self._sidecars()), self.names)
 
     def _sidecars(self) -> Iterator[Sidecar]:

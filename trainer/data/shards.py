@@ -94,9 +94,8 @@ def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
 
 def place(raw: RawManifest, data_root: str, config: DataConfig) -> str:
     """Return the URI of the folder of the shards of raw images, which need not exist."""
-    if raw.version != raw_folder.VERSION or not raw.content:
-        fix = "run the download step again"
-        raise DataError(f"{raw.uri} was written by another version of kubedet", fix=fix)
+    if not raw.content:
+        raise DataError(f"the images of {raw.uri} have not been downloaded", fix="run the download step")
     settings = _settings(config).values()
     name = fingerprint("shards", shard_folder.VERSION, raw.fingerprint, raw.content, *settings)
     return storage.join(storage.absolute(data_root), "shards", name)

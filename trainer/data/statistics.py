@@ -1,10 +1,11 @@
 """Statistics of samples: histograms of fixed bins, so that those of parts add up."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+from pydantic.dataclasses import dataclass
 
+from trainer.base.json_files import STRICT
 from trainer.data.samples import AnnotatedImage
 
 BINS: dict[str, list[float]] = {
@@ -25,7 +26,7 @@ image_aspect   log2 of an image's height over its width
 """
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class SplitStatistics:
     """Counts of the samples in a split, or in a part of it."""
 

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from trainer.base import json_files
 from trainer.base.errors import DamagedError, StorageError, refuse_userinfo
-from trainer.base.json_files import Form
+from trainer.base.json_files import Form, Model
 from trainer.base.os_errors import missing, translate_oserror
 from trainer.base.temporary_folders import temporary_folder
 
@@ -212,6 +212,14 @@ def read_json(uri: str, form: Form | None = None) -> Any:
         with suppress(DamagedError):  # Damaged during the transfer, perhaps.
             return json_files.decode(uri, read_bytes(uri), form)
     return json_files.decode(uri, read_bytes(uri), form)
+
+
+def read_model(uri: str, kind: type[Model], remedy: str) -> Model:
+    """Return the content of a JSON file as a pydantic type; see `json_files.parse`."""
+    for _ in range(0 if is_local(uri) else 3):
+        with suppress(DamagedError):  # Damaged during the transfer, perhaps.
+            return json_files.parse(kind, uri, read_bytes(uri), remedy)
+    return json_files.parse(kind, uri, read_bytes(uri), remedy)
 
 
 def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confirm: bool = False) -> None:

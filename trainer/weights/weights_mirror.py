@@ -18,15 +18,17 @@ A file's hash is checked when it is fetched and whenever it is used.
 import argparse
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urldefrag, urlsplit
+
+from pydantic import BaseModel
+from pydantic import dataclasses as models
 
 from trainer import storage
 from trainer.base import log
@@ -34,11 +36,14 @@ from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import (
     CheckpointError,
     ConfigError,
+    DamagedError,
+    FormError,
     MissingError,
     RefusedError,
     StorageError,
     first_line,
 )
+from trainer.base.json_files import STRICT
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.types import NO_WEIGHTS
 
@@ -72,7 +77,7 @@ _MANIFEST = "files.json"
 _LOG = logging.getLogger("weights")
 
 
-@dataclass(frozen=True)
+@models.dataclass(config=STRICT, frozen=True)
 class PublishedFile:
     """A file of tensors: name, address, hash (or its first digits) and bytes, as far as they are known."""
 
@@ -80,6 +85,33 @@ class PublishedFile:
     url: str
     sha256: str = ""
     size: int = 0
+
+
+@models.dataclass(config=STRICT, frozen=True)
+class _MirrorListing:
+    """Content of `files.json`."""
+
+    kind: Literal["weights"]
+    version: Literal[1]
+    uri: str
+    files: list[PublishedFile]
+
+
+class _HubLargeFile(BaseModel):
+    sha256: str = ""
+    size: int = 0
+
+
+class _HubFile(BaseModel):
+    rfilename: str
+    lfs: _HubLargeFile | None = None
+
+
+class _HubModel(BaseModel):
+    """What the hub's API says of a model, as far as we use it."""
+
+    sha: str  # Of the commit.
+    siblings: list[_HubFile]
 
 
 @dataclass(frozen=True)
@@ -185,20 +217,18 @@ def published_file(uri: str) -> PublishedFile:
     name, revision = _model(uri)
     address = f"{hub_address()}/api/models/{name}/revision/{quote(revision)}?blobs=true"
     try:
-        description = json.loads(storage.read_bytes(address))
-        commit, listing = description["sha"], {item["rfilename"]: item for item in description["siblings"]}
-    except (ValueError, KeyError, TypeError):
+        model = storage.read_model(address, _HubModel, f"check {HUB_ADDRESS}, if it is set")
+    except (DamagedError, FormError) as error:
+        raise StorageError(f"{address} does not respond like a model hub", fix=error.fix) from None
+    files = {item.rfilename: item for item in model.siblings}
+    if _TENSORS not in files:
         raise StorageError(
-            f"{address} does not respond like a model hub", fix=f"check {HUB_ADDRESS}, if it is set"
-        ) from None
-    if _TENSORS not in listing:
-        raise StorageError(
-            f"{uri} has no {_TENSORS}, but contains " + (", ".join(sorted(listing)[:10]) or "no file at all"),
+            f"{uri} has no {_TENSORS}, but contains " + (", ".join(sorted(files)[:10]) or "no file at all"),
             fix="choose a model that is published as safetensors in one file",
         )
-    large = listing[_TENSORS].get("lfs") or {}
-    url = f"{hub_address()}/{name}/resolve/{commit}/{_TENSORS}"
-    return PublishedFile(_TENSORS, url, large.get("sha256", ""), large.get("size", 0))
+    large = files[_TENSORS].lfs or _HubLargeFile()
+    url = f"{hub_address()}/{name}/resolve/{model.sha}/{_TENSORS}"
+    return PublishedFile(_TENSORS, url, large.sha256, large.size)
 
 
 def hub_address() -> str:
@@ -253,8 +283,8 @@ def look_up(uri: str, data_root: str) -> MirroredWeights:
         manifest = storage.join(place, _MANIFEST)
         if not storage.exists(manifest):
             return MirroredWeights(uri, None, False)
-        (item,) = storage.read_json(manifest)["files"]
-        file = PublishedFile(item["name"], item["url"], item["sha256"], item["size"])
+        remedy = f"delete {place}, and fetch the weights again"
+        (file,) = storage.read_model(manifest, _MirrorListing, remedy).files
     return MirroredWeights(uri, file, storage.exists(storage.join(place, file.name)))
 
 
@@ -307,12 +337,8 @@ def _in_place(uri: str) -> WeightFile:
 def _description(folder: str) -> dict[str, Any]:
     """The config.json in the folder of weights; empty without one."""
     uri = storage.join(folder, _CONFIG)
-    described = storage.read_json(uri) if storage.exists(uri) else {}
-    if not isinstance(described, dict):
-        raise StorageError(
-            f"{uri} is not a JSON object", fix="remove it, or replace it with the model's file"
-        )
-    return described
+    remedy = "remove it, or replace it with the model's file"
+    return storage.read_model(uri, dict[str, Any], remedy) if storage.exists(uri) else {}
 
 
 def _fault(path: Path, file: PublishedFile) -> str | None:
@@ -393,6 +419,5 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             transient=False,
         ) from None
     if not is_torchvision:
-        listing = {"kind": "weights", "version": 1, "uri": uri, "files": [asdict(file)]}
-        storage.write_json(storage.join(place, _MANIFEST), listing)
+        storage.write_json(storage.join(place, _MANIFEST), asdict(_MirrorListing("weights", 1, uri, [file])))
     return file

@@ -147,10 +147,10 @@ def test_only_settings_that_decide_on_shards_change_the_fingerprint(make_coco, t
     assert len({place(raw, str(tmp_path), config) for config in same + others}) == 4
 
 
-def test_raw_images_of_another_version_are_refused(make_coco, tmp_path):
-    raw = download(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
-    with pytest.raises(DataError, match="another version") as caught:
-        shard(replace(raw, version=3), str(tmp_path), CONFIG)
+def test_a_plan_without_images_is_refused(make_coco, tmp_path):
+    planned = plan(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
+    with pytest.raises(DataError) as caught:
+        shard(planned, str(tmp_path), CONFIG)
     assert "download step" in caught.value.fix
 
 

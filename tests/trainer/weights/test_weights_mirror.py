@@ -10,7 +10,7 @@ import torch
 from torchvision.models import get_weight
 from weights_server import COMMIT, WeightsServer, weights_server
 
-from trainer.base.errors import ConfigError, StorageError
+from trainer.base.errors import ConfigError, DataError, StorageError
 from trainer.model import recipes
 from trainer.storage import web
 from trainer.weights.weights_mirror import (
@@ -194,7 +194,7 @@ def test_files_and_folders_are_taken_where_they_are(bucket, tmp_path):
         file = obtain(f"{folder}/{name}", "unused")
         assert (file.described, file.shapes()) == ({"a": 1}, SHAPES)
     (folder / "config.json").write_text("[]")
-    with pytest.raises(StorageError, match=r"config\.json is not a JSON object"):
+    with pytest.raises(DataError, match=r"config\.json"):
         obtain(f"{folder}/model.safetensors", "unused")
 
 

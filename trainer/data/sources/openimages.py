@@ -15,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+from pydantic import BaseModel, Field
 
 from trainer import storage
 from trainer.base.errors import DataError
@@ -169,21 +169,23 @@ def read_descriptions(uri: str) -> list[Category]:
     return [Category(name, mid) for mid, name in rows]
 
 
+class _HierarchyNode(BaseModel):
+    """A class, by its MID, and those below it."""
+
+    label: str = Field(alias="LabelName")
+    children: list["_HierarchyNode"] = Field(default=[], alias="Subcategory")
+
+
 def read_hierarchy(uri: str) -> dict[str, set[str]]:
     """Return the MIDs above each MID, from the JSON of nested Subcategory lists."""
     above: dict[str, set[str]] = {}
 
-    def visit(node: Mapping[str, Any], path: tuple[str, ...]) -> None:
-        mid = node["LabelName"]
-        above.setdefault(mid, set()).update(path)
-        for child in node.get("Subcategory", []):
-            visit(child, (*path, mid))
+    def visit(node: _HierarchyNode, path: tuple[str, ...]) -> None:
+        above.setdefault(node.label, set()).update(path)
+        for child in node.children:
+            visit(child, (*path, node.label))
 
-    try:
-        visit(storage.read_json(uri), ())
-    except (TypeError, KeyError, AttributeError, RecursionError):
-        fix = "use Open Images' bbox_labels_600_hierarchy.json"
-        raise DataError(f"{uri} is not a class hierarchy", fix=fix) from None
+    visit(storage.read_model(uri, _HierarchyNode, "use Open Images' bbox_labels_600_hierarchy.json"), ())
     return above
 
 

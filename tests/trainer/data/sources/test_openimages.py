@@ -153,7 +153,7 @@ def test_files_that_are_missing_or_of_another_form(mirror, monkeypatch):
     assert "hierarchy=none" in caught.value.fix
     assert source(mirror, "splits=train,hierarchy=none").listing().hierarchy == {}
     (mirror / "base" / HIERARCHY).write_text("[]")
-    with pytest.raises(DataError, match="not a class hierarchy"):
+    with pytest.raises(DataError, match="hierarchy"):
         source(mirror, "splits=train,hierarchy=expand").listing()
     (mirror / "base" / DESCRIPTIONS).write_text("1,2,3\n")
     with pytest.raises(DataError, match="display name"):
