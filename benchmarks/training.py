@@ -10,9 +10,9 @@ from trainer.config.schema import Config, LoaderConfig
 from trainer.data.batch import Batch
 from trainer.data.transforms import color_map
 from trainer.model import recipes
+from trainer.training.schedule import Schedule
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
-from trainer.training.time_limit import SplitSizes, TimeLimit
 
 PHOTOGRAPHS = recipes.load("finetune").loader
 """The strongest augmentation that a recipe for photographs has: sizes, crops, flips, colors."""
@@ -28,8 +28,8 @@ def batch_of(images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None
 def step_of(state: TrainState, config: Config, images: int) -> TrainStep:
     """The step of a new training with `images` per process; a collective call."""
     whole = images * state.world.size
-    limit = TimeLimit(config, SplitSizes(_PLANNED * whole), whole)
-    return TrainStep(state, state.distributed(), config.train, limit=limit, global_batch=whole)
+    schedule = Schedule(config, _PLANNED * whole, whole, state)
+    return TrainStep(state, state.distributed(), config.train, schedule=schedule, global_batch=whole)
 
 
 def like_photographs(config: LoaderConfig) -> LoaderConfig:

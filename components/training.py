@@ -2,16 +2,17 @@
 
 import logging
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from components import auto_schedule, data_versions, jobs, launchers, records, starting_weights
+from components import data_versions, jobs, launchers, records, starting_weights
 from components.jobs import Request
 from components.launchers.spec import JobSpec, with_heartbeat
 from trainer import storage
-from trainer.base.errors import ConfigError, LaunchError
+from trainer.base.errors import ConfigError, DamagedError, LaunchError
 from trainer.config import parsing
-from trainer.config.schema import MINUTES
+from trainer.config.schema import MINUTES, ModelConfig
 from trainer.config.types import Overrides
 from trainer.data.sample_order import global_batch
 from trainer.data.shard_folder import read_index
@@ -20,13 +21,12 @@ from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
 from trainer.launching import heartbeat
 from trainer.model import recipes
-from trainer.training.time_limit import SplitSizes
 from trainer.weights.weights_mirror import check_available
 
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT = "launcher.json"
-_DEBUG_MINUTES = 2.5  # Limit of the recipe debug in pods; starting a dozen pods takes about as long.
+_DEBUG_MINUTES = 2.0  # Limit of the recipe debug in pods; starting a dozen pods takes about as long.
 
 
 def train(
@@ -116,12 +116,13 @@ def prepare(
         if warm_start:
             name = published_models.name_for(recipes.load(recipe, overrides).export.name, shards)
             overrides = starting_weights.from_champion(recipe, overrides, data_root, name)
-        choose = partial(_choose_weights, recipe, overrides, data_root)
-        network = {key: value for key, value in overrides.items() if key.startswith("model.")}
-        asked = {"recipe": recipe, "network": network}
-        has_weights = recipes.load(recipe, overrides).model.weights
-        plan = auto_schedule.kept(output, "weights", asked, choose) if has_weights else {}
-        config = recipes.load(recipe, plan.get("chosen", {}) | overrides)
+        model = recipes.load(recipe, overrides).model
+        implied = _stored_network(uri, model) if begun and model.weights else None
+        if implied is None:
+            implied = starting_weights.implied(recipe, overrides, data_root)
+            if implied:
+                print("from the weights: " + ", ".join(f"{key}={value}" for key, value in implied.items()))
+        config = recipes.load(recipe, implied | overrides)
     if not begun:
         check_available(config.model.weights, data_root)
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
@@ -155,15 +156,6 @@ def prepare(
         # The limits of recipes are for one machine. A first look shall end within five minutes here, too.
         minutes = min(config.train.minutes, _DEBUG_MINUTES) if recipe == "debug" else 0.0
         config = parsing.with_overrides(config, {MINUTES: minutes})
-    if config.train.minutes and not in_pods and not (warm_start and begun):
-        speed = partial(
-            auto_schedule.measure,
-            classes=len(index.categories),
-            processes=job.processes,
-            timeout=7.5 * config.train.minutes,
-        )
-        images = SplitSizes.of(index.samples)
-        config = auto_schedule.planned(config, overrides, images, job.processes, output, speed)
     # Checked here as well as in the loader: hundreds of processes need minutes to come that far.
     of_step = partial(
         global_batch,
@@ -178,8 +170,15 @@ def prepare(
     return job
 
 
-def _choose_weights(recipe: str, overrides: Overrides, data_root: str) -> dict[str, Any]:
-    values = starting_weights.implied(recipe, overrides, data_root)
-    if values:
-        print("from the weights: " + ", ".join(f"{key}={value}" for key, value in values.items()))
-    return {"chosen": values}
+def _stored_network(uri: str, model: ModelConfig) -> Overrides | None:
+    """Return the options of a run's network, as stored for the same weights; None if they are unknown.
+
+    The file of the weights may be gone when the run is resumed.
+    """
+    try:
+        stored = parsing.read(uri).model
+    except DamagedError:
+        return None
+    if (stored.architecture, stored.weights) != (model.architecture, model.weights):
+        return None
+    return {f"model.{name}": value for name, value in asdict(stored).items()}

@@ -81,7 +81,7 @@ def train(
     Args:
         source: images and boxes, e.g. `yolo:cards.zip`; by default images that the program draws.
         recipe: a configuration: a name, or a file.
-        minutes: short for overrides={"train.minutes": minutes}: train for about as long.
+        minutes: short for overrides={"train.minutes": minutes}: train for at most so long.
         overrides: values of the configuration by key.
         options: name, data_root, output, nproc, gate, ...
 

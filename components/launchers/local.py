@@ -3,7 +3,6 @@
 import math
 import os
 import sys
-import time
 from collections import deque
 from types import FrameType
 
@@ -14,7 +13,6 @@ from components.launchers.spec import JobSpec
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted
 from trainer.base.worker_pool import threads_of_process
 from trainer.launching.stop_signals import handling
-from trainer.training.time_limit import STARTED
 
 
 def run(job: JobSpec) -> None:
@@ -78,5 +76,4 @@ def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
     # As in pods: torchrun's own patience after SIGTERM is 30 s, whatever the job is given.
     defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(math.ceil(job.grace_seconds) - 5, 1))
     defaults |= {} if ALLOCATORS & chosen.keys() else {ALLOCATOR: EXPANDABLE}
-    own = {"PET_NPROC_PER_NODE": str(job.processes), STARTED: str(time.time())}
-    return {**defaults, **chosen, **own}
+    return {**defaults, **chosen, "PET_NPROC_PER_NODE": str(job.processes)}

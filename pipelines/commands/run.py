@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -23,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from components import auto_schedule, environment, records, starting_weights
+from components import environment, records, starting_weights
 from components.hooks import Outcome
 from components.launchers.guarded_process import GuardedProcess
 from operations import notifications, retrain_condition
@@ -54,11 +53,10 @@ from trainer.evaluation.gate import split_rules
 from trainer.launching.stop_signals import STOP_SIGNALS, handling
 from trainer.model import recipes
 from trainer.storage import outputs
-from trainer.training.time_limit import STARTED
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
 _FILES = (
-    "summary.json", "log.txt", "pipeline.yaml", "config.json", auto_schedule.FILE, "artifacts", "train",
+    "summary.json", "log.txt", "pipeline.yaml", "config.json", "artifacts", "train",
     "evaluation", "model",
 )  # fmt: skip
 """What a run writes into its folder."""
@@ -83,8 +81,7 @@ def add(commands: Commands) -> None:
     option(
         parser,
         "--quick",
-        f"train for about {QUICK_MINUTES} minutes, same as --set "
-        f"{MINUTES}={QUICK_MINUTES}; image size, epochs and batch size are chosen for you unless set",
+        f"train for at most {QUICK_MINUTES} minutes, same as --set {MINUTES}={QUICK_MINUTES}",
     )
     option(parser, "--verbose", "also show the log of the local runner")
     parser.set_defaults(command=lambda arguments: run(read_options(arguments)))
@@ -156,7 +153,6 @@ class RunRecord:
     machine: Values = field(default_factory=dict)
     steps: list[Values] = field(default_factory=list)
     training: Values = field(default_factory=dict)
-    plan: Values = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     data_warnings: list[str] = field(default_factory=list)
     gate: Values = field(default_factory=dict)
@@ -207,8 +203,6 @@ class RunRecord:
         done = {step.name for step in progress.steps.values() if step.state == "done"}
         if "train" in done:
             self.training = storage.read_json(str(folder / "train" / "result.json"))
-            plan = str(folder / auto_schedule.FILE)
-            self.plan = storage.read_json(plan) if storage.exists(plan) else {}
         if "evaluate" in done:
             metrics = storage.read_json(str(folder / "evaluation" / "metrics.json"))
             self.metrics, self.data_warnings = metrics["metrics"], metrics.get("data_warnings", [])
@@ -376,7 +370,6 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
         "OMP_WAIT_POLICY": "PASSIVE",  # Spinning threads halve the speed beside other programs.
         **os.environ,
         environment.RUN_ID: options.name,
-        STARTED: str(time.time()),
         log.PROGRESS_FILE: str(temporary / "progress.jsonl"),
         "PYTHONUNBUFFERED": "1",  # Otherwise a step's lines arrive when it has ended.
         "TMPDIR": str(temporary),  # The runner leaves one folder for each step.

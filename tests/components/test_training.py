@@ -19,12 +19,6 @@ from trainer.export import published_models
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 
-@pytest.fixture(autouse=True)
-def _speed(monkeypatch):
-    """A machine of known speed; measuring takes seconds."""
-    monkeypatch.setattr("components.auto_schedule.measure", lambda *given, **options: 500.0)
-
-
 @pytest.fixture
 def indexed(tmp_path):
     form = index(
@@ -49,8 +43,7 @@ def test_a_run_from_random_weights_is_prepared_without_torch(indexed, tmp_path):
     code = """
 import sys
 sys.modules |= dict.fromkeys(["torch", "torchvision"])
-from components import auto_schedule, jobs, starting_weights, training
-auto_schedule.measure = lambda *given, **options: 9.0
+from components import jobs, starting_weights, training
 starting_weights.secure("small", {}, sys.argv[1])
 training.prepare(sys.argv[1], sys.argv[1], "small", {}, jobs.Request(own={"nproc": 1}))
 """
@@ -149,7 +142,7 @@ def test_a_job_in_pods_ends_without_its_launcher(indexed, tmp_path, fields, opti
 
 @pytest.mark.parametrize(
     ("recipe", "overrides", "minutes"),
-    [("debug", {}, 2.5), ("debug", {"train.epochs": 9}, 0), ("dfine_small", {}, 0),
+    [("debug", {}, 2), ("debug", {"train.epochs": 9}, 0), ("dfine_small", {}, 0),
      ("dfine_small", {"train.minutes": 60.0}, 60)],
 )  # fmt: skip
 def test_a_job_in_pods_has_the_time_limit_of_debug_or_of_the_run(

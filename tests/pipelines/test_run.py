@@ -106,7 +106,6 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     assert summary["status"] == "succeeded" and summary["gate"]["passed"]
     assert [step["status"] for step in summary["steps"]] == ["done"] * 4
     assert all(step["seconds"] > 0 for step in summary["steps"])
-    assert 0 < summary["steps"][0]["seconds"] < 60 * (9 - summary["plan"]["training"]["minutes"]) < 135
     assert summary["training"]["images_per_second"] > 0 and summary["training"]["processes"] == 2
     assert len(summary["metrics"]) == 13 and {"torch", "kfp", "python"} <= summary["versions"].keys()
     for path in summary["paths"].values():

@@ -207,10 +207,9 @@ class TrainConfig:
     epochs: Positive = 26
     """Passes over the training split."""
     minutes: NonNegative = 0.0
-    """Time limit in minutes from the start of the training to the end of the export: the training ends before
-    its last epoch if necessary. A local run also chooses what is not set of epochs, image size, batch and
-    validations, by the number of images and the measured speed. 0 sets no limit; train.epochs alone removes
-    it."""
+    """Time limit of the training in minutes, with its validations. If it is too short for all epochs, the
+    learning rate and the validations follow the elapsed time. 0 sets no limit; train.epochs alone removes it.
+    """
     batch_size: Positive = 4
     """Maximum number of images per process in a forward pass."""
     accumulate: Positive = 1

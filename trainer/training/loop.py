@@ -16,7 +16,7 @@ from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, Interrupted
 from trainer.config import parsing
-from trainer.config.schema import Config, TrainConfig
+from trainer.config.schema import Config
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import check_verified, global_batch, image_weights
 from trainer.data.shard_index import ShardDataset, data_root_of
@@ -29,9 +29,9 @@ from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint
 from trainer.training.optim import scaled_to_batch
 from trainer.training.run_recorder import CHECKPOINTS, Best, Recorder, restore_best
+from trainer.training.schedule import Schedule
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep, compile_detector, hold_gradients
-from trainer.training.time_limit import SplitSizes, TimeLimit
 
 _LOG = logging.getLogger("train")
 _METRIC = "coco/AP50"
@@ -106,24 +106,20 @@ class _Run:
             weights=image_weights(self.train_set, config.loader, world),
             verified=config.train.negatives == "verified",
         )
-        self.limit = TimeLimit(
-            config,
-            SplitSizes.of(self.train_set.index.samples),
-            self.global_batch,
-            (saved or {}).get("limit"),
-            (saved or {}).get("step", 0),
-        )
-        self.schedule = CheckpointSchedule(config.train, self.state, self.limit)
         self.resumed_from: int | None = saved["step"] if saved else None
         best: Best | None = None
         if saved:
             checkpoint.check_same_run(saved, config, self.train_set.fingerprint, self.global_batch)
             self.state.load_state_dict(saved)
             if world.is_main:
-                _LOG.info(job_status.resumed(self.state.step, self.steps, self.global_batch, world.size))
                 best = restore_best(output_uri, saved)
             if broadcast(bool(saved["best"]) and not best, world):
                 self.state.validated = min(self.state.validated, self.state.step - 1)  # Validate again.
+        seconds = saved["seconds"] if saved else 0.0
+        self.schedule = Schedule(config, len(self.train_set), self.global_batch, self.state, seconds=seconds)
+        if saved and world.is_main:
+            steps = self.schedule.expected_steps
+            _LOG.info(job_status.resumed(self.state.step, steps, self.global_batch, world.size))
         self.ended_early = False
         graphs = compile_detector(
             self.state.detector, config.train.compile, world, sizes=1 + len(set(config.loader.sizes))
@@ -136,7 +132,7 @@ class _Run:
             self.state,
             model,
             scaled,
-            limit=self.limit,
+            schedule=self.schedule,
             global_batch=self.global_batch,
             holds_gradients=self.holds_gradients,
         )
@@ -154,32 +150,27 @@ class _Run:
                 self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
             self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
 
-    @property
-    def steps(self) -> int:
-        """Steps of the whole training."""
-        return self.limit.pace.end
-
     def fit(self, stop: StopRequest) -> dict[str, Any]:
         """Train to the end, or until a stop request."""
         state, schedule, first, stopping = self.state, self.schedule, self.state.step, False
         start = saved_at = time.monotonic()
-        self.limit.begin()
-        self.loader.start_plain(self.limit.pace.plain_from)
         batches = self.loader.batches(state.samples)
         with log.progress(
-            job_status.TASK, self.steps, job_status.UNIT, done=first, shown=self.world.is_main
+            job_status.TASK, schedule.expected_steps, job_status.UNIT, done=first, shown=self.world.is_main
         ) as bar:
             self.reporter.show(bar)
             while True:
-                if schedule.epoch_ended() or stopping or schedule.checkpoint_due(saved_at):
+                validating = self.val_set is not None and schedule.validation_due()
+                saving = validating or stopping or schedule.epoch_ended()
+                if saving or schedule.checkpoint_due(saved_at):
                     stopping |= self.train_step.settle()
                     self._save()
                     saved_at = time.monotonic()
-                if stopping and state.step < self.steps:
+                if stopping and not schedule.ended:
                     raise self._interrupted()
-                if self.val_set is not None and schedule.validation_due():
+                if self.val_set is not None and validating:
                     # The state is being saved: a signal may end a validation at once.
-                    with self.limit.validation(), stop.at_once(self._interrupted):
+                    with stop.at_once(self._interrupted):
                         # Rank 0 scores the predictions while training continues.
                         predictions = predict_split(
                             state.evaluated().predict,
@@ -190,20 +181,20 @@ class _Run:
                             tile=(self.config.data.tile, self.config.data.tile_overlap),
                         )
                         state.detector.train()
-                        state.validated = state.step
+                        schedule.validated()
                         if self.recorder:
                             self.recorder.score(self.val_set.annotations, predictions)
-                if state.step == self.steps or self._out_of_patience():
+                if schedule.ended or self._out_of_patience():
                     break
                 step_sums, stopping = self.train_step(
                     [next(batches) for _ in range(self.loader.passes)], stop=stop.requested
                 )
                 state.sums += step_sums
                 state.summed += 1
-                self.limit.check(state.step, self.world)
-                self.loader.start_plain(self.limit.pace.plain_from)
-                bar.total = self.steps
-                if state.step % self.config.train.log_every == 0 or state.step == self.steps:
+                schedule.advance()
+                self.loader.start_plain(schedule.plain_from())
+                bar.total = schedule.expected_steps
+                if state.step % self.config.train.log_every == 0 or schedule.ended:
                     stopping |= self.train_step.settle()
                     bar.note = self._report(time.monotonic() - start, state.step - first)
                 bar.update()
@@ -212,7 +203,7 @@ class _Run:
 
     def _interrupted(self) -> Interrupted:
         return Interrupted(
-            f"training stopped after step {self.state.step} of {self.steps}; "
+            f"training stopped after step {self.state.step} of {self.schedule.expected_steps}; "
             f"its state is in {self.checkpoints}",
             fix="run the same command again to resume it",
         )
@@ -220,7 +211,7 @@ class _Run:
     def _out_of_patience(self) -> bool:
         """Return whether `train.patience` ends the training; waits for the score of the last validation."""
         patience, state, epoch = self.config.train.patience, self.state, self.schedule.epoch
-        if not patience or not self.schedule.epoch_ended() or state.validated < state.step:
+        if not patience or state.validated < state.step:
             return False
         self.settle()
         best = self.recorder.best if self.recorder else None
@@ -267,7 +258,7 @@ class _Run:
             "fingerprint": self.train_set.fingerprint,
             "global_batch": self.global_batch,
             "epoch": self.schedule.epoch,
-            "limit": self.limit.state_dict(),
+            "seconds": self.schedule.seconds,
             **self.state.state_dict(),
         }
         if not self.recorder:
@@ -301,7 +292,7 @@ class _Run:
             self.log.publish()
             rows = [] if self.ended_early else read_rows(self.output)
             longer = f"train.epochs={2 * self.config.train.epochs}"
-            if self.steps < self.limit.pace.nominal:
+            if self.state.step < self.schedule.steps:
                 longer = f"train.minutes={math.ceil(2 * self.config.train.minutes)}"
             result["advice"] = train_longer(rows, longer)
             if result["advice"]:
@@ -326,46 +317,6 @@ class _Run:
             self.recorder.close()
             self.reporter.close()
             self.log.close()
-
-
-class CheckpointSchedule:
-    """Decides after each step whether to save and validate."""
-
-    def __init__(self, config: TrainConfig, state: TrainState, limit: TimeLimit) -> None:
-        self._config, self._state, self._limit = config, state, limit
-
-    @property
-    def epoch(self) -> int:
-        """Complete epochs."""
-        return self._state.samples // self._limit.images.train
-
-    def epoch_ended(self) -> bool:
-        """Return whether the last step completed an epoch, or the training."""
-        before = (self._state.samples - self._limit.batch) // self._limit.images.train
-        return self._state.step == self._limit.pace.end or (self._state.step > 0 and self.epoch > before)
-
-    def validation_due(self) -> bool:
-        """Return whether the last step completed an epoch that is to be validated, and was not yet."""
-        pace, every = self._limit.pace, self._config.validate_every
-        if pace.end < pace.nominal:
-            every = max(1, every * pace.end // pace.nominal)
-        due = self.epoch % every == 0 or self._state.step == pace.end
-        return self.epoch_ended() and due and self._state.validated < self._state.step
-
-    def keeps_weights(self) -> bool:
-        """Return whether the last step completed an epoch whose weights train.keep_every keeps."""
-        every = self._config.keep_every
-        return bool(every) and self.epoch_ended() and self.epoch % every == 0
-
-    def checkpoint_due(self, saved_at: float) -> bool:
-        """Return whether to save within an epoch; `saved_at` is in time.monotonic's seconds. A collective."""
-        config, step = self._config, self._state.step
-        if config.checkpoint_steps and step % config.checkpoint_steps == 0:
-            return True
-        # Rank 0's clock decides for all. The message is sent only every `log_every` steps.
-        if not config.checkpoint_minutes or step % config.log_every:
-            return False
-        return broadcast(time.monotonic() - saved_at > config.checkpoint_minutes * 60, self._state.world)
 
 
 def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:

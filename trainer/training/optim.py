@@ -80,7 +80,7 @@ def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig
 
 
 def learning_rate(step: float, total_steps: int, config: TrainConfig) -> float:
-    """Return the learning rate of step `step` (from 0) of `total_steps`; steps may be fractions, see `Pace`.
+    """Return the learning rate of step `step` (from 0) of `total_steps`; a `Schedule` has fractions of steps.
 
     Warm-up, linear from a thousandth of the peak or quadratic, then half a cosine down to `final_lr` x peak,
     or drops by `gamma` at the milestones.

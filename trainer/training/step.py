@@ -21,8 +21,8 @@ from trainer.model import fused_functions
 from trainer.model.architecture import Architecture
 from trainer.model.global_batch import Part, parts
 from trainer.training.optim import gradient_norm, learning_rate, set_learning_rate
+from trainer.training.schedule import Schedule
 from trainer.training.state import TrainState
-from trainer.training.time_limit import TimeLimit
 
 _LOG = logging.getLogger("compile")
 
@@ -36,13 +36,13 @@ class TrainStep:
         model: nn.Module,
         config: TrainConfig,
         *,
-        limit: TimeLimit,
+        schedule: Schedule,
         global_batch: int,
         holds_gradients: bool = False,
     ) -> None:
-        """`model` is `state.distributed()`, `limit` has the steps of the training; see `hold_gradients`."""
+        """`model` is `state.distributed()`; for `holds_gradients` see `hold_gradients`."""
         self._state, self._model, self._config = state, model, config
-        self._limit, self._global_batch = limit, global_batch
+        self._schedule, self._global_batch = schedule, global_batch
         self._holds_gradients = holds_gradients
         self._pending: tuple[int, list[int], Callable[[], Tensor]] | None = None
         """Number and images of the last step, and what `guard_step` returned for it."""
@@ -55,8 +55,7 @@ class TrainStep:
         TrainingError if the previous step had a loss or gradient that is not finite, and was not applied.
         """
         state = self._state
-        pace = self._limit.pace
-        lr = learning_rate(pace.at(state.step), pace.nominal, self._config)
+        lr = learning_rate(self._schedule.position, self._schedule.steps, self._config)
         set_learning_rate(state.optimizer, lr)
         losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
         state.statistics.begin()
@@ -83,9 +82,9 @@ class TrainStep:
             # The scaler handles fp16 overflows: it skips the step and lowers the scale.
             checked = torch.cat([losses, losses.new_zeros(1)])
             norm = torch.where(norm.isfinite(), norm, 0.0)
-        # One all-reduce informs all ranks of losses that are not finite and of stop requests. It is read
-        # during the next step, so that the host does not wait.
-        arriving = guard_step(state.optimizer, checked, stop, state.world)
+        # One all-reduce informs all ranks of losses that are not finite, of stop requests and of the time
+        # used. It is read during the next step, so that the host does not wait.
+        arriving = guard_step(state.optimizer, checked, (stop, self._schedule.measure()), state.world)
         stopping = self.settle()
         ids = [image_id for batch in batches for image_id in batch.image_ids]
         self._pending = state.step + 1, ids, arriving
@@ -120,7 +119,8 @@ class TrainStep:
         if self._pending is None:
             return False
         (step, own_ids, arriving), self._pending = self._pending, None
-        broken, stopping, *own_values = arriving().tolist()
+        broken, stopping, time_share, *own_values = arriving().tolist()
+        self._schedule.agree(time_share)
         if not broken:
             return bool(stopping)
         world, titles = self._state.world, [*self._state.detector.loss_names, "norm of the gradient"]
@@ -130,7 +130,8 @@ class TrainStep:
                 numbers = [f"{title} {value:g}" for title, value in zip(titles, values, strict=False)]
                 reports.append(f"rank {rank}: {', '.join(numbers)}, image ids {ids}")
         raise TrainingError(
-            f"loss or gradient not finite at step {step} of {self._limit.pace.end}: " + "; ".join(reports),
+            f"loss or gradient not finite at step {step} of {self._schedule.expected_steps}: "
+            + "; ".join(reports),
             fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
             "or check these images; the step was not applied",
         )
@@ -159,16 +160,17 @@ class TrainStep:
 
 
 def guard_step(
-    optimizer: torch.optim.Optimizer, losses: Tensor, stopping: bool, world: World
+    optimizer: torch.optim.Optimizer, losses: Tensor, values: Sequence[float], world: World
 ) -> Callable[[], Tensor]:
     """Let the optimizer skip its next step if a loss [n] is not finite on any rank. A collective.
 
-    A fused optimizer reads a flag on the device. The returned function waits for the values of the host:
-    whether any rank was broken, whether any was asked to stop, and the losses of this rank.
+    A fused optimizer reads a flag on the device. The returned function waits, and returns whether any rank
+    was broken, the maximum of each of `values` over the ranks, and the losses of this rank.
     """
-    flags = torch.zeros(2, device=losses.device)
+    flags = torch.zeros(1 + len(values), device=losses.device)
     flags[0] = torch.isfinite(losses).all().logical_not()
-    flags[1].fill_(float(stopping))
+    for flag, value in zip(flags[1:], values, strict=True):
+        flag.fill_(float(value))  # Does not wait for the device, as a copy would.
     # torch's protocol between a gradient scaler and a fused optimizer; a scaler (fp16) overwrites these.
     optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
     optimizer.grad_scale = None  # type: ignore[attr-defined]

@@ -121,11 +121,11 @@ def test_a_broken_step_does_not_change_weights_and_optimizer(kind, bad):
     history, reports = [], []
     for number, loss in enumerate([1.0, bad, 2.0]):
         parameter.grad = torch.full((3,), loss)
-        reports.append(guard_step(optimizer, torch.tensor([loss, 0.5]), number == 2, SINGLE))
+        reports.append(guard_step(optimizer, torch.tensor([loss, 0.5]), (number == 2, number / 4), SINGLE))
         optimizer.step()
         history.append((parameter.detach().clone(), copy.deepcopy(optimizer.state[parameter])))
-    broken, stopping, losses, others = zip(*(report().tolist() for report in reports), strict=True)
-    assert broken == (0, 1, 0) and stopping == (0, 0, 1)
+    broken, stopping, shares, losses, others = zip(*(report().tolist() for report in reports), strict=True)
+    assert broken == (0, 1, 0) and stopping == (0, 0, 1) and shares == (0, 0.25, 0.5)
     assert losses[::2] == (1.0, 2.0) and others == (0.5, 0.5, 0.5)
     first, second, third = history
     assert torch.equal(first[0], second[0]) and not torch.equal(second[0], third[0])

@@ -1,4 +1,4 @@
-"""When a training saves and validates, what it resumes from, and its advice."""
+"""The schedule of a training, its time limit, what it resumes from, and its advice."""
 
 import dataclasses
 import time
@@ -6,15 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from finished_runs import stopped_after
 
 from trainer.base.errors import ConfigError, StorageError
 from trainer.config.parsing import to_json
 from trainer.config.schema import Config, TrainConfig
 from trainer.launching.distributed import SINGLE, World
-from trainer.training import checkpoint, loop
-from trainer.training.loop import CheckpointSchedule, train_longer
+from trainer.model import recipes
+from trainer.trackers.training_log import read_rows
+from trainer.training import checkpoint, loop, schedule
+from trainer.training.loop import train_longer
+from trainer.training.optim import learning_rate
+from trainer.training.schedule import Schedule
 from trainer.training.state import TrainState
-from trainer.training.time_limit import SplitSizes, TimeLimit
+from trainer.training.step import TrainStep
 
 IMAGES, BATCH = 10, 4
 SECOND = World(rank=1, size=2, device=torch.device("cpu"))
@@ -24,20 +29,27 @@ def after(step, *, validated=0, **options):
     """The schedule of two and a half steps an epoch, after so many steps."""
     config = dataclasses.replace(TrainConfig(epochs=3), **options)
     state = SimpleNamespace(step=step, samples=step * BATCH, validated=validated, world=SINGLE)
-    limit = TimeLimit(Config(train=config), SplitSizes(IMAGES), BATCH)
-    return CheckpointSchedule(config, state, limit)
+    return Schedule(Config(train=config), IMAGES, BATCH, state)
 
 
 def steps_where(method, **options):
     return [step for step in range(9) if getattr(after(step, **options), method)()]
 
 
+def validated_steps(**options):
+    """The steps after which a training validates."""
+    validated = 0
+    for step in range(9):
+        if after(step, validated=validated, **options).validation_due():
+            validated = step
+            yield step
+
+
 def test_epochs_validations_and_kept_weights():
     assert [after(step).epoch for step in range(9)] == [0, 0, 0, 1, 1, 2, 2, 2, 3]
     assert steps_where("epoch_ended") == [3, 5, 8]
-    assert steps_where("validation_due") == [3, 5, 8]
-    assert steps_where("validation_due", validate_every=2) == [5, 8]
-    assert steps_where("validation_due", validated=5) == [8], "a step is validated once"
+    assert list(validated_steps()) == [3, 5, 8]
+    assert list(validated_steps(validate_every=2)) == [5, 8]
     assert steps_where("keeps_weights") == []
     assert steps_where("keeps_weights", keep_every=1) == [3, 5, 8]
     assert steps_where("keeps_weights", keep_every=2) == [5]
@@ -51,6 +63,134 @@ def test_checkpoints_within_an_epoch():
     assert after(4, checkpoint_minutes=10, log_every=4).checkpoint_due(now - 601)
     assert not after(5, checkpoint_minutes=10, log_every=4).checkpoint_due(now - 601), "it costs a message"
     assert not after(4, checkpoint_minutes=0, log_every=4).checkpoint_due(now - 601)
+
+
+class Clock:
+    """Seconds that pass only when the test says so."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+class Training:
+    """The steps and validations of a training, without a detector."""
+
+    def __init__(self, clock, config, images=300, batch=4, state=None, seconds=0.0):
+        self.clock, self.batch, self.config = clock, batch, config
+        self.state = state or SimpleNamespace(step=0, samples=0, validated=0, world=SINGLE)
+        self.schedule = Schedule(config, images, batch, self.state, seconds=seconds)
+        self.rates, self.plain, self.validations = [], [], []
+
+    def run(self, step_seconds, *, validation=0.0, stop=10**9):
+        """Train with steps of so many seconds, by the share of time that has passed; return the seconds."""
+        start = self.clock.now
+        while not self.schedule.ended and self.state.step < stop:
+            position = self.schedule.position, self.schedule.steps
+            self.rates.append(learning_rate(*position, self.config.train) / self.config.train.lr)
+            self.clock.now += step_seconds(self.clock.now / 60 / (self.config.train.minutes or 1))
+            agreed = self.schedule.measure()
+            self.state.step += 1
+            self.state.samples += self.batch
+            self.schedule.advance()
+            self.schedule.agree(agreed)  # It is known one step later.
+            self.plain.append(self.schedule.plain_from())
+            if self.schedule.validation_due():
+                self.clock.now += validation
+                self.validations.append(self.state.step)
+                self.schedule.validated()
+        return self.clock.now - start
+
+
+SPEEDS = {
+    "fast": lambda share: 0.2,
+    "slow": lambda share: 3.0,
+    "slower": lambda share: 0.2 if share < 0.5 else 1.0,
+    "faster": lambda share: 1.0 if share < 0.3 else 0.2,
+    "varying": lambda share: 0.3 if int(20 * share) % 2 else 0.9,
+}
+
+
+@pytest.mark.parametrize("minutes", [2, 8])
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_the_schedule_ends_with_the_time(speed, minutes, clock):
+    config = recipes.load("small", {"train.minutes": minutes, "loader.plain_epochs": 9})
+    training = Training(clock, config)
+    taken = training.run(SPEEDS[speed], validation=2.0)
+    assert 0.99 * 60 * minutes <= taken < 60 * minutes + 12
+    assert training.state.step < training.schedule.steps
+    assert training.rates[-1] < 0.05 and len(training.validations) in (5, 6)
+    assert training.state.validated == training.state.step
+    assert max(training.rates) > 0.9 and training.rates[0] < 0.1, "it warms up first"
+    if speed in ("fast", "varying") and training.schedule.epoch > 4:
+        assert 0.1 < 1 - training.plain[-1] / training.schedule.epoch < 0.4, "a fifth of the epochs is plain"
+
+
+def test_a_fast_machine_trains_as_without_a_limit(clock):
+    unlimited, limited = (
+        Training(clock, recipes.load("debug", {"train.minutes": minutes, "loader.plain_epochs": 4}))
+        for minutes in (0, 3)
+    )
+    unlimited.run(lambda share: 1000.0)
+    limited.run(lambda share: 0.07)
+    assert limited.state == unlimited.state and limited.state.step == limited.schedule.steps == 2250
+    assert limited.rates == unlimited.rates and limited.validations == unlimited.validations == [
+        750,
+        1500,
+        2250,
+    ]
+    assert set(unlimited.plain) == {-1} and set(limited.plain) <= {-1, 26}
+
+
+def test_a_slow_first_step_does_not_count(clock):
+    """The first step compiles, or chooses kernels."""
+    config = recipes.load("debug", {"train.minutes": 2})
+    training = Training(clock, config, images=480)
+    training.run(lambda share: 60.0, stop=1)
+    assert training.run(lambda share: 0.2) == pytest.approx(120, abs=1)
+    assert training.rates[1] < 0.1
+
+
+def test_a_resumed_training_has_the_time_that_is_left(clock):
+    config = recipes.load("small", {"train.minutes": 4})
+    first = Training(clock, config)
+    first.run(lambda share: 0.5, stop=100)
+    seconds = first.schedule.seconds
+    clock.now += 1000
+    again = Training(clock, config, state=first.state, seconds=seconds)
+    assert again.schedule.position == pytest.approx(first.schedule.position, rel=0.02)
+    assert again.run(lambda share: 0.5) == pytest.approx(240 - seconds, abs=2)
+    finished = Training(clock, config, state=first.state, seconds=again.schedule.seconds)
+    assert finished.schedule.ended and not finished.schedule.validation_due()
+    longer = recipes.load("small", {"train.minutes": 8})
+    more = Training(clock, longer, state=first.state, seconds=again.schedule.seconds)
+    assert more.run(lambda share: 0.5) == pytest.approx(240, abs=2)
+
+
+@pytest.mark.slow
+def test_a_training_ends_at_its_time_limit_and_resumes(clock, shards, tiny, tmp_path, monkeypatch):
+    step = TrainStep.__call__
+
+    def slower(self, batches, **options):
+        clock.now += 2.0
+        return step(self, batches, **options)
+
+    monkeypatch.setattr(TrainStep, "__call__", slower)
+    config = tiny(train__epochs=20, train__minutes=1.0, train__validate_every=4, loader__plain_epochs=5)
+    output = str(tmp_path / "run")
+    with stopped_after(10):
+        loop.train(config, shards, output)
+    result = loop.train(config, shards, output)
+    rows = read_rows(output)
+    assert 10 <= result["resumed_from"] <= 12 and 30 <= result["steps"] <= 33
+    validated = [row["step"] for row in rows if row["kind"] == "val"]
+    assert len(validated) >= 5 and validated[-1] == result["steps"]
+    assert rows[-2]["lr"] < 0.1 * config.train.lr
 
 
 def test_every_rank_reads_the_checkpoint_of_rank_0(tmp_path, monkeypatch):

@@ -102,7 +102,7 @@ def debug() -> Config:
         model=_SLIM,
         train=TrainConfig(
             epochs=30,
-            minutes=3.8,
+            minutes=3.0,
             batch_size=4,
             optimizer="adamw",
             lr=3e-3,
