@@ -90,13 +90,15 @@ class Pods:
                 found += [Obstacle(_step_of(pod), reason, _short(text))] if reason else []
         return found
 
-    def of_training(self) -> list[Obstacle]:
-        """Return what keeps the pods of the run's training from starting."""
-        found: list[Obstacle] = []
+    def of_training(self) -> list[Obstacle] | None:
+        """Return what keeps the pods of the run's training from starting; None if its job is over."""
         for cluster in self._places[:1] if self._newest() else ():
             with suppress(LaunchError, ConfigError):  # The launcher's own log has it, too.
-                found = obstacles.of_job(ClusterBackend(cluster).status(jobs.name_of(self._run_id)))
-        return [item._replace(name=f"{TITLES['train']}: {item.name}") for item in found]
+                job = ClusterBackend(cluster).status(jobs.name_of(self._run_id))
+                if not job.phase.final:
+                    title = TITLES["train"]
+                    return [item._replace(name=f"{title}: {item.name}") for item in obstacles.of_job(job)]
+        return None
 
     def failed(self) -> Iterator[Cause]:
         """Yield why steps failed: those whose last pod failed."""
@@ -214,7 +216,7 @@ def follow(
     of_steps, of_training = Obstacles(), Obstacles()
     pods = Pods(run_id, server.namespace)
     start = last_answer = time.monotonic()
-    away = False
+    away = has_ended = False
 
     def show(text: str) -> None:
         print(f"{clock(time.monotonic() - start):>8}  {text}", flush=True)
@@ -233,13 +235,13 @@ def follow(
         if away:
             show("it answers again")
         last_answer, away = time.monotonic(), False
-        states: dict[str, set[str]] = {}
-        for item in _tasks(run):  # Without drivers and inner graphs.
-            if item.display_name in _NAMES and item.state:
-                states.setdefault(_NAMES[item.display_name], set()).add(item.state)
-        states["run"] = {run.state} if run.state else set()
-        for name, found in states.items():
-            state = next((state for state in _ORDER if state in found), min(found, default=""))
+        states = _states(run)
+        # Kubeflow records the end of a run a moment before that of its last steps.
+        if run.state in ENDED and not has_ended and {"PENDING", "RUNNING"} & {*states.values()}:
+            has_ended = True
+            time.sleep(SECONDS)
+            continue
+        for name, state in states.items():
             if state and state != shown.get(name):
                 shown[name] = state
                 # The steps of a stopped run fail.
@@ -249,10 +251,22 @@ def follow(
             for text in _results(pods, skipped=conditional and TITLES["train"] not in shown):
                 show(text)
             return
-        for line in (*of_steps.news(pods.waiting()), *of_training.news(pods.of_training())):
+        training = pods.of_training()
+        news = of_training.news(training) if training is not None else ()
+        for line in (*of_steps.news(pods.waiting()), *news):
             show(line)
         _stop_if_hopeless(server, run, of_steps, start_timeout / obstacles.PERSON_SHARE)
         time.sleep(SECONDS)
+
+
+def _states(run: Any) -> dict[str, str]:
+    """Return the states of a run's steps by title, without drivers and inner graphs, and of the run."""
+    found: dict[str, set[str]] = {}
+    for item in _tasks(run):
+        if item.display_name in _NAMES and item.state:
+            found.setdefault(_NAMES[item.display_name], set()).add(item.state)
+    states = {name: next((one for one in _ORDER if one in of), min(of)) for name, of in found.items()}
+    return states | {"run": run.state or ""}
 
 
 def _results(pods: Pods, *, skipped: bool) -> Iterator[str]:

@@ -243,12 +243,12 @@ def _wait(options: argparse.Namespace) -> int:
         if job.phase != reported:
             print(f"{job.name} is {job.phase}", flush=True)
             reported = job.phase
-        for line in waits.news(() if job.phase.final else obstacles.of_job(job)):
-            print(line, flush=True)
         if job.phase is Phase.SUCCEEDED:
             return 0
         if job.phase.final:
             raise _failure(backend, job)
+        for line in waits.news(obstacles.of_job(job)):
+            print(line, flush=True)
         remaining = options.timeout - (time.monotonic() - started) if options.timeout else _POLL_SECONDS
         if remaining <= 0:
             raise LaunchError(

@@ -248,9 +248,12 @@ def test_the_pods_of_the_training_are_looked_at_too(cluster):
     cluster.put("train(0).executor(0)", phase="Running", main={"running": {}})
     name = jobs.name_of(RUN)
     cluster.lives[f"{name}-worker-0"] = lambda pod: pod.unschedulable("no GPU")
-    ClusterBackend.connect("kubeflow").submit(JobSpec(command=("true",), name=name, image="i"))
+    backend = ClusterBackend.connect("kubeflow")
+    backend.submit(JobSpec(command=("true",), name=name, image="i"))
     waits = (f"Train: pod {name}-worker-0", "Unschedulable", "no GPU")
     until(lambda: seen().of_training() == [waits])
+    backend.stop(name)
+    until(lambda: seen().of_training() is None)
 
 
 def test_events_explain_a_volume_that_cannot_be_mounted(cluster):

@@ -237,6 +237,13 @@ def test_waiting_says_once_why_a_step_does_not_start_and_that_it_is_over(kfp_ser
     assert lines[1:] == ["Train waits no longer"]
 
 
+def test_a_step_whose_end_follows_that_of_the_run_is_shown(kfp_server, capsys):
+    running, ended = ([{"display_name": "cleanup", "state": state}] for state in ("RUNNING", "SUCCEEDED"))
+    kfp_server.states = [("SUCCEEDED", running), ("SUCCEEDED", ended)]
+    assert cli.main([*ARGUMENTS, "--wait"]) == 0
+    assert "Clean up: succeeded" in capsys.readouterr().out
+
+
 def test_a_step_that_only_a_person_can_help_ends_the_run(kfp_server, fake_cluster, capsys):
     kfp_server.states = [("RUNNING", [])]
     gone = {"reason": "ErrImagePull", "message": 'failed to pull "registry.example/none": not found'}
