@@ -176,7 +176,7 @@ def test_the_seven_documented_commands_work(installed, tmp_path):
             )
             with urllib.request.urlopen(address, timeout=60) as answer:
                 assert b"<html" in answer.read()
-            with urllib.request.urlopen(f"{address.rstrip('/')}/v2/models/cards", timeout=60) as answer:
+            with urllib.request.urlopen(f"{address.rstrip('/')}/model.json", timeout=60) as answer:
                 assert json.load(answer)["name"] == "cards"
             served.send_signal(signal.SIGINT)
             assert served.wait(60) == 0

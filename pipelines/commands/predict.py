@@ -108,8 +108,7 @@ def add_serve(commands: Commands) -> None:
     parser = commands.add_parser(
         "serve",
         description="Serve one model on this machine: a page that shows the detections in an image dropped "
-        "on it, and the Open Inference Protocol v2 that clients of KServe and Triton speak. It is for trying "
-        "a model, not for production: Triton and KServe serve its ONNX file.",
+        "on it. It is for trying a model, not for production: Triton and KServe serve its ONNX file.",
     )
     add_model(parser)
     option(parser, "--host HOST", "address to listen on", "127.0.0.1")

@@ -14,16 +14,15 @@ import pytest
 from bundles import make_bundle
 from fault_table import HARMS, cells, each
 from hostile import TIMES
-from served_model import served
+from served_model import PATIENCE, closed, opened, png, post, running, served
 
 from tests.trainer.conftest import saved
-from tests.trainer.export.test_serving_limits import PATIENCE, closed, opened, png, post, running
 from tests.trainer.export.test_tampered_bundle import keys, root, verify
 from trainer import storage
 from trainer.base.errors import DataError, KubedetError, StorageError
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.evaluate import evaluate
-from trainer.export import bundle, published_models
+from trainer.export import bundle, published_models, server
 from trainer.export.export import export
 from trainer.export.predict import open_bundle
 from trainer.launching import leases
@@ -286,10 +285,7 @@ def test_huge_images_are_refused_undecoded(tmp_path, injected):
 
 @cells("silent", "serve")
 def test_silent_connections(tmp_path, monkeypatch, injected):
-    from trainer.export.serving_limits import LimitedConnection
-
-    monkeypatch.setattr(LimitedConnection, "header_seconds", 0.5)
-    monkeypatch.setattr(LimitedConnection, "most", 400)
+    monkeypatch.setattr(server._Handler, "timeout", 0.5)
     with served(make_bundle(tmp_path / "made")) as (port, _):
         address = ("127.0.0.1", port)
         clients = [opened(address, b"GET / HTTP/1.1\r\n" if number % 2 else b"") for number in range(100)]

@@ -1,170 +1,165 @@
-"""A small local server to try one model: the Open Inference Protocol v2, and a page.
+"""A small local server to try one model: a page, and detections in the images that are sent to it.
 
-Not for production: one request at a time, no authentication. Triton and KServe speak the same
-protocol.
+Not for production: one image at a time, no authentication. Triton and KServe serve the exported files.
 """
 
-import os
+import json
 import re
 import socket
-import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from trainer.base.errors import ConfigError, DataError, KubedetError
-from trainer.base.safe_text import whole_number
+from trainer.base.errors import ConfigError, KubedetError
 from trainer.data.images import MAX_PIXELS
-from trainer.export import inference_protocol
 from trainer.export.predict import ImageTooLarge, Predictor, as_json, decode_image
-from trainer.export.serving_limits import Bodies, LimitedConnection, ModelThread, RequestRefused
 from trainer.launching.stop_signals import handling
 
-_HEADER = "Inference-Header-Content-Length"
-_SHUTDOWN_SECONDS = 4  # Seconds in which connections may end before they are cut off.
-
+MAX_BYTES = 64 * 1024 * 1024  # largest body of a request
+_MAX_REQUESTS = 16  # images in memory at a time
+_CONNECTION_SECONDS = 30.0  # time without a byte after which a connection is closed
+_FOLDER = Path(__file__).with_name("page")
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HOST = re.compile(r"(?:https?://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
 
 
-class ModelServer:
-    """The routes and their responses."""
+class ModelServer(ThreadingHTTPServer):
+    """Serves an opened model."""
 
-    def __init__(self, predictor: Predictor, most_pixels: int) -> None:
-        self._predictor, self._most_pixels = predictor, most_pixels
-        self._name, self._version = predictor.metadata.name, predictor.metadata.model_version
-        self.bodies, self.thread, self.decoder = Bodies(), ModelThread(), ModelThread()
+    daemon_threads = True  # a running image does not delay the end
 
-    def routes(self) -> list[Route]:
-        model = "/v2/models/{name}"
-        versioned = model + "/versions/{version}"
-        return [
-            Route("/", _page),
-            Route("/page/{file}", _page),
-            Route("/model.json", self.model),
-            Route("/detect", self.detect, methods=["POST"]),
-            Route("/v2", self.about),
-            Route("/v2/health/live", self.healthy),
-            Route("/v2/health/ready", self.healthy),
-            *(Route(path, self.describe) for path in (model, versioned)),
-            *(Route(f"{path}/ready", self.ready) for path in (model, versioned)),
-            *(Route(f"{path}/infer", self.infer, methods=["POST"]) for path in (model, versioned)),
-        ]
+    def __init__(
+        self,
+        address: tuple[str, int],
+        predictor: Predictor,
+        max_pixels: int = MAX_PIXELS,
+        names: Sequence[str] = (),
+    ) -> None:
+        """Listen; `names` are further host names of this server, or patterns."""
+        self.predictor, self.max_pixels = predictor, max_pixels
+        self.names = [name.lower() for name in names]
+        own = ("localhost", address[0].lower(), socket.gethostname().lower())
+        self.hosts = [*self.names, *own]
+        self.model_lock = threading.Lock()
+        self.requests = threading.BoundedSemaphore(_MAX_REQUESTS)
+        super().__init__(address, _Handler)
 
-    async def model(self, request: Request) -> Response:
-        kind, classes = self._predictor.kind, self._predictor.metadata.classes
-        return JSONResponse(
-            {"name": self._name, "version": self._version, "format": kind, "classes": classes}
-        )
-
-    async def about(self, request: Request) -> Response:
-        version = self._predictor.metadata.versions["kubedet"]
-        return JSONResponse({"name": "kubedet", "version": version, "extensions": ["binary_tensor_data"]})
-
-    async def healthy(self, request: Request) -> Response:
-        return JSONResponse({"live": True, "ready": True})
-
-    async def ready(self, request: Request) -> Response:
-        self._check_model(request)
-        return JSONResponse({"name": self._name, "ready": True})
-
-    async def describe(self, request: Request) -> Response:
-        self._check_model(request)
-        described = inference_protocol.describe_tensors(self._predictor.metadata)
-        platform = f"kubedet_{self._predictor.kind}"
-        return JSONResponse(
-            {"name": self._name, "versions": [self._version], "platform": platform, **described}
-        )
-
-    async def infer(self, request: Request) -> Response:
-        self._check_model(request)
-        length = request.headers.get(_HEADER)
-        json_length = whole_number(length) if length is not None else None
-        if length is not None and json_length is None:
-            raise DataError(f"the header {_HEADER} must be a number")
-        async with self.bodies.read(request.stream()) as body:
-            return await self.thread.run(lambda: self._infer(body, json_length))
-
-    def _infer(self, body: bytes, json_length: int | None) -> Response:
-        request = inference_protocol.read_request(body, json_length, self._predictor.size)
-        outputs = [part.numpy() for part in self._predictor.run(request.images)]
-        data, json_length = inference_protocol.write_response(self._name, self._version, request, outputs)
-        if json_length is None:
-            return Response(data, media_type="application/json")
-        return Response(data, media_type="application/octet-stream", headers={_HEADER: str(json_length)})
-
-    async def detect(self, request: Request) -> Response:
-        async with self.bodies.read(request.stream()) as body:
-            # In another thread: a large image takes seconds, in which tensors can use the model.
-            image = await self.decoder.run(lambda: decode_image(body, "the image", self._most_pixels))
-        detections = await self.thread.run(lambda: self._predictor(image))
-        return JSONResponse({"model": f"{self._name} {self._version}", **as_json(detections, image)})
-
-    def _check_model(self, request: Request) -> None:
-        name, version = request.path_params["name"], request.path_params.get("version")
-        if name != self._name or version not in (None, self._version):
-            requested = f"{name} {version}" if version else name
-            raise LookupError(f"unknown model {requested}; this server has {self._name} {self._version}")
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that leave during a response."""
 
 
-class _Guarded:
-    """Refuses other host names, and requests that pages of other sites send."""
+class _Handler(BaseHTTPRequestHandler):
+    server: ModelServer
+    timeout = _CONNECTION_SECONDS
 
-    def __init__(self, app: ASGIApp, hosts: list[str], names: list[str]) -> None:
-        self._app, self._names = app, [name.lower() for name in names]
-        self._hosts = [*self._names, *(host.lower() for host in hosts)]
+    def do_GET(self) -> None:
+        if self._is_refused():
+            return
+        metadata = self.server.predictor.metadata
+        if self.path == "/model.json":
+            described = {
+                "name": metadata.name,
+                "version": metadata.model_version,
+                "format": self.server.predictor.kind,
+                "classes": metadata.classes,
+            }
+            self._send_json(HTTPStatus.OK, described)
+            return
+        name = "page.html" if self.path == "/" else self.path.removeprefix("/page/")
+        if name in {path.name for path in _FOLDER.iterdir()} and Path(name).suffix in _TYPES:
+            self._send(HTTPStatus.OK, (_FOLDER / name).read_bytes(), _TYPES[Path(name).suffix])
+        else:
+            self._send_json(HTTPStatus.NOT_FOUND, {"error": "there is no such page"})
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        if refusal := self._refusal(scope["method"], Headers(scope=scope)):
-            return await refusal(scope, receive, send)
+    def do_POST(self) -> None:
+        if self._is_refused():
+            return
+        if self.path != "/detect":
+            self._send_json(HTTPStatus.NOT_FOUND, {"error": "images are sent to /detect"})
+        elif not self.server.requests.acquire(blocking=False):
+            busy = {"error": f"{_MAX_REQUESTS} images wait already: try again"}
+            self._send_json(HTTPStatus.SERVICE_UNAVAILABLE, busy)
+        else:
+            try:
+                self._detect()
+            finally:
+                self.server.requests.release()
 
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_SECURITY_HEADERS)
-            await send(message)
+    def _detect(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not (length.isdecimal() and len(length) < 20):
+            self._send_json(HTTPStatus.LENGTH_REQUIRED, {"error": "the header Content-Length is missing"})
+            return
+        if int(length) > MAX_BYTES:
+            large = {"error": f"the image is larger than {MAX_BYTES // 2**20} MiB"}
+            self._send_json(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, large)
+            return
+        try:
+            body = self.rfile.read(int(length))
+            image = decode_image(body, "the image", self.server.max_pixels)
+            with self.server.model_lock:
+                detections = self.server.predictor(image)
+        except KubedetError as error:
+            too_large = isinstance(error, ImageTooLarge)
+            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
+            self._send_json(status, {"error": error.message} | ({"fix": error.fix} if error.fix else {}))
+            return
+        metadata = self.server.predictor.metadata
+        model = f"{metadata.name} {metadata.model_version}"
+        self._send_json(HTTPStatus.OK, {"model": model, **as_json(detections, image)})
 
-        await self._app(scope, receive, guarded)
-
-    def _refusal(self, method: str, headers: Headers) -> Response | None:
-        own = _host_and_port(headers.get("host", ""))
-        is_allowed = any(fnmatchcase(own[0], name) for name in self._hosts)
+    def _is_refused(self) -> bool:
+        """Refuse other host names, and requests that pages of other sites send."""
+        own = _host_and_port(self.headers.get("Host", ""))
+        is_allowed = any(fnmatchcase(own[0], name) for name in self.server.hosts)
         with suppress(ValueError):
             is_allowed |= bool(ip_address(own[0]))
         if not is_allowed:
-            error = f"this server is not called {headers.get('host', '')!r}"
-            return JSONResponse({"error": error, "fix": "start it with --allow-host NAME"}, 400)
-        if method in ("GET", "HEAD"):
-            return None
-        site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
+            error = f"this server is not called {self.headers.get('Host', '')!r}"
+            fix = "start it with --allow-host NAME"
+            self._send_json(HTTPStatus.BAD_REQUEST, {"error": error, "fix": fix})
+            return True
+        if self.command == "GET":
+            return False
+        site, origin = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Origin")
         is_own = site in ("none", "same-origin")
         if origin is not None:
             page = _host_and_port(origin)
             # A proxy may send another Host; the page then has the name that users see.
-            is_own &= page == own or any(fnmatchcase(page[0], name) for name in self._names)
-        if is_own and len(headers.getlist("host")) == 1:
-            return None
-        return JSONResponse({"error": "pages of other sites cannot use this server"}, 403)
+            is_own &= page == own or any(fnmatchcase(page[0], name) for name in self.server.names)
+        if is_own and len(self.headers.get_all("Host", [])) == 1:
+            return False
+        self._send_json(HTTPStatus.FORBIDDEN, {"error": "pages of other sites cannot use this server"})
+        return True
+
+    def _send_json(self, status: HTTPStatus, content: dict[str, Any]) -> None:
+        self._send(status, json.dumps(content).encode(), "application/json")
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        headers = {"Content-Type": kind, "Content-Length": str(len(body)), "Cache-Control": "no-cache"}
+        for name, value in {**headers, **_SECURITY_HEADERS}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
 
 
 def _host_and_port(text: str) -> tuple[str, str]:
@@ -175,93 +170,28 @@ def _host_and_port(text: str) -> tuple[str, str]:
     return host, "" if port in ("80", "443") else port
 
 
-class WebServer(uvicorn.Server):
-    """Serves an opened model."""
-
-    def __init__(
-        self,
-        predictor: Predictor,
-        hosts: Sequence[str] = ("localhost",),
-        most_pixels: int = MAX_PIXELS,
-        names: Sequence[str] = (),
-    ) -> None:
-        async def refused(request: Request, error: Exception) -> Response:
-            status, headers = 400, dict[str, str]()
-            if isinstance(error, RequestRefused):  # The rest of the request is not read.
-                status, headers = error.status, {"Connection": "close"}
-            elif isinstance(error, ImageTooLarge | LookupError):
-                status = 404 if isinstance(error, LookupError) else 413
-            if not isinstance(error, KubedetError):
-                return JSONResponse({"error": str(error)}, status)
-            fix = {"fix": error.fix} if error.fix else {}
-            return JSONResponse({"error": error.message, **fix}, status, headers)
-
-        self.model = ModelServer(predictor, most_pixels)
-        app = Starlette(
-            routes=self.model.routes(),
-            middleware=[Middleware(_Guarded, hosts=list(hosts), names=list(names))],
-            # ClientDisconnect: the response goes nowhere.
-            exception_handlers={KubedetError: refused, LookupError: refused, ClientDisconnect: refused},
-        )
-        config = uvicorn.Config(
-            app,
-            port=0,
-            http=LimitedConnection,
-            ws="none",
-            log_level="error",
-            access_log=False,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        )
-        super().__init__(config)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse waiting and later requests; the running one has 2.5 seconds."""
-        self.model.bodies.end()
-        self.model.decoder.end()
-        self.model.thread.end()
-        await super().shutdown(sockets)
-
-
 def serve(
-    predictor: Predictor, host: str, port: int, most_pixels: int = MAX_PIXELS, names: Sequence[str] = ()
+    predictor: Predictor, host: str, port: int, max_pixels: int = MAX_PIXELS, names: Sequence[str] = ()
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM, then end within five seconds.
+    """Serve until Ctrl-C or SIGTERM.
 
-    Port 0 means a free one. Larger images than `most_pixels` are refused before they are decoded. `names`
+    Port 0 means a free one. Larger images than `max_pixels` are refused before they are decoded. `names`
     are further host names of the server, such as those of a proxy or a Service.
     """
     try:
-        listener = socket.create_server((host, port))
+        server = ModelServer((host, port), predictor, max_pixels, names)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         problem = f"cannot listen at {host}:{port}: {reason}"
         raise ConfigError(problem, fix="choose another with --port") from None
-    server = WebServer(predictor, ["localhost", host, socket.gethostname()], most_pixels, names)
 
     def end(number: int, frame: FrameType | None) -> None:
-        server.should_exit = True
+        # Not in this thread, which `shutdown` waits for.
+        threading.Thread(target=server.shutdown).start()
 
-    # uvicorn handles signals itself while it runs, and raises them again afterwards.
-    with handling(end):
-        address = f"http://{host}:{listener.getsockname()[1]}"
+    with server, handling(end):
+        address = f"http://{host}:{server.server_address[1]}"
         name = f"{predictor.metadata.name} {predictor.metadata.model_version}, {predictor.kind}"
         print(f"{name}: {address}/", flush=True)
         print("for trying a model, not for production; Ctrl-C ends it", flush=True)
-        server.run(sockets=[listener])
-    if not (server.model.thread.idle and server.model.decoder.idle):
-        # A running decoder or model cannot be interrupted.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-
-_FOLDER = Path(__file__).with_name("page")
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-
-
-async def _page(request: Request) -> Response:
-    name = request.path_params.get("file", "page.html")
-    path = _FOLDER / name
-    if name not in os.listdir(_FOLDER) or path.suffix not in _TYPES:
-        raise LookupError(f"there is not a file {name!r} of the page")
-    return Response(path.read_bytes(), media_type=_TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
+        server.serve_forever(poll_interval=0.2)

@@ -19,13 +19,10 @@ def address(bundle_uri):
         yield "127.0.0.1", port
 
 
-CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-
-
 @pytest.fixture(scope="module")
 def chromium():
-    """A browser with a fake camera."""
-    with browser.chromium(*CAMERA) as opened:
+    """A browser."""
+    with browser.chromium() as opened:
         yield opened
 
 

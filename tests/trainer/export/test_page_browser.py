@@ -1,4 +1,4 @@
-"""The page of the local server in a browser: images, the camera, on a desktop and a phone."""
+"""The page of the local server in a browser: images, on a desktop and a phone."""
 
 import json
 
@@ -6,11 +6,7 @@ import browser
 import pytest
 from served_page import BOXES, ROWS, boxes, drop, jpeg
 
-pytest.importorskip("uvicorn")
 pytestmark = [pytest.mark.slow, browser.needed, pytest.mark.extra]
-REFUSED = (
-    "(() => { navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('', '%s') } })()"
-)
 
 
 def test_detections_of_a_dropped_image(visit):
@@ -77,36 +73,6 @@ def test_detections_are_copied_as_json(visit):
         0.3,
     )
     assert copied["detections"][0]["box"] == [24, 12, 96, 60]
-
-
-def test_the_camera(visit):
-    page = visit()
-    page.get_by_role("button", name="Use the camera").click()
-    page.locator("#pace", has_text="s a picture").wait_for()
-    page.get_by_role("button", name="Keep this picture").click()
-    page.locator("#message", has_text="looked at 1 of 1 image").wait_for()
-    assert page.inner_text("#name").startswith("camera-")
-    page.get_by_role("button", name="Stop the camera").click()
-    assert page.locator("#live").is_hidden() and page.evaluate("video.srcObject") is None
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (
-            "Object.defineProperty(navigator, 'mediaDevices', {value: undefined});"
-            "Object.defineProperty(window, 'isSecureContext', {value: false})",
-            "only for pages from https",
-        ),
-        (REFUSED % "NotAllowedError", "The camera was refused"),
-    ],
-)
-def test_without_a_camera_the_page_says_why(visit, change, sentence):
-    page = visit()
-    page.evaluate(change)
-    page.get_by_role("button", name="Use the camera").click()
-    page.locator("#message.wrong", has_text=sentence).wait_for()
-    assert page.locator("#live").is_hidden()
 
 
 CONTRAST = """() => {

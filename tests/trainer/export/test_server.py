@@ -1,4 +1,4 @@
-"""The local server: the inference protocol, images, and what it refuses."""
+"""The local server: images, its page, and what it refuses."""
 
 import http.client
 import io
@@ -6,24 +6,21 @@ import json
 import re
 import socket
 import struct
+import subprocess
+import sys
 import time
 
-import numpy as np
 import pytest
 from bundles import BOX, make_bundle
 from PIL import Image
-from served_model import served
+from served_model import closed, opened, png, post, served
 from served_page import jpeg
 
-from trainer.base.errors import ConfigError, DataError
-from trainer.export import bundle, inference_protocol
+from trainer.base.errors import ConfigError
+from trainer.export import bundle, server
 from trainer.export.predict import ImageTooLarge, decode_image, open_bundle
 
-uvicorn = pytest.importorskip("uvicorn")
-from trainer.export import server, serving_limits  # noqa: E402
-
 SIZE = 96
-REST = [0] * (3 * SIZE * SIZE - 1)
 
 
 @pytest.fixture
@@ -37,26 +34,6 @@ def ask(address):
         return answer.status, dict(answer.getheaders()), answer.read()
 
     return send
-
-
-def _request(images, **rest):
-    tensor = {"name": "images", "datatype": "UINT8", "shape": list(images.shape)}
-    return {"inputs": [{**tensor, "data": images.flatten().tolist()}], **rest}
-
-
-def test_health_and_metadata(ask):
-    for path in ("health/live", "health/ready", "models/pets/ready", "models/pets/versions/v1/ready"):
-        assert ask("GET", f"/v2/{path}")[0] == 200
-    assert "binary_tensor_data" in json.loads(ask("GET", "/v2")[2])["extensions"]
-    model = json.loads(ask("GET", "/v2/models/pets")[2])
-    assert model["name"] == "pets" and model["versions"] == ["v1"]
-    assert model["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, 3, SIZE, SIZE]}]
-    assert {item["name"]: item["shape"] for item in model["outputs"]} == {
-        "boxes": [-1, 5, 4],
-        "scores": [-1, 5],
-        "labels": [-1, 5],
-        "num": [-1],
-    }
 
 
 def test_boxes_of_a_model_that_squashes_images(tmp_path):
@@ -75,45 +52,6 @@ def test_boxes_of_a_model_that_squashes_images(tmp_path):
     left, top, right, below = BOX
     assert found["box"] == [2 * left, top / 2, 2 * right, below / 2]
     assert found["score"] == 1.0  # No padding.
-
-
-def test_inference_in_json(ask):
-    images = np.stack([np.zeros((3, SIZE, SIZE), np.uint8), np.full((3, SIZE, SIZE), 255, np.uint8)])
-    status, _, body = ask("POST", "/v2/models/pets/infer", json.dumps(_request(images, id="a7")))
-    answer = json.loads(body)
-    assert status == 200 and answer["id"] == "a7" and answer["model_version"] == "v1"
-    outputs = {item["name"]: item for item in answer["outputs"]}
-    assert outputs["boxes"]["shape"] == [2, 5, 4] and outputs["boxes"]["data"][:4] == [12, 6, 48, 30]
-    assert outputs["scores"]["data"][::5] == [0.0, 1.0] and outputs["num"]["datatype"] == "INT64"
-
-
-def test_inference_in_binary(ask):
-    images = np.full((1, 3, SIZE, SIZE), 51, np.uint8)
-    head = _request(
-        images, outputs=[{"name": "scores", "parameters": {"binary_data": True}}, {"name": "num"}]
-    )
-    del head["inputs"][0]["data"]
-    head["inputs"][0]["parameters"] = {"binary_data_size": images.nbytes}
-    text = json.dumps(head).encode()
-    status, headers, body = ask(
-        "POST",
-        "/v2/models/pets/infer",
-        text + images.tobytes(),
-        Inference_Header_Content_Length=str(len(text)),
-    )
-    length = int({key.lower(): value for key, value in headers.items()}["inference-header-content-length"])
-    scores, num = json.loads(body[:length])["outputs"]
-    assert status == 200 and scores["parameters"]["binary_data_size"] == 20 and num["data"] == [1]
-    assert np.frombuffer(body[length:], np.float32) == pytest.approx([0.2, 0, 0, 0, 0])
-
-
-def test_unknown_models_and_malformed_requests(ask):
-    assert ask("GET", "/v2/models/dogs")[0] == 404
-    status, _, body = ask("GET", "/v2/models/pets/versions/v9")
-    assert status == 404 and "unknown model pets v9" in json.loads(body)["error"]
-    status, _, body = ask("POST", "/v2/models/pets/infer", b"junk")
-    assert status == 400 and "must be JSON with one input" in json.loads(body)["error"]
-    assert ask("POST", "/v2/models/pets/infer", b"{}", Inference_Header_Content_Length="x")[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -170,12 +108,12 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded():
 
 def test_the_page_is_complete_and_uses_no_other_server(ask):
     status, headers, page = ask("GET", "/")
-    policy = headers["content-security-policy"]
+    policy = headers["Content-Security-Policy"]
     assert status == 200 and "default-src 'none'" in policy and "unsafe" not in policy and "://" not in policy
-    assert headers["x-content-type-options"] == "nosniff" and "camera=(self)" in headers["permissions-policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff" and "camera=()" in headers["Permissions-Policy"]
     for name in re.findall(r'(?:src|href)="([^"]+)"', page.decode()):
         status, headers, text = ask("GET", f"/{name}")
-        assert status == 200 and headers["content-type"].partition(";")[0] in (
+        assert status == 200 and headers["Content-Type"].partition(";")[0] in (
             "text/javascript",
             "text/css",
             "image/svg+xml",
@@ -202,7 +140,7 @@ def test_detections_of_an_image(ask, turned, size):
 
 
 def test_a_request_that_is_too_large(ask, monkeypatch):
-    monkeypatch.setattr(serving_limits, "MOST_BYTES", 1000)
+    monkeypatch.setattr(server, "MAX_BYTES", 1000)
     status, _, body = ask("POST", "/detect", b"x" * 2000)
     assert status == 413 and "larger than" in json.loads(body)["error"]
 
@@ -213,27 +151,42 @@ def test_a_port_that_is_taken(address, bundle_uri):
         server.serve(predictor, *address)
 
 
-@pytest.mark.parametrize(
-    ("changes", "tail", "message"),
-    [
-        ({"data": [256, *REST]}, b"", "values from 0 to 255"),
-        ({"data": [0.5, *REST]}, b"", "integers"),
-        ({"data": [1]}, b"", "must contain 27648 integers"),
-        ({"datatype": "FP32"}, b"", "must be UINT8"),
-        ({"parameters": {"binary_data_size": 3 * SIZE * SIZE}}, b"1234", "needs 27648 bytes, not 4"),
-        ({"parameters": {"binary_data_size": 27648.0}}, b"x" * 27648, "needs 27648 bytes"),
-        ({"parameters": [1]}, b"", "parameters must be"),
-        ({"shape": 5}, b"", "JSON with one input"),
-        ({"shape": [float("inf"), 3, SIZE, SIZE]}, b"", "JSON with one input"),
-        ({"shape": [1, 3, 8, 8]}, b"", "must have the shape"),
-        ({"name": "x"}, b"", "one input named"),
-        ({"outputs": [{"name": "masks"}]}, b"", "no such output"),
-        ({"outputs": 1}, b"", "must be a list"),
-    ],
-)
-def test_malformed_tensors_are_refused(changes, tail, message):
-    outputs = {"outputs": changes.pop("outputs")} if "outputs" in changes else {}
-    tensor = {"name": "images", "datatype": "UINT8", "shape": [1, 3, SIZE, SIZE], "data": [], **changes}
-    text = json.dumps({"inputs": [tensor], **outputs}).encode()
-    with pytest.raises(DataError, match=message):
-        inference_protocol.read_request(text + tail, len(text) if tail else None, SIZE)
+def test_other_requests_are_refused(ask, monkeypatch):
+    assert ask("POST", "/elsewhere", jpeg())[0] == 404
+    assert ask("POST", "/detect", b"", Content_Length="x")[0] == 411
+    assert ask("POST", "/detect", b"junk")[0] == 400
+
+
+@pytest.mark.slow
+def test_sigterm_ends_it_while_an_image_is_computed(bundle_uri, tmp_path):
+    code = (
+        "import sys, time; from trainer.export import bundle, server; "
+        "from trainer.export.predict import open_bundle; "
+        "model = open_bundle(bundle.load(sys.argv[1])); model.run = lambda images: time.sleep(600); "
+        "server.serve(model, '127.0.0.1', 0)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, bundle_uri], stdout=subprocess.PIPE, text=True
+    ) as process:
+        port = int(process.stdout.readline().rstrip("/\n").rpartition(":")[2])
+        client = socket.create_connection(("127.0.0.1", port))
+        head = b"POST /detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(jpeg())
+        client.sendall(head + jpeg())
+        time.sleep(0.5)
+        process.terminate()
+        assert process.wait(30) == 0
+        client.close()
+
+
+def test_a_small_file_of_many_pixels_is_refused_by_its_header(address):
+    bomb = png(20_000)
+    assert len(bomb) < 100_000
+    status, answer = post(address, bomb)
+    assert status == 413 and "--max-pixels" in answer["fix"]
+
+
+def test_silent_connections_are_closed(address, monkeypatch):
+    monkeypatch.setattr(server._Handler, "timeout", 0.3)
+    clients = [opened(address, b"GET / HTTP/1.1\r\n" if number % 2 else b"") for number in range(10)]
+    assert [closed(client) for client in clients] == [b""] * 10
+    assert post(address, png(100))[0] == 200

@@ -1,6 +1,5 @@
 // The page: images and their detections.
 "use strict";
-import {Camera} from "./camera.js";
 import {color, draw} from "./drawing.js";
 
 const at = id => document.getElementById(id);
@@ -9,7 +8,6 @@ let model = null, current = null, looking = false;
 
 const least = () => Number(at("least").value);
 const shown = boxes => boxes.filter(box => !hidden.has(box.label) && box.score >= least());
-const camera = new Camera(at("video"), at("live-boxes"), detect, shown);
 
 function say(sentence, wrong = false) {
   at("message").textContent = sentence;
@@ -154,12 +152,6 @@ async function copy() {
   }
 }
 
-async function start() {
-  const sentence = await camera.start(at("pace"));
-  at("live").hidden = Boolean(sentence);
-  say(sentence, true);
-}
-
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("textarea")) return;
   if (event.key === ",") step(-1);
@@ -190,9 +182,6 @@ at("before").addEventListener("click", () => step(-1));
 at("after").addEventListener("click", () => step(1));
 at("discard").addEventListener("click", discard);
 at("copy").addEventListener("click", copy);
-at("camera").addEventListener("click", start);
-at("stop").addEventListener("click", () => { camera.stop(); at("live").hidden = true; });
-at("snap").addEventListener("click", async () => add([await camera.keep()]));
 
 try {
   model = await (await fetch("model.json")).json();
