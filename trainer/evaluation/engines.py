@@ -47,19 +47,13 @@ def require(engine: str) -> None:
 
 def evaluator(truth: Truth, predictions: Predictions) -> Any:
     """Return hotcoco's evaluator with all classes matched at IoU 0.5; it holds gigabytes on a large split."""
-    coco_eval = _loaded(truth, predictions)
+    coco_eval = _load_hotcoco(truth, predictions)
     params = coco_eval.params
     params.iou_thrs, params.max_dets = [0.5], [100]
     params.area_rng, params.area_rng_lbl = params.area_rng[:1], params.area_rng_lbl[:1]
     coco_eval.params = params
     coco_eval.evaluate()
     return coco_eval
-
-
-def lvis(truth: Truth, predictions: Predictions) -> Arrays:
-    """Like `run`, with the rules of LVIS; M is 1."""
-    require("hotcoco")
-    return _hotcoco(truth, predictions, lvis_style=True)
 
 
 def precisions(precision: np.ndarray) -> list[float]:
@@ -74,14 +68,14 @@ def mean(values: np.ndarray) -> float:
     return float(np.mean(defined)) if defined.size else -1.0
 
 
-def _hotcoco(truth: Truth, predictions: Predictions, *, lvis_style: bool = False) -> Arrays:
+def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
     ids, precision, recall = truth.category_ids, [], []
     counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
     calls = (np.cumsum(counts) - counts) // _CHUNK_PREDICTIONS
     for chosen in np.split(ids, np.flatnonzero(np.diff(calls)) + 1):
-        categories = [one for one in truth.categories if chosen[0] <= one["id"] <= chosen[-1]]
+        categories = [item for item in truth.categories if chosen[0] <= item["id"] <= chosen[-1]]
         part = replace(truth.take(np.isin(truth.labels, chosen)), categories=categories)
-        coco_eval = _loaded(part, predictions.take(np.isin(predictions.labels, chosen)), lvis_style)
+        coco_eval = _load_hotcoco(part, predictions.take(np.isin(predictions.labels, chosen)))
         coco_eval.evaluate()
         coco_eval.accumulate()
         arrays = coco_eval.eval  # Copied by each access, and large.
@@ -90,7 +84,7 @@ def _hotcoco(truth: Truth, predictions: Predictions, *, lvis_style: bool = False
     return np.concatenate(precision, axis=2), np.concatenate(recall, axis=1)
 
 
-def _loaded(truth: Truth, predictions: Predictions, lvis_style: bool = False) -> Any:
+def _load_hotcoco(truth: Truth, predictions: Predictions) -> Any:
     from hotcoco import COCO, COCOeval
 
     dataset = COCO.from_arrays(
@@ -103,7 +97,7 @@ def _loaded(truth: Truth, predictions: Predictions, lvis_style: bool = False) ->
         iscrowd=truth.crowd,
     )
     columns = (predictions.image_ids, predictions.boxes, predictions.scores, predictions.labels)
-    return COCOeval(dataset, dataset.load_res(np.column_stack(columns)), "bbox", lvis_style=lvis_style)
+    return COCOeval(dataset, dataset.load_res(np.column_stack(columns)), "bbox")
 
 
 def _pycocotools(truth: Truth, predictions: Predictions) -> Arrays:

@@ -17,7 +17,6 @@ from typing import Any
 
 from trainer.base.errors import EvaluationError
 from trainer.evaluation.metrics import (
-    LVIS,
     METRICS,
     MIN_IMAGES,
     OPEN_IMAGES,
@@ -35,7 +34,7 @@ _RULE = re.compile(
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
 _CLASS_METRIC = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
-_ALL_METRICS = (*METRICS, OPEN_IMAGES, *LVIS)
+_ALL_METRICS = (*METRICS, OPEN_IMAGES)
 _NOT_MEASURED = "the evaluation does not report it"
 _NO_TRUTH = ", there is no ground truth to measure it on"
 _MAX_LISTED = 5

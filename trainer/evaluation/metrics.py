@@ -24,17 +24,6 @@ METRICS = {
 
 OPEN_IMAGES = "oid/AP50"  # the metric that follows the Open Images Challenge
 
-_AS_LVIS = [(name.replace("coco/", "lvis/"), meaning) for name, meaning in METRICS.items()]
-LVIS = {
-    **dict(_AS_LVIS[:6]),
-    "lvis/APr": "rare classes: in at most 10 training images",
-    "lvis/APc": "common classes: in 11 to 100 training images",
-    "lvis/APf": "frequent classes: in more than 100 training images",
-    "lvis/AR300": "recall with 300 detections an image",
-    **dict(_AS_LVIS[-3:]),
-}
-"""The thirteen numbers of LVIS in the order of its evaluator, with their meaning."""
-
 PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")  # metrics of each class
 
 VERDICTS = BETTER, WORSE, NOT_SURE, TOO_FEW = "better", "worse", "not sure", "too few to tell"

@@ -1,7 +1,7 @@
 """All metrics and analyses of an evaluation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,16 +9,13 @@ import numpy as np
 from trainer.evaluation import bootstrap, coco, engines, openimages_metric
 from trainer.evaluation.box_matching import Matches, match
 from trainer.evaluation.coco import CocoResult
-from trainer.evaluation.metrics import LVIS, OPEN_IMAGES, Compared
+from trainer.evaluation.metrics import OPEN_IMAGES, Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
 
 BINS = 10
 GRID = np.linspace(0.0, 1.0, 101)  # thresholds of the F1 curves
 SHOWN_SCORE = 0.3
 """Detections below this score are left out of the confusion matrix and of the report's gallery."""
-_LVIS_DETECTIONS = 300  # of an image
-_LVIS_VERIFIED = ("neg_category_ids", "not_exhaustive_category_ids")
-_FREQUENCIES = ("r", "c", "f")  # values of a category's frequency in LVIS, in the order of the metrics
 TIDE = {
     "Cls": "right place, wrong class",
     "Loc": "right class, place not exact",
@@ -80,7 +77,7 @@ class Scores:
     """Metrics, matches and analyses of a model's predictions of a split."""
 
     coco: CocoResult
-    metrics: dict[str, float]  # the twelve COCO numbers, oid/AP50, and LVIS's if there are any, by name
+    metrics: dict[str, float]  # the twelve COCO numbers and oid/AP50, by name
     matches: Matches  # at coco.IOU_THRESHOLDS
     points: dict[str, OperatingPoint]  # the best threshold of each class with objects and predictions
     f1: dict[str, np.ndarray]  # F1 at IoU 0.5 over GRID, of each class that has objects
@@ -110,7 +107,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
         del evaluator  # It holds gigabytes.
     verified, ancestors = openimages_metric.image_labels(dataset)
     open_images, _ = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
-    metrics = {**result.metrics, OPEN_IMAGES: open_images, **lvis(truth, predictions)}
+    metrics = {**result.metrics, OPEN_IMAGES: open_images}
     matches = match(truth, predictions, coco.IOU_THRESHOLDS)
     points, curves = {}, {}
     for place, name in enumerate(truth.names):
@@ -128,34 +125,6 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
             best = last[np.argmax(f1[1:][last])]
             points[name] = OperatingPoint(float(scores[best]), float(f1[1:][best]))
     return Scores(result, metrics, matches, points, curves, calibrate(matches), tide, confusion)
-
-
-def lvis(truth: Truth, predictions: Predictions) -> dict[str, float]:
-    """Return LVIS's metrics by name, -1 without ground truth; {} if the images are not annotated as LVIS's.
-
-    Those (https://www.lvisdataset.org) are annotated for some classes only. A detection counts only if its
-    class is verified in its image: it has boxes there, or people found none (`neg_category_ids`). Where they
-    did not box all objects of a class (`not_exhaustive_category_ids`), detections without a partner are
-    ignored. Of an image the 300 best detections count, whatever their class. Equal to lvis 0.5.3
-    (github.com/lvis-dataset/lvis-api, lvis/eval.py), for which a crowd is an object, and which leaves out
-    boxes without an area.
-    """
-    if not all(key in image for image in truth.images for key in _LVIS_VERIFIED):
-        return {}
-    truth = truth.take(truth.areas > 0)
-    truth = replace(truth, crowd=np.zeros_like(truth.crowd))
-    best = np.lexsort((-predictions.scores, predictions.image_ids))
-    images = predictions.image_ids[best]
-    rank = np.arange(len(best)) - np.searchsorted(images, images)
-    predictions = predictions.take(np.sort(best[rank < _LVIS_DETECTIONS]))
-    predictions = predictions.take(predictions.boxes[:, 2] * predictions.boxes[:, 3] > 0)
-    precision, recall = (part[..., -1] for part in engines.lvis(truth, predictions))
-    of_class = [category.get("frequency") for category in truth.categories]
-    groups = [np.array([one == name for one in of_class], bool) for name in _FREQUENCIES]
-    values = engines.precisions(precision)
-    values += [engines.mean(precision[:, :, group, 0]) for group in groups]
-    values += [engines.mean(recall[..., size]) for size in (0, 1, 2, 3)]
-    return dict(zip(LVIS, values, strict=True))
 
 
 def calibrate(matches: Matches) -> Calibration:

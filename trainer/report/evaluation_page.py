@@ -17,7 +17,7 @@ from trainer.config.parsing import flat
 from trainer.data.statistics import SplitStatistics
 from trainer.evaluation.coco import number, table
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metrics import LVIS, METRICS, VERDICTS, Change, Compared, count_verdicts
+from trainer.evaluation.metrics import METRICS, VERDICTS, Change, Compared, count_verdicts
 from trainer.evaluation.scoring import SHOWN_SCORE, Scores
 from trainer.report import gallery, plots
 from trainer.report.figures import render
@@ -74,9 +74,8 @@ def write_report(data: ReportData, folder: str | Path) -> None:
             {"true class": names[row], "predicted class": names[column], "boxes": int(counts[row, column])}
             for row, column in zip(*np.nonzero(counts), strict=True)
         ]
-    lvis = [f"{name:<12}{number(value):>8}" for name, value in data.scores.metrics.items() if name in LVIS]
     texts = (
-        "\n".join([table(data.scores.coco), *lvis]),
+        table(data.scores.coco),
         html(data),
         markdown(data),
         _csv(per_class, ["class"]),
