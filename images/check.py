@@ -17,10 +17,9 @@ _EXTRA = {
     "pipelines": "client",
     "operations.tuning.search": "tune",
     "trainer.export": "export",
-    "trainer.export.server": "serve",
     "trainer.trackers.mlflow_tracker": "mlflow",
     "trainer.trackers.wandb_tracker": "wandb",
-    "trainer.model.architectures.detr": "detr",
+    "trainer.model.detr": "detr",
 }
 """Modules of ours that need an extra; `client` is what the distribution itself requires."""
 _CLIENT = Marker('extra == ""')
@@ -91,7 +90,8 @@ def _check_compiler() -> None:
     """Compile the loss's kernel for a CPU, or warn that it is not possible."""
     import torch
 
-    from trainer.model import focal, fused_functions
+    from trainer.model import fused_functions
+    from trainer.model.retinanet import focal
 
     if missing := fused_functions.missing_tool("cpu"):
         print(f"warning: {missing}: images without one train with the slower, uncompiled loss")

@@ -4,7 +4,6 @@
 - `model.onnx` and others: the exported formats
 - `model_metadata.json`: classes, input, outputs, thresholds, origin, checks
 - `MODEL_CARD.md`: the same for people
-- `sbom.cdx.json`: CycloneDX: the files, and the packages that made them
 - `model.sig`: signature, if a key was given
 - `SHA256SUMS`: written last: a folder without it is no bundle (`sha256sum -c` reads it)
 """
@@ -29,7 +28,6 @@ from trainer.config.types import RESIZES, InputSquare
 METADATA = "model_metadata.json"
 WEIGHTS = "model.safetensors"
 CARD = "MODEL_CARD.md"
-SBOM = "sbom.cdx.json"
 SIGNATURE = "model.sig"
 CHECKSUMS = "SHA256SUMS"
 FORM = storage.Form(

@@ -1,7 +1,6 @@
 """Bundles: complete and unchanged, or refused."""
 
 import hashlib
-import json
 import os
 import subprocess
 
@@ -10,7 +9,7 @@ from bundles import make_bundle
 
 from trainer import storage
 from trainer.base.errors import StorageError
-from trainer.export import bundle, description
+from trainer.export import bundle
 
 
 def _change_a_byte(path):
@@ -76,20 +75,6 @@ def test_a_bundle_in_an_object_store(bundle_uri, bucket):
     _change_a_byte(bucket / "models" / "pets" / "v1" / "model.onnx")
     with pytest.raises(StorageError, match=r"model\.onnx"):
         opened.check()
-
-
-def test_the_bill_of_materials_is_cyclonedx(bundle_uri, tmp_path):
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
-    target = tmp_path / "sbom.json"
-    description.write_sbom(tmp_path / "made", target, "pets", "v1")
-    text = target.read_text()
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    parts = {part["name"]: part for part in json.loads(text)["components"]}
-    assert parts["torch"]["purl"].startswith("pkg:pypi/torch@")
-    assert "onnxruntime" in parts and "pytest" not in parts
-    assert parts["model.onnx"]["hashes"][0]["content"] == bundle.load(bundle_uri).checksums["model.onnx"]
 
 
 def test_a_bundle_that_replaces_another_leaves_nothing_of_it(tmp_path):
