@@ -29,8 +29,8 @@ from trainer.evaluation.coco import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.launching.distributed import World
 from trainer.model import recipes
-from trainer.model.architectures.retinanet.retinanet import RetinaNet
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.retinanet.options import RetinaNetOptions
+from trainer.model.retinanet.retinanet import RetinaNet
 from trainer.training import checkpoint
 from trainer.training.loop import train
 

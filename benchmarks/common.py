@@ -22,13 +22,13 @@ from trainer.base import log
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.launching.worker_failures import report_error
 from trainer.model import fused_functions
-from trainer.model.architectures.retinanet.backbone import freeze
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.retinanet.backbone import freeze
+from trainer.model.retinanet.options import RetinaNetOptions
 
 Times = dict[str, float]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 _ANY_MODEL = {
-    "weights", "score_threshold", "nms_threshold", "topk_candidates", "detections_per_image",
+    "weights", "score_threshold", "nms_threshold", "detections_per_image",
     "trainable_layers", "sync_batchnorm",
 }  # fmt: skip
 """What two networks that train alike may differ in."""

@@ -15,14 +15,14 @@ import torch
 from benchmarks.common import run
 from benchmarks.step import Reference, compare
 from trainer.model.architecture import build
-from trainer.model.architectures.detr.detr_options import DetrOptions
 from trainer.model.boxes import to_center
+from trainer.model.dfine.options import DFineOptions, RTDetrOptions
 
 GOALS = {"cpu": {"ratio_to_bf16_80_320px_dfine_s": 1.3, "ratio_to_bf16_80_320px_dfine_l": 1.3}}
 _CLIP = 0.1  # Largest norm of the gradient in D-FINE's and RT-DETR's own training.
 
 
-def transformers(batch: Any, config: DetrOptions, classes: int) -> Reference:
+def transformers(batch: Any, config: DFineOptions | RTDetrOptions, classes: int) -> Reference:
     """The model of transformers and its loss; what ours has frozen is frozen."""
     pixels, boxes, labels, _ = batch
     ours = build(config, classes)
@@ -39,7 +39,14 @@ def transformers(batch: Any, config: DetrOptions, classes: int) -> Reference:
 
 def main() -> None:
     """Measure every case and print the ratios."""
-    compare("detr_step", __doc__, "80:320:dfine_s,80:320:dfine_l", transformers, DetrOptions, GOALS)
+    compare(
+        "detr_step",
+        __doc__,
+        "80:320:dfine_s,80:320:dfine_l",
+        transformers,
+        (DFineOptions, RTDetrOptions),
+        GOALS,
+    )
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def inference(options: argparse.Namespace) -> None:
     options.threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as root:
         # As torchvision's model has it.
-        changes = {"model.background_class": True, "model.detections_per_image": 300}
+        changes = {"model.detections_per_image": 300}
         config = recipes.load("coco_r50", {"loader.image_size": options.size, **changes})
         source = _squares(Path(root) / "squares", options.samples, options.size)
         raw = download(f"coco:{source}", root, config.data)
@@ -96,7 +96,7 @@ def inference(options: argparse.Namespace) -> None:
         stock = _confident(stock_model(CLASSES + 1, options.size, torch.device("cpu")).eval())
         detector = build(config.model, CLASSES).eval()
         detector.load_state_dict(stock.state_dict())
-        detector = detector.folded().to(memory_format=torch.channels_last)
+        detector = detector.fold_batchnorm().to(memory_format=torch.channels_last)
         candidates = {
             "reference_1_thread": lambda: reference(stock, dataset, 1),
             "reference": lambda: reference(stock, dataset, options.threads),

@@ -19,10 +19,9 @@ from torch import Tensor
 from benchmarks.common import arguments, interleaved, report
 from trainer.export.formats import OnnxRuntime, write_onnx
 from trainer.export.quantize import quantize
-from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet import RetinaNet
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.deployment import INPUT
+from trainer.model.architecture import INPUT, build
+from trainer.model.retinanet.options import RetinaNetOptions
+from trainer.model.retinanet.retinanet import RetinaNet
 
 CLASSES = 80
 
@@ -62,7 +61,7 @@ def main() -> None:
         safetensors.torch.save_file(
             {name: value.contiguous() for name, value in detector.state_dict().items()}, folder / "weights"
         )
-        write_onnx(graph, folder / "fp32.onnx", 18)
+        write_onnx(graph, folder / "fp32.onnx")
         random = np.random.default_rng(0)
         calibration = [random.integers(0, 256, (3, size, size), dtype=np.uint8) for _ in range(8)]
         quantize(folder / "fp32.onnx", folder / "int8.onnx", _Images([images[0].numpy(), *calibration]))

@@ -14,9 +14,9 @@ from torchvision.ops import box_iou
 
 from benchmarks.common import arguments, interleaved, random_batch, report, run, stock_model
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet import Matches, assign, box_loss, pad_targets
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.focal import focal_and_gradient_, focal_loss
+from trainer.model.retinanet.focal import focal_and_gradient_, focal_loss
+from trainer.model.retinanet.loss import AnchorTargets, assign_targets, box_loss, pad_targets
+from trainer.model.retinanet.options import RetinaNetOptions
 
 GOALS = {
     "cpu": {"focal_91_ratio": 8, "focal_601_ratio": 13, "loss_91_ratio": 2, "loss_601_ratio": 4},
@@ -61,7 +61,7 @@ class Case:
         self.stock_logits.grad = self.offsets.grad = None
 
     def loss(self) -> None:
-        matches = assign(*pad_targets(self.boxes, self.labels), self.together)
+        matches = assign_targets(*pad_targets(self.boxes, self.labels), self.together)
         (self._focal(matches) + box_loss(self.offsets, "giou", self.together, matches)).backward()
         self.offsets.grad = None
         for level in self.logits:
@@ -69,18 +69,18 @@ class Case:
 
     def prepare(self) -> None:
         """Match once, for the candidates that only compute the classification loss."""
-        self.matches = assign(*pad_targets(self.boxes, self.labels), self.together)
+        self.matches = assign_targets(*pad_targets(self.boxes, self.labels), self.together)
         matcher = self.stock.proposal_matcher
         self.matched_lists = [matcher(box_iou(target["boxes"], self.together)) for target in self.lists]
 
-    def _focal(self, matches: Matches) -> Tensor:
+    def _focal(self, matches: AnchorTargets) -> Tensor:
         parts = [
             focal_loss(level.flatten(0, 1), names, factors)
             for level, names, factors in zip(self.logits, *self._by_level(matches), strict=True)
         ]
         return torch.stack(parts).sum()
 
-    def _by_level(self, matches: Matches) -> tuple[list[Tensor], list[Tensor]]:
+    def _by_level(self, matches: AnchorTargets) -> tuple[list[Tensor], list[Tensor]]:
         labels, weights = (part.split(self.sizes, dim=1) for part in (matches.labels, matches.weights))
         return [part.flatten() for part in labels], [part.flatten() for part in weights]
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, interleaved, report, run, stock_model
-from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.deployment import Detections, postprocess
+from trainer.model.architecture import Detections, build, postprocess
+from trainer.model.retinanet.options import RetinaNetOptions
 
 GOALS = {"cpu": {"ratio_601": 5}, "cuda": {}}  # Of 800 px.
 

@@ -29,7 +29,7 @@ from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.launching.distributed import World
 from trainer.model import recipes
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.retinanet.options import RetinaNetOptions
 from trainer.training.state import TrainState
 
 GOALS = {
@@ -183,7 +183,9 @@ def on_a_gpu(candidate: Candidate, images: int, *, graphs: bool) -> dict[str, fl
     return {"peak_gb_per_image": peak / 1e9 / images, "waits": waits}
 
 
-def measure(case: Case, options: argparse.Namespace, library: Library, kind: type) -> dict[str, Any]:
+def measure(
+    case: Case, options: argparse.Namespace, library: Library, kind: type | tuple[type, ...]
+) -> dict[str, Any]:
     """Figures of one case, by name without the case; ConfigError if its options are of another kind."""
     device = options.device
     config = without_weights(recipes.load(case.recipe) if case.recipe else Config())
@@ -233,7 +235,7 @@ def compare(
     description: str | None,
     cases: str,
     library: Library,
-    kind: type,
+    kind: type | tuple[type, ...],
     goals: dict[str, dict[str, float]],
 ) -> None:
     """Measure every case, with options of a `kind`, against a library; print the ratios."""

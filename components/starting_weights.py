@@ -33,7 +33,7 @@ def implied(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
     if not model.weights or type(model).implied is ModelConfig.implied:
         return {}
     file = obtain(model.weights, data_root)
-    values = model.implied(file.described, file.shapes())
+    values = model.options_from_weights(file.described, file.shapes())
     keys = {f"model.{name}": value for name, value in values.items() if value != getattr(model, name)}
     return {key: value for key, value in keys.items() if key not in overrides}
 

@@ -25,7 +25,7 @@ FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob
 
 LAYERS = (
     ("base", {"base"}),
-    ("storage", {"config.types", "storage"}),
+    ("storage", {"storage"}),
     ("processes", {"launching"}),
     ("configuration", {"config"}),
     ("trackers", {"trackers"}),

@@ -9,9 +9,9 @@ from PIL import Image
 
 import kubedet
 from trainer.model.architecture import build
-from trainer.model.architectures.detr.group_detr_options import RFDetrOptions
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.pretrained import load_pretrained
+from trainer.model.retinanet.options import RetinaNetOptions
+from trainer.model.rfdetr.options import RFDetrOptions
 
 NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1)
 BOX = [4, 4, 20, 20]

@@ -14,7 +14,7 @@ from trainer.export.preprocess import preprocess
 from trainer.export.verify import verify
 from trainer.launching.distributed import SINGLE
 from trainer.model.architecture import build
-from trainer.model.architectures.detr.group_detr_options import RFDetrOptions
+from trainer.model.rfdetr.options import RFDetrOptions
 
 
 def test_rf_detr_176_a_file_that_finds_less_is_not_published(shards, tiny, tmp_path):
@@ -50,7 +50,7 @@ def test_rf_detr_949_a_file_takes_batches_of_any_size(tmp_path):
     """The batch size of the export was a constant of RF-DETR's graph, and others were errors."""
     pytest.importorskip("transformers")
     options = RFDetrOptions(width=0.25, queries=10, groups=1, score_threshold=0.0)
-    write_onnx(build(options, 3).folded().deployment_graph(128), tmp_path / "model.onnx", opset=18)
+    write_onnx(build(options, 3).fold_batchnorm().deployment_graph(128), tmp_path / "model.onnx")
     runtime = OnnxRuntime(tmp_path / "model.onnx")
     images = torch.randint(0, 256, (5, 3, 128, 128), dtype=torch.uint8).numpy()
     together, alone = runtime.run(images), [runtime.run(images[row : row + 1]) for row in range(5)]

@@ -9,10 +9,16 @@ from transformers import ConditionalDetrConfig, ConditionalDetrForObjectDetectio
 from trainer.config.schema import ModelConfig
 from trainer.config.types import STRICT, Positive
 from trainer.data.batch import PADDING
-from trainer.model import upstream_fitting
-from trainer.model.architecture import Architecture, UpstreamWeights, recolored
+from trainer.model.architecture import (
+    RAW_OUTPUTS,
+    Architecture,
+    Detections,
+    Graph,
+    UpstreamWeights,
+    apply_color,
+)
 from trainer.model.boxes import to_center, to_corners
-from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph
+from trainer.model.weights import load_tensors
 
 _WEIGHTS = {"loss_ce": 2.0, "loss_bbox": 5.0, "loss_giou": 2.0}
 _HEADS = ("whole.class_labels_classifier.",)
@@ -31,7 +37,7 @@ class ConditionalOptions(ModelConfig):
     layers: Positive = 6
     """Layers of encoder and decoder; each of the decoder's has its own losses."""
 
-    def implied(self, described, shapes):
+    def options_from_weights(self, described, shapes):
         found = shapes.get("model.query_position_embeddings.weight", ())
         sizes = dict(zip(("queries", "width"), found, strict=False))
         return sizes | ({"layers": described["decoder_layers"]} if "decoder_layers" in described else {})
@@ -55,7 +61,7 @@ class ConditionalOptions(ModelConfig):
 
 
 class Conditional(Architecture):
-    """Conditional DETR (Meng et al. 2021): padding is masked in its attention."""
+    """Conditional DETR (Meng et al. 2021)."""
 
     title = "Conditional DETR"
 
@@ -69,8 +75,8 @@ class Conditional(Architecture):
         self.loss_names = (*_WEIGHTS, *of_layers)
 
     def outputs(self, images, color=None, labels=None):
-        pixels = recolored(images.float() / 255, color, 1) * 4 - 2
-        return self.whole(pixels, pixel_mask=self.shown(images), labels=labels)
+        pixels = apply_color(images.float() / 255, color, 1) * 4 - 2
+        return self.whole(pixels, labels=labels)
 
     def forward(self, images, boxes, labels, color=None):
         targets = [
@@ -92,7 +98,7 @@ class Conditional(Architecture):
 
     def load_upstream(self, state, source):
         named = {f"whole.{name}": value for name, value in state.items()}
-        return upstream_fitting.load(self, named, source, _HEADS)
+        return load_tensors(self, named, source, _HEADS, body="whole.model.backbone.")
 
     def upstream_weights(self, names):
         files = {"config.json": self.whole.config.to_json_string().encode()}

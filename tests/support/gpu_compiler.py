@@ -33,7 +33,7 @@ from triton.backends.compiler import GPUTarget
 from trainer.launching.distributed import World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.retinanet.options import RetinaNetOptions
 from trainer.training.step import compile_detector
 
 GPU = torch.device("cuda", 0)

@@ -3,7 +3,7 @@
 import torch
 
 from trainer.export.verify import Comparison, Tolerance
-from trainer.model.deployment import Detections
+from trainer.model.architecture import Detections
 
 
 def same_input(monkeypatch, ours, stock, images):

@@ -10,9 +10,8 @@ from torch import nn
 from trainer.config.schema import ModelConfig
 from trainer.config.types import STRICT, Positive
 from trainer.data.batch import PADDING
-from trainer.model import upstream_fitting
-from trainer.model.architecture import Architecture, UpstreamWeights
-from trainer.model.deployment import RAW_OUTPUTS, Detections, Graph
+from trainer.model.architecture import RAW_OUTPUTS, Architecture, Detections, Graph, UpstreamWeights
+from trainer.model.weights import load_tensors
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -60,7 +59,7 @@ class Toy(Architecture):
         return RawToyGraph(self, image_size)
 
     def load_upstream(self, state, source):
-        return upstream_fitting.load(self, state, source, ())
+        return load_tensors(self, state, source, (), body="body.")
 
     def upstream_weights(self, names):
         return UpstreamWeights(self.state_dict(), self.num_classes)

@@ -24,10 +24,10 @@ from trainer.model import recipes
 
 VALUES = Path(__file__).parent / "published_recipes.yaml"
 DOCS = Path(__file__).parents[2] / "docs" / "published.md"
-NETWORKS = Path(__file__).parent / "model/architectures/detr/authors_networks.json.gz"
+NETWORKS = Path(__file__).parent / "model/detr/authors_networks.json.gz"
 FREE = {
     "loader.workers", "loader.prefetch", "train.batch_size", "train.accumulate",
-    "train.channels_last", "train.compile", "train.seed",
+    "train.compile", "train.seed",
     "train.trackers", "train.log_every", "train.validate_every", "train.checkpoint_steps",
     "train.checkpoint_minutes", "train.keep_checkpoints", "train.keep_every",
 }  # fmt: skip
@@ -100,10 +100,8 @@ def without_effect(ours: dict[str, Any]) -> set[str]:
         "loader.scale_draw": ours["loader.scale"] == [1, 1],
         "loader.color_probability": not any(ours[key] for key in colors),
         "loader.repeat_threshold": ours["loader.sampling"] != "repeat_factor",
-        "train.momentum": ours["train.optimizer"] != "sgd",
         "train.lr_scaling": not ours["train.lr_batch"],
         "train.scale_steps": not ours["train.lr_batch"],
-        "train.final_lr": ours["train.schedule"] != "cosine",
         "train.gamma": not ours["train.milestones"],
         "train.warmup_steps": ours["train.warmup_epochs"] > 0,
         "train.warmup_shape": not ours["train.warmup_steps"] and not ours["train.warmup_epochs"],
@@ -151,15 +149,15 @@ def test_the_installed_torchvision_has_the_published_defaults():
         assert shown(theirs[argument].default) == PUBLISHED["coco_r50"][key]
 
 
-_OF_BACKBONE, _OF_REST = "(?=.*backbone)", "(?=.*(?:encoder|decoder))"
+_BACKBONE, _REST = "(?=.*backbone)", "(?=.*(?:encoder|decoder))"
 _LIKE_S = (
-    (f"^{_OF_BACKBONE}(?!.*norm|bn).*$", True, True),
-    (f"^{_OF_BACKBONE}(?=.*norm|bn).*$", True, False),
-    (f"^{_OF_REST}(?=.*(?:norm|bn|bias)).*$", False, False),
+    (f"^{_BACKBONE}(?!.*norm|bn).*$", True, True),
+    (f"^{_BACKBONE}(?=.*norm|bn).*$", True, False),
+    (f"^{_REST}(?=.*(?:norm|bn|bias)).*$", False, False),
 )
 _LIKE_L = (
-    (f"^{_OF_BACKBONE}(?!.*norm|bn).*$", True, True),
-    (f"^{_OF_REST}(?=.*(?:norm|bn)).*$", False, False),
+    (f"^{_BACKBONE}(?!.*norm|bn).*$", True, True),
+    (f"^{_REST}(?=.*(?:norm|bn)).*$", False, False),
 )
 OPTIMIZERS = {
     **dict.fromkeys(("dfine_n", "dfine_s", "dfine_m", "dfine_finetune", "rtdetr_r34"), _LIKE_S),
@@ -175,7 +173,7 @@ OPTIMIZERS = {
 learning rate, and whether it decays. That of rtdetr_r50 lacks `|bn`, which no name of its backbone has."""
 
 
-def of_rfdetr(name: str) -> tuple[float, bool]:
+def rfdetr_group(name: str) -> tuple[float, bool]:
     """Learning rate by main.py and backbone.py of RF-DETR, which counts 13 layers, and whether it decays."""
     if "transformer.decoder" in name:
         return 0.7, True
@@ -193,7 +191,7 @@ def test_every_weight_has_the_learning_rate_and_decay_of_the_authors(name):
     """On the names of the authors' smallest networks, see test_detr_layouts.py."""
     pytest.importorskip("transformers")
     from trainer.model.architecture import build
-    from trainer.model.architectures.detr.layouts import library_names
+    from trainer.model.detr.tensor_names import rename_tensors
     from trainer.training.optim import build_optimizer
 
     config = recipes.load(name)
@@ -203,7 +201,7 @@ def test_every_weight_has_the_learning_rate_and_decay_of_the_authors(name):
     # The number of a name in its values says what it is called here.
     numbered = {key: torch.full(shape, float(number)) for number, (key, shape) in enumerate(shapes)}
     detector = build(replace(config.model, size=network), 80)
-    renamed = library_names(numbered, detector.layout)
+    renamed = rename_tensors(numbered, detector.tensor_rules)
     theirs = {key: shapes[int(value.flatten()[0])][0] for key, value in renamed.items() if value.numel()}
     optimizer = build_optimizer(detector, config.train)
     ours = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
@@ -212,7 +210,7 @@ def test_every_weight_has_the_learning_rate_and_decay_of_the_authors(name):
         if not weight.requires_grad:
             continue
         if name == "rfdetr_m":
-            scale, decays = of_rfdetr(theirs[key])
+            scale, decays = rfdetr_group(theirs[key])
         else:
             patterns = OPTIMIZERS[name]
             slow, decays = next(

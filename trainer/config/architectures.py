@@ -23,19 +23,18 @@ class Entry(NamedTuple):
     packages: tuple[str, ...] = ()  # packages of that extra
 
 
-def _own(module: str, name: str) -> Entry:
-    """Return the entry of a class in trainer.model.architectures, with its options."""
-    place = f"trainer.model.architectures.{module}"
-    needed = ("detr", ("transformers", "scipy")) if module.startswith("detr.") else ()
-    return Entry(f"{place}_options:{name}Options", f"{place}:{name}", *needed)
+def _entry(folder: str, module: str, name: str, extra: str = "", *packages: str) -> Entry:
+    place = f"trainer.model.{folder}"
+    return Entry(f"{place}.options:{name}Options", f"{place}.{module}:{name}", extra, packages)
 
 
+_DETR = ("detr", "transformers", "scipy")
 ARCHITECTURES = {
-    "retinanet": _own("retinanet.retinanet", "RetinaNet"),
-    "dfine": _own("detr.detr", "DFine"),
-    "rtdetr": _own("detr.detr", "RTDetr"),
-    "rfdetr": _own("detr.group_detr", "RFDetr"),
-    "deimv2": _own("detr.deim", "Deimv2"),
+    "retinanet": _entry("retinanet", "retinanet", "RetinaNet"),
+    "dfine": _entry("dfine", "dfine", "DFine", *_DETR),
+    "rtdetr": _entry("dfine", "rtdetr", "RTDetr", *_DETR),
+    "rfdetr": _entry("rfdetr", "rfdetr", "RFDetr", *_DETR),
+    "deimv2": _entry("deimv2", "deimv2", "Deimv2", *_DETR),
 }
 """Every architecture by its name."""
 

@@ -1,24 +1,21 @@
-"""Configurations as text: read strictly, changed by dotted keys, written so that they read back equal."""
+"""Configurations as JSON, changed by dotted keys; every value is checked once, when its section is made."""
 
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
-import pydantic_core
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from trainer import storage
 from trainer.base import json_files
 from trainer.base.errors import ConfigError
 from trainer.base.safe_text import UnboundedError, json_value
 from trainer.config import architectures
-from trainer.config.schema import Config, ModelConfig
-from trainer.config.types import NO_WEIGHTS, URI_CHECK, Overrides
-from trainer.storage import check_place
+from trainer.config.schema import SECTIONS, Config, ModelConfig
+from trainer.config.types import NO_WEIGHTS, Overrides
 
-_ADAPTER = TypeAdapter(Config)
 _ARCHITECTURE = "model.architecture"
 _WEIGHTS = "model.weights"
 _EXCERPT = 40
@@ -27,6 +24,7 @@ _LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
 _REWRITE_FIX = (
     "run the command that wrote it again; if you edited the file, also remove its last key, file_sha256"
 )
+_KEYS_FIX = "correct these keys; `kubedet recipes --show NAME` lists a recipe's keys and values"
 
 
 def to_json(config: Config) -> str:
@@ -43,41 +41,80 @@ def read(uri: str) -> Config:
     """Read a configuration that `write` or a person wrote; see `from_json`."""
     text = storage.read_bytes(uri)
     if json_files.is_sealed(text):
-        text = json.dumps(json_files.decode(uri, text, storage.Form(remedy=_REWRITE_FIX))).encode()
+        return from_tree(json_files.decode(uri, text, storage.Form(remedy=_REWRITE_FIX)), where=uri)
     return from_json(text, where=uri)
 
 
 def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
-    """Read a configuration strictly from JSON; missing keys have their defaults.
+    """Read a configuration from JSON; see `from_tree`."""
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}", fix=_KEYS_FIX) from None
+    return from_tree(tree, where=where)
+
+
+def from_tree(tree: Any, *, where: str = "configuration") -> Config:
+    """Make a configuration of nested mappings; missing keys have their defaults.
 
     A ConfigError names every key that is unknown, of a wrong type or out of range; `where` is the title of
     the text in it (a path, a recipe).
     """
-    config, problems = _read(text)
+    config, problems = _build(tree)
     if config is None:
-        raise ConfigError(
-            f"{where} cannot be used:\n" + "\n".join(problems),
-            fix="correct these keys; `kubedet recipes --show NAME` lists a recipe's keys and values",
-        )
+        raise ConfigError(f"{where} cannot be used:\n" + "\n".join(problems), fix=_KEYS_FIX)
     return config
 
 
-def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
+def _build(tree: Any) -> tuple[Config | None, list[str]]:
     """Return the configuration, or None and a line for each problem."""
+    if not isinstance(tree, Mapping):
+        return None, [f"  (the whole text): an object of sections, not {_excerpt(tree)}"]
+    kinds: dict[str, Any] = {**SECTIONS}
+    problems: list[str] = []
+    values = {key: value for key, value in tree.items() if key != "model"}
+    options = tree.get("model", {})
+    name = options.get("architecture", architectures.DEFAULT) if isinstance(options, Mapping) else ""
     try:
-        tree = pydantic_core.from_json(text)
-    except ValueError:
-        tree = None
-    if not isinstance(tree, dict):
-        return _validated(_ADAPTER, text)
-    # The keys of this section depend on one of its values.
-    model, problems = _read_model(tree.pop("model", {}))
-    config, others = _validated(_ADAPTER, json.dumps(tree))
-    problems += others
-    if config is None or model is None:
-        return None, problems
-    # What the architecture does not support.
-    size = config.loader.image_size
+        # The keys of this section depend on one of its values.
+        kinds["model"] = architectures.options_class(name) if name else ModelConfig
+    except ConfigError as error:
+        problems.append(f"  {_ARCHITECTURE}: {error.message}: {error.fix}")
+    for section, kind in kinds.items():
+        values[section] = _make(section, kind, tree.get(section, {}), problems)
+    config = None if problems else _make("", Config, values, problems)
+    if config is not None:
+        problems += _conflicts(config)
+    return (None if problems else config), problems
+
+
+def _make(section: str, kind: Any, values: Any, problems: list[str]) -> Any:
+    """Return a section, or None after adding its problems."""
+    if not isinstance(values, Mapping):
+        problems.append(f"  {section}: a section of keys, not {_excerpt(values)}")
+        return None
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        for item in error.errors():
+            leaf = ".".join(str(part) for part in item["loc"])
+            key = f"{section}.{leaf}".removeprefix(".")
+            if item["type"] != "unexpected_keyword_argument":
+                problems.append(f"  {key}: {item['msg'].lower()}, not {_excerpt(item['input'])}")
+            elif section == "model" and (owners := architectures.owners(leaf)):
+                problems.append(f"  {key}: a key of {', '.join(owners)}, not of {kind.architecture}")
+            else:
+                problems.append(f"  {key}: no such key")
+        return None
+
+
+def _excerpt(value: Any) -> str:
+    return json.dumps(value, default=str)[:80]
+
+
+def _conflicts(config: Config) -> list[str]:
+    """Describe what the architecture does not support."""
+    model, size, problems = config.model, config.loader.image_size, []
     if size % model.stride:
         below = size // model.stride * model.stride
         problems.append(
@@ -86,45 +123,10 @@ def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
         )
     scheme, colon, _ = model.weights.partition(":")
     library = _LIBRARIES.get(scheme, "") if colon else ""
-    misfit = model.misfit()
+    problem = model.weights_problem()
     if library and model.library not in ("", library):
-        misfit = f"{model.weights} are weights of {library}, not of {model.architecture}"
-    if misfit:
-        problems.append(f"  model.weights: {misfit}")
-    return (None if problems else replace(config, model=model)), problems
-
-
-def _validated(adapter: TypeAdapter[Any], text: str | bytes, section: str = "") -> tuple[Any, list[str]]:
-    try:
-        return adapter.validate_json(text, context={URI_CHECK: check_place}), []
-    except ValidationError as error:
-        problems = []
-        for item in error.errors():
-            key = section + ".".join(str(part) for part in item["loc"]) or "(the whole text)"
-            if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-                problems.append(f"  {key}: no such key")
-            else:
-                value = json.dumps(item["input"], default=str)
-                problems.append(f"  {key}: {item['msg'].lower()}, not {value[:80]}")
-        return None, problems
-
-
-def _read_model(tree: Any) -> tuple[ModelConfig | None, list[str]]:
-    if not isinstance(tree, dict):
-        return None, [f"  model: a section of keys, not {json.dumps(tree)[:80]}"]
-    name = tree.get("architecture", architectures.DEFAULT)
-    try:
-        kind = architectures.options_class(name)
-    except ConfigError as error:
-        return None, [f"  model.architecture: {error.message}: {error.fix}"]
-    known = {field.name for field in fields(kind)}
-    foreign = {key: owners for key in tree if key not in known and (owners := architectures.owners(key))}
-    problems = [
-        f"  model.{key}: a key of {', '.join(owners)}, not of {name}" for key, owners in foreign.items()
-    ]
-    rest = {key: value for key, value in tree.items() if key not in foreign}
-    model, others = _validated(TypeAdapter(kind), json.dumps(rest), "model.")
-    return (None if problems else model), problems + others
+        problem = f"{model.weights} are weights of {library}, not of {model.architecture}"
+    return problems + ([f"  {_WEIGHTS}: {problem}"] if problem else [])
 
 
 def parse_value(text: str) -> Any:
@@ -151,9 +153,9 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> Overrides:
         else:
             wrong.append(repr(text))
     if wrong:
-        each = "is not" if len(wrong) == 1 else "are not"
+        verb = "is not" if len(wrong) == 1 else "are not"
         raise ConfigError(
-            f"{option} {', '.join(wrong)} {each} key=value", fix=f"write it like {option} train.epochs=10"
+            f"{option} {', '.join(wrong)} {verb} key=value", fix=f"write it like {option} train.epochs=10"
         )
     return values
 
@@ -177,27 +179,15 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
     keys = list(flat(tree))
     unknown = [key for key in overrides if key not in keys]
     for key in overrides.keys() - set(unknown):
-        *sections, leaf = key.split(".")
-        node = tree
-        for section in sections:
-            node = node[section]
-        node[leaf] = overrides[key]
-    changed, problems = _read(json.dumps(tree))
+        section, _, leaf = key.rpartition(".")
+        (tree[section] if section else tree)[leaf] = overrides[key]
+    changed, problems = _build(tree)
     if changed and overrides.get(_WEIGHTS) == NO_WEIGHTS:
-        frozen = changed.model.freezing().items()
+        frozen = changed.model.frozen_options().items()
         trained = {key: value for key, value in frozen if f"model.{key}" not in overrides}
         changed = replace(changed, model=replace(changed.model, **trained))
     if changed is None or unknown:
-        hints = []
-        for key in unknown:
-            section, _, option = key.partition(".")
-            owners = architectures.owners(option) if section == "model" else []
-            close = difflib.get_close_matches(key, keys, n=3, cutoff=0.5)
-            if owners:
-                hint = f"it is an option of {', '.join(owners)}, not of {name}"
-            else:
-                hint = f"did you mean {' or '.join(close)}?" if close else f"sections are: {', '.join(tree)}"
-            hints.append(f"  no key {key!r}: {hint}")
+        hints = [f"  no key {key!r}: {_hint(key, keys, str(name))}" for key in unknown]
         raise ConfigError(
             f"{where} cannot be used:\n" + "\n".join(hints + problems),
             fix=f"correct these; `kubedet recipes --show {config.recipe}` lists all keys and values",
@@ -205,9 +195,17 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
     return changed
 
 
+def _hint(key: str, keys: Sequence[str], architecture: str) -> str:
+    section, _, option = key.partition(".")
+    if section == "model" and (owners := architectures.owners(option)):
+        return f"it is an option of {', '.join(owners)}, not of {architecture}"
+    close = difflib.get_close_matches(key, keys, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"sections are: model, {', '.join(SECTIONS)}"
+
+
 def check_frozen(config: Config) -> None:
     """Refuse a new training with frozen random weights."""
-    frozen = config.model.freezing()
+    frozen = config.model.frozen_options()
     if frozen and not config.model.weights:
         now = " and ".join(f"model.{key}={getattr(config.model, key)}" for key in frozen)
         raise ConfigError(

@@ -1,6 +1,6 @@
 """All hyper-parameters with their defaults: one tree of dataclasses, loaded strictly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,6 +24,7 @@ from trainer.config.types import (
     Range,
     Resize,
     ScoredTile,
+    Shapes,
     Side,
     Squares,
     TileSide,
@@ -183,11 +184,11 @@ class ModelConfig:
     detections_per_image: Detected = 100
     """Maximum number of detections per image."""
 
-    def misfit(self) -> str:
+    def weights_problem(self) -> str:
         """Return why the named weights cannot fit; empty if they may fit."""
         return ""
 
-    def implied(self, described: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Overrides:
+    def options_from_weights(self, described: Mapping[str, Any], shapes: Shapes) -> Overrides:
         """Return the options that the weights define, with their values, before the network is built.
 
         `described` is the config.json beside the weights, empty without one; `shapes` are their tensors', by
@@ -195,7 +196,7 @@ class ModelConfig:
         """
         return {}
 
-    def freezing(self) -> Overrides:
+    def frozen_options(self) -> Overrides:
         """Return the options that freeze weights, each with the value that trains them."""
         return {}
 
@@ -229,8 +230,6 @@ class TrainConfig:
     scale_steps: bool = False
     """Scale the lengths in steps from lr_batch too: twice the images get half the warmup_steps and ema_steps
     and twice 1 - ema_decay."""
-    momentum: Fraction = 0.9
-    """Momentum of SGD."""
     weight_decay: NonNegative = 1e-4
     """Weight decay of convolutions and linear layers."""
     norm_weight_decay: NonNegative = 0.0
@@ -238,9 +237,7 @@ class TrainConfig:
     bias_weight_decay: NonNegative = 0.0
     """Weight decay of all other biases, with the same exception."""
     schedule: Literal["cosine", "multistep"] = "cosine"
-    """Shape of the learning rate after the warm-up."""
-    final_lr: Fraction = 0.01
-    """Learning rate at the end of the cosine, relative to the peak."""
+    """Shape of the learning rate after the warm-up; the cosine ends at a hundredth of the peak."""
     milestones: list[Fraction] = field(default_factory=lambda: [16 / 26, 22 / 26])
     """Positions of the drops of a multistep schedule, as fractions of the training; empty keeps the peak."""
     gamma: Fraction = 0.1
@@ -258,8 +255,6 @@ class TrainConfig:
     """Maximum norm of the gradient; 0 disables clipping."""
     precision: Precision = "bf16"
     """Precision of convolutions. bf16 becomes fp32 on a CPU or GPU without bf16 instructions."""
-    channels_last: bool = True
-    """Keep images and weights in NHWC order."""
     compile: Literal["off", "loss", "model", "graphs"] = "loss"
     """What is compiled: nothing; the loss; the network too; both with CUDA graphs. The first step of a
     process then takes about 14 s."""
@@ -298,8 +293,6 @@ class EvaluationConfig:
 
     batch_size: Positive = 8
     """Images of each process in a forward pass."""
-    precision: Precision = "fp32"
-    """Precision of inference; exported models run in fp32."""
     metric: CocoMetric = "coco/AP"
     """Metric that chooses the best checkpoint."""
     engine: Literal["hotcoco", "pycocotools"] = "hotcoco"
@@ -331,8 +324,6 @@ class ExportConfig:
     the data (cards for yolo:/data/cards)."""
     other_classes: bool = False
     """Whether a version may have other classes than the previous one."""
-    opset: Annotated[int, BeforeValidator(as_integer), Field(ge=18)] = 18
-    """ONNX operator set."""
     formats: Annotated[list[ExportFormat], Field(min_length=1)] = field(default_factory=lambda: ["onnx"])
     """Formats to write: onnx, onnx-int8 (quantized), raw (boxes and scores before their selection)."""
     check_images: Positive = 500
@@ -365,3 +356,13 @@ class Config:
     """Scoring and the gate."""
     export: ExportConfig = field(default_factory=ExportConfig)
     """The exported model and its checks."""
+
+
+SECTIONS = {
+    "data": DataConfig,
+    "loader": LoaderConfig,
+    "train": TrainConfig,
+    "evaluation": EvaluationConfig,
+    "export": ExportConfig,
+}
+"""Sections of a configuration by name; that of the model depends on its architecture."""

@@ -1,18 +1,19 @@
 """Types of a configuration's values, with their checks."""
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from trainer.base.errors import StorageError
-
-URI_CHECK = "check of URIs"
-"""Key of the validation context: a function that checks a URI and raises StorageError."""
+from trainer.storage import check_place
 
 NO_WEIGHTS = "none"  # value of model.weights for random ones; as an override it also unfreezes all layers
 
 FILL = 114  # gray of the padding, 0..255, of models that do not name another
+
+Shapes = Mapping[str, Sequence[int]]
+"""Shapes of tensors by their names."""
 
 Overrides = dict[str, Any]
 """Dotted configuration keys and their values, e.g. {"train.lr": 0.02}."""
@@ -29,7 +30,7 @@ class InputSquare(NamedTuple):
     """The square that a network sees, and how images are fitted into it."""
 
     size: int  # side in pixels
-    resize: Resize = "letterbox"  # see `LoaderConfig.resize`; the default is that of older models
+    resize: Resize = "letterbox"  # see `LoaderConfig.resize`
     fill: int = FILL
 
 
@@ -99,16 +100,14 @@ ScoredTile = Annotated[int, BeforeValidator(as_integer), Field(ge=-1), AfterVali
 Squares = Annotated[list[Side], AfterValidator(_multiples)]
 
 
-def _checked_uri(value: str, info: ValidationInfo) -> str:
-    check: Callable[[str], None] | None = (info.context or {}).get(URI_CHECK)
+def _check_uri(value: str) -> str:
     try:
-        if check:
-            check(value)
+        check_place(value)
     except StorageError as error:
         raise ValueError(error.message) from None
     return value
 
 
-Uri = Annotated[str, AfterValidator(_checked_uri)]
+Uri = Annotated[str, AfterValidator(_check_uri)]
 WeightsUri = Annotated[Uri, AfterValidator(lambda value: "" if value == NO_WEIGHTS else value)]
 Range = Annotated[Sizes, Field(min_length=2, max_length=2), AfterValidator(_ascending)]

@@ -13,7 +13,6 @@ from torchvision.ops import box_iou
 
 from trainer.base import log
 from trainer.base.os_errors import check_resources
-from trainer.base.precision import autocast
 from trainer.config.schema import Config
 from trainer.config.types import InputSquare
 from trainer.data.batch import Batch
@@ -23,7 +22,7 @@ from trainer.data.tiles import Window
 from trainer.data.transforms import Scales
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import World, gather_on_main
-from trainer.model.deployment import Detections
+from trainer.model.architecture import Detections
 
 _OVERLAP = 0.5
 _MIN_SIDE = 0.01  # pixels of the image; a detection in the padding is clipped to a line
@@ -83,9 +82,9 @@ def predict_split(
     sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
 
     def detect(batch: Batch) -> tuple[int, Found]:
-        # Both contexts hold for the thread that enters them.
+        # The context holds for the thread that enters it.
         try:
-            with torch.inference_mode(), autocast(world.device, config.evaluation.precision):
+            with torch.inference_mode():
                 detections = predict(batch.images)
         except RuntimeError as error:
             check_resources(error, "the model", "run")

@@ -1,4 +1,4 @@
-"""The description of a bundle: model_metadata.json, the model card, and the bill of materials."""
+"""The description of a bundle: model_metadata.json and the model card."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,9 @@ from trainer.export import bundle
 from trainer.export.formats import FORMATS
 from trainer.export.preprocess import BOXES, RULES
 from trainer.export.verify import Check
-from trainer.model.architecture import Architecture
-from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
+from trainer.model.architecture import INPUT, OUTPUTS, RAW_OUTPUTS, Architecture
 
 _MAX_CLASSES = 100
-_EXTRAS = re.compile(r'extra == "(pod|export|detr)"')
-"""The extras of kubedet whose packages make a bundle."""
 
 
 def read_scores(evaluation_uri: str, sha256: str) -> dict[str, object]:
@@ -68,7 +65,7 @@ def describe(
     scores: Mapping[str, object],
     made_from: str,
 ) -> None:
-    """Write the metadata, the card and the bill of materials of the files in a folder.
+    """Write the metadata and the card of the files in a folder.
 
     `meta` is that of the checkpoint, `rows` the number of detections of an image, `scores` those of
     `read_scores`, `made_from` a hash of all inputs.
@@ -134,7 +131,6 @@ def describe(
     }
     (folder / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
     (folder / bundle.CARD).write_text(model_card(described))
-    write_sbom(folder, folder / bundle.SBOM, name, described["model_version"])
 
 
 def versions() -> dict[str, str]:
@@ -188,52 +184,3 @@ def model_card(metadata: Mapping[str, Any]) -> str:
 
 def _row(cells: Iterable[Any]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
-
-
-def write_sbom(folder: Path, target: Path, name: str, release: str) -> None:
-    """Write the files with their hashes, and the packages that made them, as CycloneDX 1.6 in JSON."""
-    from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.model.component import Component, ComponentType
-    from cyclonedx.output.json import JsonV1Dot6
-    from packageurl import PackageURL
-
-    model = Component(
-        name=name, version=release, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=f"{name}@{release}"
-    )
-    bom = Bom()
-    bom.metadata.component = model
-    parts: list[Any] = [
-        Component(
-            name=path.name,
-            type=ComponentType.FILE,
-            bom_ref=f"file:{path.name}",
-            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=bundle.file_sha256(path))],
-        )
-        for path in sorted(folder.iterdir())
-    ]
-    packages: dict[str, str] = {}
-    queue = ["kubedet"]
-    for package in queue:  # It grows.
-        key = re.sub(r"[-_.]+", "-", package).lower()
-        # Missing packages are for another platform, or of an extra that is not installed.
-        with suppress(PackageNotFoundError):
-            if key not in packages:
-                installed = distribution(package)
-                packages[key] = installed.version
-                for line in installed.requires or []:
-                    if "extra ==" not in line or (package == "kubedet" and _EXTRAS.search(line)):
-                        queue.append(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0])
-    parts += [
-        Component(
-            name=package,
-            version=release,
-            type=ComponentType.LIBRARY,
-            bom_ref=f"{package}@{release}",
-            purl=PackageURL(type="pypi", name=package, version=release),
-        )
-        for package, release in sorted(packages.items())
-    ]
-    bom.components.update(parts)
-    bom.register_dependency(model, parts)
-    target.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")

@@ -18,11 +18,11 @@ from trainer.config.schema import Config
 from trainer.config.types import InputSquare
 from trainer.export.onnx_operators import gathered_samples, nms_keep
 from trainer.export.quantize import CalibrationImages, quantize, quiet
-from trainer.model.architecture import Architecture
-from trainer.model.deployment import INPUT, Detections, Graph
-from trainer.model.deployment import nms_keep as suppress
+from trainer.model import nms
+from trainer.model.architecture import INPUT, Architecture, Detections, Graph
 
 _LOG = logging.getLogger("export")
+OPSET = 18  # ONNX operator set, which all runtimes support
 _CANDIDATES = 10_000  # best pairs of box and class of an image that are suppressed
 
 
@@ -56,7 +56,7 @@ def _example(image_size: int) -> torch.Tensor:
     return torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
 
 
-def write_onnx(graph: Graph, path: Path, opset: int, *, grid_sample: bool = True) -> None:
+def write_onnx(graph: Graph, path: Path, *, grid_sample: bool = True) -> None:
     """Export a graph with a dynamic batch, all weights inside the file, and check it.
 
     Without `grid_sample` it has no GridSample: a CPU then needs 2 to 9 % longer, but TensorRT
@@ -67,7 +67,7 @@ def write_onnx(graph: Graph, path: Path, opset: int, *, grid_sample: bool = True
     }
     if not grid_sample:
         translations[torch.ops.aten.grid_sampler.default] = gathered_samples
-    failing = f"the model cannot be written as ONNX (opset {opset})"
+    failing = f"the model cannot be written as ONNX (opset {OPSET})"
     fix = "use the versions of torch, onnx and onnxscript in constraints.txt"
     with translated(ExportError, failing, fix=fix):
         with quiet():
@@ -75,7 +75,7 @@ def write_onnx(graph: Graph, path: Path, opset: int, *, grid_sample: bool = True
                 graph,
                 (_example(graph.image_size),),
                 dynamo=True,
-                opset_version=opset,
+                opset_version=OPSET,
                 input_names=[INPUT],
                 output_names=list(graph.names),
                 dynamic_shapes=_ANY_BATCH,
@@ -100,7 +100,7 @@ class Maker:
     ) -> None:
         self.square, self.config, self.shards_uri = square, config, shards_uri
         # A copy: a folded detector cannot be trained or saved.
-        self.detector = copy.deepcopy(detector).folded()
+        self.detector = copy.deepcopy(detector).fold_batchnorm()
         self._scratch = scratch
 
     @cached_property
@@ -110,7 +110,7 @@ class Maker:
     @cached_property
     def fp32(self) -> Path:
         path = self._scratch / "fp32.onnx"
-        write_onnx(self.graph, path, self.config.export.opset)
+        write_onnx(self.graph, path)
         return path
 
     def onnx(self, path: Path) -> None:
@@ -123,7 +123,7 @@ class Maker:
 
     def raw(self, path: Path) -> None:
         raw = self.detector.raw_graph(self.square.size)
-        write_onnx(raw, path, self.config.export.opset, grid_sample=False)
+        write_onnx(raw, path, grid_sample=False)
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ def select(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, f
     for row, (corners, values) in enumerate(zip(boxes, scores, strict=True)):
         flat = values.flatten()
         pairs = torch.nonzero(flat > thresholds["score"]).flatten()
-        candidates = _CANDIDATES if "nms" in thresholds else limit
-        pairs = pairs[flat[pairs].argsort(descending=True, stable=True)[:candidates]]
+        count = _CANDIDATES if "nms" in thresholds else limit
+        pairs = pairs[flat[pairs].argsort(descending=True, stable=True)[:count]]
         if "nms" in thresholds and len(pairs):
-            places, labels = corners[pairs // classes], pairs % classes
-            kept = suppress(places[None], flat[pairs][None], labels[None], classes, thresholds["nms"], 0.0)
+            candidates = corners[pairs // classes][None], flat[pairs][None], (pairs % classes)[None]
+            kept = nms.nms_keep(*candidates, classes, thresholds["nms"], 0.0)
             pairs = pairs[kept[0] > 0][:limit]
         count = padded.num[row] = len(pairs)
         padded.boxes[row, :count] = corners[pairs // classes]

@@ -16,8 +16,7 @@ from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle
 from trainer.export.bundle import METADATA, WEIGHTS, Bundle, file_sha256
-from trainer.model.architecture import Architecture, build
-from trainer.model.deployment import Detections
+from trainer.model.architecture import Architecture, Detections, build
 from trainer.training import checkpoint
 
 _Predict = Callable[[Tensor], Detections]
@@ -57,7 +56,7 @@ def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
     metadata, file, reentrant = source.metadata, storage.join(source.uri, name), name == WEIGHTS
     if reentrant:
         trained = parsing.from_json(json.dumps(metadata.config), where=storage.join(source.uri, METADATA))
-        detector = build(trained.model, len(metadata.classes), metadata.square.fill)
+        detector = build(trained.model, len(metadata.classes))
         problem = f"{file} does not fit its configuration"
         with (
             source.files([WEIGHTS]) as folder,
@@ -134,7 +133,7 @@ def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> _
             + ", ".join(bad[:EXAMPLES]),
             fix="use a checkpoint from before the training diverged",
         )
-    detector = detector.folded()
+    detector = detector.fold_batchnorm()
     predict = (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
     return lambda images: predict(images.to(device))
 

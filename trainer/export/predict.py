@@ -21,7 +21,7 @@ from trainer.evaluation.inference import ScoredModel, in_images, join
 from trainer.export import loading, published_models
 from trainer.export.bundle import Bundle
 from trainer.export.preprocess import preprocess, upright
-from trainer.model.deployment import Detections
+from trainer.model.architecture import Detections
 
 BATCH = 8  # Images or tiles that a model gets at once.
 

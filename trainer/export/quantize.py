@@ -19,7 +19,7 @@ from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import fit
-from trainer.model.deployment import INPUT
+from trainer.model.architecture import INPUT
 
 # Products per output and output channels from which a convolution is faster as a matrix product.
 _MIN_LENGTH, _MIN_WIDTH = 512, 128

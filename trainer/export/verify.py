@@ -27,8 +27,7 @@ from trainer.evaluation.inference import in_images
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export.formats import FORMATS, OnnxRuntime, Served
 from trainer.export.quantize import evenly_spread
-from trainer.model.architecture import Architecture
-from trainer.model.deployment import Detections
+from trainer.model.architecture import Architecture, Detections
 
 _LOG = logging.getLogger("export")
 _BATCH = 8

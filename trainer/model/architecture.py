@@ -13,12 +13,38 @@ from torch import Tensor, nn
 
 from trainer.config import architectures
 from trainer.config.schema import ModelConfig, TrainConfig
-from trainer.config.types import FILL
-from trainer.model.deployment import Detections, Graph
 
+INPUT = "images"
+OUTPUTS = ("boxes", "scores", "labels", "num")
+RAW_OUTPUTS = ("boxes", "scores")
+"""Names of the input and the outputs of exported graphs."""
 MEAN = (0.485, 0.456, 0.406)  # mean of the ImageNet images, RGB in 0..1 (torchvision's presets)
 STD = (0.229, 0.224, 0.225)  # standard deviation of the same
 ParameterGroups = list[dict[str, Any]]  # as an optimizer takes them
+
+
+class Detections(NamedTuple):
+    """Detections of a batch, best first, padded to K = detections_per_image rows."""
+
+    boxes: Tensor  # [B, K, 4] in pixels of the network's input; zeros where padded
+    scores: Tensor  # [B, K] fp32; zero where padded
+    labels: Tensor  # [B, K] int64 contiguous labels; -1 where padded
+    num: Tensor  # [B] int64: rows that are not padding
+
+
+class Graph(nn.Module):
+    """A detector with pre- and postprocessing, no shape of which depends on data.
+
+    uint8 [B, 3, S, S] in; the tensors of `Detections` out, or `RAW_OUTPUTS` of a raw graph.
+    """
+
+    names: tuple[str, ...] = OUTPUTS  # names of the outputs
+    image_size: int  # S, pixels
+    rows: int  # K, the rows of the padded outputs
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Outputs for a batch of uint8 squares."""
 
 
 class UpstreamWeights(NamedTuple):
@@ -43,10 +69,9 @@ class Architecture(nn.Module, ABC):
     """Names of the losses, in the order in which they are added; an instance may have its own."""
     needs_part: ClassVar[bool] = False
     """Whether `forward` takes an argument `part`, the batch's part in the step (`global_batch.Part`)."""
-    needs_survey: bool = False
+    needs_global_matches: bool = False
     """Whether the losses depend on predictions for the whole global batch. A step of several passes then
-    calls `survey` for each of its batches first, which costs a forward pass."""
-    fill: int = FILL  # value of the pixels around a picture in its square
+    calls `match_targets` for each of its batches first, which costs a forward pass."""
 
     def __init__(self, config: ModelConfig, num_classes: int) -> None:
         """Build with random weights; `num_classes` does not count the background."""
@@ -78,10 +103,10 @@ class Architecture(nn.Module, ABC):
             A scalar for each of `loss_names`, a mean over the images; their sum is minimized.
         """
 
-    def survey(
+    def match_targets(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Any
     ) -> tuple[Any, Tensor]:
-        """Return `part.surveyed` for `forward` of this batch, and a scalar to be summed over all batches.
+        """Return `part.matches` for `forward` of this batch, and a scalar to be summed over all batches.
 
         Called without gradients, with the arguments of `forward`. Running statistics ignore it.
         """
@@ -106,21 +131,6 @@ class Architecture(nn.Module, ABC):
     @abstractmethod
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Return the weights in the library's layout; `names` are of the classes, in label order."""
-
-    def shown(self, images: Tensor) -> Tensor:
-        """Which pixels belong to the picture, not to the padding around it: bool [B, S, S], to mask
-        attention.
-
-        The picture is the smallest rectangle with all pixels of another value than `fill`. It is found in the
-        images, so training, evaluation and served graphs mask the same. A blank image is a whole picture.
-        """
-        drawn = (images != self.fill).any(dim=1)
-        drawn = drawn | ~drawn.flatten(1).any(dim=1)[:, None, None]
-        rows, columns = (
-            (line.cumsum(1) > 0) & (line.flip(1).cumsum(1).flip(1) > 0)
-            for line in (drawn.any(dim=2).int(), drawn.any(dim=1).int())
-        )
-        return rows[:, :, None] & columns[:, None]
 
     @property
     @abstractmethod
@@ -148,12 +158,12 @@ class Architecture(nn.Module, ABC):
         """
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
-    def folded(self) -> Self:
-        """A faster copy with the same results, for inference only: it cannot be trained or saved."""
+    def fold_batchnorm(self) -> Self:
+        """Fold BatchNorm into convolutions, for faster inference: the result cannot be trained or saved."""
         return self
 
 
-def recolored(pixels: Tensor, color: Tensor | None, white: int) -> Tensor:
+def apply_color(pixels: Tensor, color: Tensor | None, white: int) -> Tensor:
     """Apply the affine map of RGB of `Architecture.forward` to pixels [B, 3, S, S] in 0..white."""
     if color is None:
         return pixels
@@ -163,13 +173,9 @@ def recolored(pixels: Tensor, color: Tensor | None, white: int) -> Tensor:
     return mapped.clamp_(0, white).view_as(pixels)
 
 
-def build(config: ModelConfig, num_classes: int, fill: int = FILL) -> Architecture:
-    """Build the detector of a configuration with random weights; `num_classes` excludes the background.
-
-    `fill` is the value of the pixels around a picture in its square, `loader.fill`.
-    """
+def build(config: ModelConfig, num_classes: int) -> Architecture:
+    """Build the detector of a configuration with random weights; `num_classes` excludes the background."""
     detector: Architecture = architectures.network_class(config.architecture)(config, num_classes)
-    detector.fill = fill
     distributed = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     if config.sync_batchnorm and distributed:
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)

@@ -24,28 +24,28 @@ class Part(NamedTuple):
     keys: Tensor  # int64 [B], seeds of the random numbers of each image: a hash of seed, step and image
     counts: list[int]  # targets of each image
     targets: int  # targets of the global batch
-    most: int  # largest number of targets of an image of the global batch
+    max_targets: int  # largest number of targets of an image of the global batch
     images: int  # images of the global batch
     world: World = SINGLE  # the processes that share the global batch
-    surveyed: Any = None  # result of `Architecture.survey` for this batch, if the step has several passes
-    counted: Tensor | None = None  # the count of `survey`, over the global batch
+    matches: Any = None  # `Architecture.match_targets` of this batch, if the step has several passes
+    pair_count: Tensor | None = None  # the scalar of `match_targets`, summed over the global batch
 
     def sum_over_step(self, count: Tensor) -> Tensor:
         """The sum of a scalar over the global batch, of which this is the only batch of this process.
 
-        A collective, unless the step has several passes: then the survey has counted.
+        A collective, unless the step has several passes: then `match_targets` has counted.
         """
-        return summed(count, self.world) if self.counted is None else self.counted.to(count)
+        return summed(count, self.world) if self.pair_count is None else self.pair_count.to(count)
 
 
 def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: World) -> list[Part]:
     """The part of each batch of this rank in a step of this many images. A collective of the hosts."""
     counts = [count for batch in batches for count in batch.counts]
     every = gather_integers([sum(counts), max(counts)], world)
-    targets, most = int(every[:, 0].sum()), int(every[:, 1].max())
+    targets, max_targets = int(every[:, 0].sum()), int(every[:, 1].max())
     keys = [random_keys(seed, step, batch.image_ids, batch.images.device) for batch in batches]
     return [
-        Part(key, batch.counts, targets, most, images, world)
+        Part(key, batch.counts, targets, max_targets, images, world)
         for key, batch in zip(keys, batches, strict=True)
     ]
 

@@ -24,8 +24,9 @@ def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT
     """
     file = obtain(uri, data_root)
     state, config = file.state(), detector.config
-    implied = config.implied(file.described, {name: value.shape for name, value in state.items()})
-    wrong = {name: value for name, value in implied.items() if value != getattr(config, name)}
+    shapes = {name: value.shape for name, value in state.items()}
+    options = config.options_from_weights(file.described, shapes)
+    wrong = {name: value for name, value in options.items() if value != getattr(config, name)}
     if wrong:
         theirs = ", ".join(f"model.{name}={value}" for name, value in wrong.items())
         ours = ", ".join(f"{getattr(config, name)}" for name in wrong)

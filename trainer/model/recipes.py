@@ -9,22 +9,22 @@ from trainer.config import architectures
 from trainer.config.parsing import check_frozen, with_overrides
 from trainer.config.schema import MINUTES, Config
 from trainer.config.types import Overrides
-from trainer.model.architectures.detr import detr_options
-from trainer.model.architectures.detr.deim_options import deimv2_s
-from trainer.model.architectures.detr.group_detr_options import rfdetr_finetune, rfdetr_m
-from trainer.model.architectures.retinanet import retinanet_options
+from trainer.model.deimv2.recipes import deimv2_s
+from trainer.model.dfine import recipes as dfine
+from trainer.model.retinanet import recipes as retinanet
+from trainer.model.rfdetr.recipes import rfdetr_finetune, rfdetr_m
 
 _RECIPES = (
-    retinanet_options.debug,
-    retinanet_options.small,
-    retinanet_options.small_pretrained,
-    retinanet_options.coco_r50,
-    retinanet_options.openimages_r50,
-    retinanet_options.mlperf,
-    retinanet_options.finetune,
-    detr_options.dfine_small,
-    detr_options.dfine_finetune,
-    *detr_options.PUBLISHED,
+    retinanet.debug,
+    retinanet.small,
+    retinanet.small_pretrained,
+    retinanet.coco_r50,
+    retinanet.openimages_r50,
+    retinanet.mlperf,
+    retinanet.finetune,
+    dfine.dfine_small,
+    dfine.dfine_finetune,
+    *dfine.PUBLISHED,
     rfdetr_finetune,
     rfdetr_m,
     deimv2_s,

@@ -217,7 +217,7 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
     state = read(uri)
     check_shape(uri, state, {"config": str, "categories": [{"id": int, "name": str}]}, _CHECKPOINT_FIX)
     config = parsing.from_json(state["config"], where=f"configuration in {uri}")
-    detector = build(config.model, len(state["categories"]), config.loader.fill)
+    detector = build(config.model, len(state["categories"]))
     try:
         detector.load_state_dict(model_state(state))
     except RuntimeError as error:

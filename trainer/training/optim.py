@@ -15,6 +15,9 @@ from trainer.model.architecture import Architecture, ParameterGroups
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
+_MOMENTUM = 0.9  # of SGD
+_FINAL_LR = 0.01  # learning rate at the end of the cosine, relative to the peak
+
 
 def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.Optimizer:
     """Return SGD, Adam or AdamW over the detector's parameter groups. A skipped step changes nothing."""
@@ -38,12 +41,11 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
             {**group, "params": found, "weight_decay": decay} for decay, found in by_decay.items() if found
         ]
     if config.optimizer == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
-        if config.momentum:
-            # torch (2.15, `_fused_sgd`) allocates the buffers uninitialized, and uses them if `found_inf`
-            # skips the first step. Zeros give torch's first step: momentum * 0 + gradient.
-            for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=_MOMENTUM, fused=True)
+        # torch (2.15, `_fused_sgd`) allocates the buffers uninitialized, and uses them if `found_inf` skips
+        # the first step. Zeros give torch's first step: momentum * 0 + gradient.
+        for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
     adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return adam(groups, lr=config.lr, fused=True)
@@ -82,8 +84,8 @@ def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig
 def learning_rate(step: float, total_steps: int, config: TrainConfig) -> float:
     """Return the learning rate of step `step` (from 0) of `total_steps`; a `Schedule` has fractions of steps.
 
-    Warm-up, linear from a thousandth of the peak or quadratic, then half a cosine down to `final_lr` x peak,
-    or drops by `gamma` at the milestones.
+    Warm-up, linear from a thousandth of the peak or quadratic, then half a cosine down to a hundredth of the
+    peak, or drops by `gamma` at the milestones.
     """
     warmup = min(config.warmup_steps, total_steps // 10)
     if config.warmup_epochs:
@@ -95,7 +97,7 @@ def learning_rate(step: float, total_steps: int, config: TrainConfig) -> float:
         drops = sum(step >= milestone * total_steps for milestone in config.milestones)
         return config.lr * config.gamma**drops
     progress = (step - warmup) / max(1, total_steps - warmup)
-    return config.lr * (config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
+    return config.lr * (_FINAL_LR + (1 - _FINAL_LR) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

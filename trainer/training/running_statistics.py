@@ -75,7 +75,7 @@ class RunningStatistics:
         torch._foreach_copy_(self._steps, list((self._steps_before + 1).unbind()))
 
     def _before_call(self, number: int, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        # Without gradients it is a survey (see `Architecture.survey`), whose images come again.
+        # Without gradients it is a survey (see `Architecture.match_targets`), whose images come again.
         if not norm.training or not torch.is_grad_enabled():
             return
         if self._counts[number]:  # Called before in this pass: the buffers are about to be overwritten.

@@ -48,11 +48,10 @@ class TrainState:
                 "model.sync_batchnorm needs GPUs: PyTorch has no SyncBatchNorm for CPUs",
                 fix="set model.sync_batchnorm=false; model.norm=group needs no statistics over processes",
             )
-        self.detector = build(config.model, num_classes, config.loader.fill).to(world.device).train()
+        self.detector = build(config.model, num_classes).to(world.device).train()
         if new and config.model.weights:
             load_in_every_process(self.detector, config.model.weights, data_root, world)
-        if config.train.channels_last:
-            self.detector = self.detector.to(memory_format=torch.channels_last)
+        self.detector = self.detector.to(memory_format=torch.channels_last)
         # All ranks have drawn the same weights; from here on each has different random numbers.
         torch.manual_seed(config.train.seed + 1 + world.rank)
         self.optimizer = build_optimizer(self.detector, config.train)

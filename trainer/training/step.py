@@ -145,17 +145,17 @@ class TrainStep:
         if not detector.needs_part:
             return [None] * len(batches)
         described = self._parts(batches, self._global_batch, state.world)
-        if len(batches) == 1 or not detector.needs_survey:
+        if len(batches) == 1 or not detector.needs_global_matches:
             return described
         with torch.no_grad(), autocast(state.world.device, self._config.precision):
-            surveys = [
-                detector.survey(batch.images, batch.boxes, batch.labels, batch.color, part)
+            matches = [
+                detector.match_targets(batch.images, batch.boxes, batch.labels, batch.color, part)
                 for batch, part in zip(batches, described, strict=True)
             ]
-            total = summed(torch.stack([count for _, count in surveys]).sum(), state.world)
+            total = summed(torch.stack([count for _, count in matches]).sum(), state.world)
         return [
-            part._replace(surveyed=survey, counted=total)
-            for part, (survey, _) in zip(described, surveys, strict=True)
+            part._replace(matches=matched, pair_count=total)
+            for part, (matched, _) in zip(described, matches, strict=True)
         ]
 
 

@@ -27,7 +27,7 @@ from trainer.data.transforms import (
     whole_view,
 )
 from trainer.evaluation.inference import in_images
-from trainer.model.deployment import Detections
+from trainer.model.architecture import Detections
 
 CONFIG = LoaderConfig(image_size=96, flip=0.0)
 

@@ -11,8 +11,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.inference import in_images, merge_tiles, predict_split
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import SINGLE
-from trainer.model.architecture import build
-from trainer.model.deployment import Detections
+from trainer.model.architecture import Detections, build
 
 
 def test_parallel_passes_give_the_same_and_restore_the_thread_count(shards, tiny, monkeypatch):

@@ -33,7 +33,6 @@ def test_each_format_finds_what_the_model_finds(exported, trained, shards):
         "model.safetensors",
         "model_metadata.json",
         "MODEL_CARD.md",
-        "sbom.cdx.json",
     }
     for name, check in ((name, form["check"]) for name, form in opened.metadata.record["formats"].items()):
         assert check["images"] == 4 and check["matches"]["detections"] > 20
@@ -60,7 +59,7 @@ def test_an_export_of_the_same_inputs_is_reused(exported, trained, shards, tiny,
     target, written = str(tmp_path / "model"), []
     real = exporting.verify
     kept = (exported / "model.onnx").read_bytes()
-    monkeypatch.setattr(formats, "write_onnx", lambda graph, path, opset: path.write_bytes(kept))
+    monkeypatch.setattr(formats, "write_onnx", lambda graph, path: path.write_bytes(kept))
 
     def counted(*inputs):
         written.append(inputs)
@@ -150,7 +149,7 @@ def test_metadata_and_card_of_a_bundle(saved, shards, tiny, tmp_path, monkeypatc
     monkeypatch.setattr(
         formats,
         "write_onnx",
-        lambda graph, path, opset: path.write_bytes((tmp_path / "small" / "model.onnx").read_bytes()),
+        lambda graph, path: path.write_bytes((tmp_path / "small" / "model.onnx").read_bytes()),
     )
     (tmp_path / "evaluation").mkdir()
     scored = {
@@ -231,9 +230,7 @@ def test_a_key_that_cannot_sign(export, tmp_path, monkeypatch):
 
 def test_a_file_with_other_detections_is_not_published(export, tmp_path, monkeypatch):
     other = (tmp_path / "small", make_bundle(tmp_path / "small"))[0] / "model.onnx"
-    monkeypatch.setattr(
-        formats, "write_onnx", lambda graph, path, opset: path.write_bytes(other.read_bytes())
-    )
+    monkeypatch.setattr(formats, "write_onnx", lambda graph, path: path.write_bytes(other.read_bytes()))
     code, said = export()
     assert code == 1 and "the exported model (onnx) differs from the trained one on 4 images" in said
     assert "nothing was published" in said and _nothing_is_left(tmp_path / "model")

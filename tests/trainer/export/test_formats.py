@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torchvision.ops import batched_nms
 
 from trainer.export.formats import OnnxRuntime, select, write_onnx
-from trainer.model.deployment import Graph
+from trainer.model.architecture import Graph
 
 
 class Sampled(Graph):
@@ -26,7 +26,7 @@ class Sampled(Graph):
 def test_gathered_samples_are_those_of_grid_sample(tmp_path):
     runtimes = []
     for name, native in (("native", True), ("gathered", False)):
-        write_onnx(Sampled(), tmp_path / name, 18, grid_sample=native)
+        write_onnx(Sampled(), tmp_path / name, grid_sample=native)
         kinds = {node.op_type for node in onnx.load(tmp_path / name).graph.node}
         assert ("GridSample" in kinds) == native and ("Gather" in kinds) == (not native)
         runtimes.append(OnnxRuntime(tmp_path / name))
@@ -63,7 +63,7 @@ def test_attention_of_other_detectors_needs_no_grid_sample(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (3, 3, 8, 8), dtype=np.uint8)
     outputs = []
     for name, native in (("native", True), ("gathered", False)):
-        write_onnx(Attention(module), tmp_path / name, 18, grid_sample=native)
+        write_onnx(Attention(module), tmp_path / name, grid_sample=native)
         kinds = {node.op_type for node in onnx.load(tmp_path / name).graph.node}
         assert ("GridSample" in kinds) == native
         outputs += OnnxRuntime(tmp_path / name).run(images)

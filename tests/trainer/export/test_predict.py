@@ -48,7 +48,7 @@ def test_a_large_image_is_detected_in_tiles(bundle_uri):
 def test_the_way_of_resizing_follows_the_model(saved, shards, tiny, tmp_path, monkeypatch, resize, fill):
     """Checkpoint, bundle, evaluation and prediction invert the boxes of the training's square."""
     made = (tmp_path / "other", make_bundle(tmp_path / "other"))[0] / "model.onnx"
-    monkeypatch.setattr(formats, "write_onnx", lambda graph, path, opset: path.write_bytes(made.read_bytes()))
+    monkeypatch.setattr(formats, "write_onnx", lambda graph, path: path.write_bytes(made.read_bytes()))
     config = to_json(tiny(loader__resize=resize, loader__fill=fill))
     source, target = saved(config=config), str(tmp_path / "model")
     export(source, shards, target, tiny(export__min_match=0.0, export__max_ap_change=1.0))

@@ -5,7 +5,6 @@ import json
 from dataclasses import asdict
 
 import pytest
-import torch
 from life import live
 from toy_detector import ToyOptions
 
@@ -15,7 +14,6 @@ from trainer.config import architectures
 from trainer.config.architectures import Entry
 from trainer.config.parsing import from_json, with_overrides
 from trainer.model import recipes
-from trainer.model.architecture import build
 from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
 
@@ -59,7 +57,7 @@ def conditional(monkeypatch):
 
 
 @pytest.mark.slow
-def test_weights_choose_the_sizes_of_a_detr_that_masks_padding(conditional, tiny, shards, tmp_path):
+def test_weights_choose_the_sizes_of_a_detr(conditional, tiny, shards, tmp_path):
     small = dataclasses.replace(tiny(train__optimizer="adamw", train__lr=1e-4), model=conditional)
     config = dataclasses.replace(small, train=dataclasses.replace(small.train, epochs=1))
     lived = live(config, shards, tmp_path / "first", 3)
@@ -76,26 +74,12 @@ def test_weights_choose_the_sizes_of_a_detr_that_masks_padding(conditional, tiny
         starting_weights.secure("debug", given | {"model.layers": 3}, str(tmp_path))
 
 
-def test_padding_is_found_in_the_pixels(conditional):
-    detector = build(conditional, 2, fill=7).eval()
-    images = torch.full((3, 3, 64, 96 - 32), 7, dtype=torch.uint8)
-    images[0, :, 5:40, :50], images[1, 1, 3, 2] = torch.randint(256, (3, 35, 50), dtype=torch.uint8), 0
-    shown = detector.shown(images)
-    expected = torch.zeros_like(shown)
-    expected[0, 5:40, :50] = expected[1, 3, 2] = expected[2] = True
-    assert torch.equal(shown, expected)
-    other = images[:1].clone()
-    detector.fill = 200
-    other[~shown[:1, None].expand_as(other)] = 200
-    assert torch.equal(detector.shown(other), shown[:1])
-
-
 def test_options_of_another_architecture_are_refused_by_name(config):
     tree = asdict(config)
-    tree["model"] |= {"anchor_scales": [1.0], "depth": 3}
+    tree["model"] |= {"aspect_ratios": [1.0], "depth": 3}
     with pytest.raises(ConfigError) as caught:
         from_json(json.dumps(tree))
-    assert "model.anchor_scales: a key of retinanet, not of toy" in caught.value.message
+    assert "model.aspect_ratios: a key of retinanet, not of toy" in caught.value.message
     assert "model.depth: no such key" in caught.value.message
     with pytest.raises(ConfigError, match=r"'model\.width': it is an option of .*toy, not of retina"):
         recipes.load("debug", {"model.width": 3})

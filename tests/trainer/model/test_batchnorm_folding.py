@@ -9,9 +9,9 @@ from torchvision.models import resnet18, resnext50_32x4d
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer.model.architecture import build
-from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, NormedConv2d, apply_in_convolutions
+from trainer.model.dfine.options import DFineOptions, RTDetrOptions
+from trainer.model.retinanet.options import RetinaNetOptions
 
 
 def with_statistics(detector):
@@ -44,7 +44,7 @@ def test_outputs_stay_what_they_were(options):
     torch.manual_seed(0)
     detector = with_statistics(build(options, 5))
     images = detector.normalize(torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8))
-    folded = copy.deepcopy(detector).folded()
+    folded = copy.deepcopy(detector).fold_batchnorm()
     has_batchnorm = getattr(options, "norm", "batch") != "group"
     assert not any(isinstance(m, nn.BatchNorm2d | FrozenBatchNorm2d) for m in folded.modules())
     assert any(isinstance(m, nn.Identity) for m in folded.modules()) == has_batchnorm

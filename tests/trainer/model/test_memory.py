@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.model import focal
 from trainer.model.architecture import build
-from trainer.model.architectures.detr.detr_criterion import costs
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.detr.criterion import costs
+from trainer.model.retinanet import focal
+from trainer.model.retinanet.options import RetinaNetOptions
 
 LIMIT = 1.1e9
 """Bytes an image, in bf16 at 800x800."""

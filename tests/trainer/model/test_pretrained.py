@@ -13,8 +13,8 @@ from weights_server import weights_server
 from trainer.base.errors import CheckpointError, ConfigError, StorageError
 from trainer.launching.distributed import World
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.pretrained import check_pretrained, load_in_every_process, load_pretrained
+from trainer.model.retinanet.options import RetinaNetOptions
 from trainer.training import checkpoint
 
 __all__ = ["weights_server"]

@@ -7,10 +7,10 @@ import torch
 from waiting import Counter
 
 from trainer.data.batch import PADDING
-from trainer.model import focal
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.recipes import load
+from trainer.model.retinanet import focal
+from trainer.model.retinanet.options import RetinaNetOptions
 from trainer.training.optim import build_optimizer
 
 NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)

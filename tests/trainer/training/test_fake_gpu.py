@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import Counter
 
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.retinanet.options import RetinaNetOptions
 from trainer.training import step
 
 GPU = torch.device("cuda", 0)

@@ -12,8 +12,8 @@ import torch
 
 from trainer.data.batch import PADDING
 from trainer.model import fused_functions
-from trainer.model.architectures.retinanet.anchor_matching import match
-from trainer.model.focal import BACKGROUND, IGNORED
+from trainer.model.retinanet.anchor_matching import match
+from trainer.model.retinanet.focal import BACKGROUND, IGNORED
 
 # A minute and a half of a processor, and on a busy machine many times that.
 pytestmark = [pytest.mark.slow, pytest.mark.extra, pytest.mark.timeout(3600)]

@@ -142,7 +142,6 @@ def test_several_passes_equal_a_larger_batch(whole, parts, shards, tiny, tmp_pat
         {"train__precision": "fp16"},
         {"train__optimizer": "sgd", "train__schedule": "multistep", "train__ema_decay": 0.0},
         {"train__optimizer": "adam", "model__version": "v1", "train__warmup_epochs": 0.5},
-        {"model__background_class": True, "train__channels_last": False, "model__box_loss": "smooth_l1"},
     ],
 )
 def test_other_ways_to_train(overrides, shards, tiny, tmp_path):

@@ -9,7 +9,7 @@ from steps import steps_of
 from trainer.launching.distributed import SINGLE, World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.retinanet.options import RetinaNetOptions
 from trainer.training.step import compile_detector
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

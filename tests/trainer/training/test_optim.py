@@ -18,11 +18,11 @@ from trainer.training.optim import (
 
 
 def test_warm_up_then_cosine():
-    config = TrainConfig(lr=1.0, warmup_steps=10, schedule="cosine", final_lr=0.1)
+    config = TrainConfig(lr=1.0, warmup_steps=10, schedule="cosine")
     rates = [learning_rate(step, 110, config) for step in range(110)]
     assert rates[0] == pytest.approx(0.1, abs=0.01) and rates[9] == pytest.approx(1.0)
-    assert rates[10] == pytest.approx(1.0) and rates[60] == pytest.approx(0.55, abs=0.01)
-    assert rates[109] == pytest.approx(0.1, abs=0.001)
+    assert rates[10] == pytest.approx(1.0) and rates[60] == pytest.approx(0.505, abs=0.01)
+    assert rates[109] == pytest.approx(0.01, abs=0.001)
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
 
 

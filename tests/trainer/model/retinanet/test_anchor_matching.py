@@ -1,0 +1,62 @@
+"""Matching against torchvision's matcher, on the cases that break it."""
+
+import pytest
+import torch
+from torchvision.models.detection._utils import Matcher
+from torchvision.ops import box_iou
+
+from trainer.data.batch import PADDING
+from trainer.model.retinanet import anchor_matching
+from trainer.model.retinanet.anchor_matching import match
+from trainer.model.retinanet.focal import BACKGROUND, IGNORED
+from trainer.model.retinanet.loss import pad_targets
+
+
+def random_boxes(count, generator):
+    corner = torch.rand(count, 2, generator=generator) * 90
+    return torch.cat([corner, corner + 2 + torch.rand(count, 2, generator=generator) * 40], dim=1)
+
+
+def grid_anchors():
+    corner = torch.cartesian_prod(torch.arange(0, 120, 6.0), torch.arange(0, 120, 6.0))
+    return torch.cat([torch.cat([corner, corner + side], dim=1) for side in (8, 16, 32)])
+
+
+def padded_targets(counts, anchors, generator):
+    """Random targets; the last image has an anchor itself and one box twice: equal overlaps."""
+    boxes = torch.zeros(len(counts), max(counts), 4)
+    labels = torch.full((len(counts), max(counts)), PADDING)
+    for row, count in enumerate(counts):
+        boxes[row, :count] = random_boxes(count, generator)
+        labels[row, :count] = torch.arange(count)
+    boxes[-1, 0] = anchors[17]
+    boxes[-1, counts[-1] - 1] = boxes[-1, 0]
+    return boxes, labels
+
+
+@pytest.mark.parametrize("at_once", [1, 10**9])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("counts", [[0, 1], [5, 200], [1000, 3]])
+def test_identical_to_torchvision(seed, counts, at_once, monkeypatch):
+    monkeypatch.setattr(anchor_matching, "_OVERLAPS_AT_ONCE", at_once)
+    generator, anchors = torch.Generator().manual_seed(seed), grid_anchors()
+    boxes, labels = padded_targets(counts, anchors, generator)
+    matched = match(*pad_targets(boxes, labels), anchors)
+    matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
+    for row, count in enumerate(counts):
+        if count == 0:
+            assert (matched[row] == BACKGROUND).all()
+        else:
+            assert torch.equal(matched[row], matcher(box_iou(boxes[row, :count], anchors)))
+    assert (IGNORED in matched) or max(counts) < 5
+
+
+def test_an_overlap_of_exactly_a_threshold_belongs_to_the_better_side():
+    """0.5 is enough for an object, 0.4 not to be background; the first anchor is the best anyway."""
+    boxes, labels = torch.tensor([[[0.0, 0.0, 10.0, 4.0]]]), torch.tensor([[2]])
+    shapes = [(10, 4), (10, 8), (10, 10), (10, 8.5), (10, 10.5)]  # overlaps 1, 0.5, 0.4, 0.47, 0.38
+    anchors = torch.tensor([[0.0, 0.0, width, height] for width, height in shapes])
+    matched = match(boxes, labels, anchors)[0]
+    assert matched.tolist() == [0, 0, IGNORED, IGNORED, BACKGROUND]
+    matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
+    assert torch.equal(matched, matcher(box_iou(boxes[0], anchors)))

@@ -1,1 +1,0 @@
-"""The detectors, a file or folder each; `trainer/config/architectures.py` lists them."""

@@ -1,0 +1,1 @@
+"""What the DETRs share: their base class, matching and losses, denoising queries, names of weights."""

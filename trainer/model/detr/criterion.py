@@ -1,0 +1,400 @@
+"""The matching and losses of D-FINE and RT-DETRv2, as their authors define them.
+
+D-FINE (arXiv:2410.13842): `src/zoo/dfine/dfine_criterion.py`, `dfine_utils.py` and
+`configs/dfine/include/dfine_hgnetv2.yml` of github.com/Peterande/D-FINE (4a1f73a). RT-DETRv2:
+`src/zoo/rtdetr/rtdetrv2_criterion.py` and `configs/rtdetrv2/include/rtdetrv2_r50vd.yml` in `rtdetrv2_pytorch`
+of github.com/lyuwenyu/RT-DETR (068dfde).
+
+Queries and targets are matched as by Carion et al. 2020 (arXiv:2005.12872): the device computes the costs of
+all sets of predictions at once; scipy assigns on the host. Every divisor is that of the whole global batch,
+like the authors' on one process, so the losses and gradients of slices add up to those of the whole.
+
+All sets are computed at once, in shapes that do not depend on values: each query has a row of the targets, or
+PADDING, and what it does not count for is weighted by 0. Queries that are matched in separate groups (group
+DETR) are further sets.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from trainer.data import batch
+from trainer.data.batch import PADDING
+from trainer.model.boxes import area
+from trainer.model.detr.denoising import Denoising
+from trainer.model.global_batch import Part
+
+_WEIGHTS = {"vfl": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
+_ALPHA = 0.75  # weight of negatives in the varifocal loss; its exponent is 2
+_SCORE_SHARE = 0.25  # share of the score in the goal of a pair of `ia_bce`; the rest is the overlap's
+_MIN_GOAL = 0.01  # of a pair of `ia_bce`
+_MAL_GAMMA = 1.5  # exponent of the overlap, and of a negative's score, in `mal`
+_CLASS_COST, _DISTANCE_COST, _OVERLAP_COST = 2.0, 5.0, 2.0
+_COST_ALPHA = 0.25  # balance of the focal cost; its exponent is 2
+_TEMPERATURE = 5.0  # temperature of the last layer's distributions, which teach the others
+_PAIRS_AT_ONCE = 2**22  # pairs of query and target whose costs are computed at the same time
+_UP = 0.5  # bounds of the distances, relative to the scale of the distributions
+
+
+class Outputs(NamedTuple):
+    """Outputs in training: S sets of predictions, B images, Q queries, of which D denoise.
+
+    Sets are the decoder's L layers; D-FINE has one more in front: boxes and logits before refinement.
+    """
+
+    logits: Tensor  # [B, S, Q, C]
+    boxes: Tensor  # [B, S, Q, 4] center and size, relative to the image
+    corners: Tensor | None  # [B, L, Q, 4 * bins] distributions of the sides' distances; None for RT-DETRv2
+    references: Tensor | None
+    """[B, L, Q, 4] reference boxes of the distances, the same in all layers; None for RT-DETRv2."""
+    encoder_logits: Tensor  # [B, E, Q - D, C] of the places that became queries, a set for each group
+    encoder_boxes: Tensor  # [B, E, Q - D, 4] of the same
+
+    def exact(self) -> "Outputs":
+        """The same in fp32 or more."""
+        parts = {name: part for name, part in self._asdict().items() if part is not None}
+        return self._replace(**{name: at_least_fp32(part) for name, part in parts.items()})
+
+
+class Targets(NamedTuple):
+    """Targets of a slice of the global batch."""
+
+    boxes: Tensor  # [B, M, 4] center and size, relative to the image
+    labels: Tensor  # int64 [B, M], PADDING where a row is padding
+    verified: Tensor | None = None
+    """bool [B, C], the classes that may be negatives of each image; None for all."""
+
+
+class QueryMatches(NamedTuple):
+    """Rows of the targets of the queries without noise, PADDING where there is none: NumPy's, on the host."""
+
+    own: Any  # int64 [B, S, Q], the assignment of each set of predictions, the encoder's last
+    union: (
+        Any  # int64 [B, 1, Q], for boxes and distributions of all sets; None for RT-DETRv2, which uses `own`
+    )
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs in the union."""
+        return 0 if self.union is None else int((self.union != PADDING).sum())
+
+
+class _Group(NamedTuple):
+    """The denoising queries, or the others with the encoder, and the rows of their targets."""
+
+    logits: Tensor
+    boxes: Tensor
+    part: slice  # these queries in a layer
+    own: Tensor  # int64 [B, S or 1, Q], for the classes
+    learnt: Tensor  # the same for boxes and distributions
+    real: Tensor  # [Q] 1, or 0 where a query is padding
+    targets: Tensor  # divisor of the classes' loss: a scalar
+    pairs: Tensor  # divisor of the other losses, if it is above 0: a scalar
+
+
+def varifocal(logits: Tensor, goal: Tensor) -> Tensor:
+    """Varifocal loss (arXiv:2008.13367) of each query and class, [B, S, Q, C].
+
+    `goal` is the overlap of the query's box with its target at the target's class, and -1 elsewhere.
+    """
+    weight = torch.where(goal < 0, _ALPHA * logits.detach().sigmoid() ** 2, goal)
+    return F.binary_cross_entropy_with_logits(logits, goal.clamp(min=0), weight, reduction="none")
+
+
+def ia_bce(logits: Tensor, goal: Tensor) -> Tensor:
+    """Binary cross-entropy aware of the overlap (arXiv:2310.15961), with the arguments of `varifocal`.
+
+    Source: `loss_labels` with `ia_bce_loss` in rfdetr/models/lwdetr.py of github.com/roboflow/rf-detr
+    (35ac6ab), which equals that in models/lwdetr.py of github.com/Atten4Vis/LW-DETR (d5e6e6c).
+    """
+    matched, chance = goal >= 0, logits.sigmoid()
+    aim = chance.detach() ** _SCORE_SHARE * goal.clamp(min=0) ** (1 - _SCORE_SHARE)
+    aim = aim.clamp(min=_MIN_GOAL)
+    positive = torch.where(matched, aim, 0.0)
+    negative = torch.where(matched, 1 - aim, chance**2)
+    return negative * logits - F.logsigmoid(logits) * (positive + negative)
+
+
+def mal(logits: Tensor, goal: Tensor) -> Tensor:
+    """Matchability-aware loss (arXiv:2412.04234), with the arguments of `varifocal`.
+
+    Source: `loss_labels_mal` in engine/deim/deim_criterion.py and configs/base/deimv2.yml of
+    github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4).
+    """
+    weight = torch.where(goal < 0, logits.detach().sigmoid() ** _MAL_GAMMA, 1.0)
+    aim = goal.clamp(min=0) ** _MAL_GAMMA
+    return F.binary_cross_entropy_with_logits(logits, aim, weight, reduction="none")
+
+
+class Criterion:
+    """Computes the losses of one kind of network; holds no weights."""
+
+    def __init__(
+        self,
+        bins: int = 0,
+        scale: float = 0.0,
+        *,
+        groups: int = 1,
+        weights: Mapping[str, float] = _WEIGHTS,
+        classification: Callable[[Tensor, Tensor], Tensor] = varifocal,
+    ) -> None:
+        """Take the authors' `reg_max` (bins of D-FINE's distributions; 0 for others) and `reg_scale`.
+
+        `weights` are of the losses by name; the first one is the sum of `classification`, which is called
+        like `varifocal`. The losses are means over so many `groups` of queries, which are further sets.
+        """
+        self._bins, self._scale, self._groups = bins, scale, groups
+        self._weights, self._classification = weights, classification
+        names = tuple(weights)
+        self.names = names if bins else names[:3]
+        """Names of the losses: of the classes, then bbox, giou, and for D-FINE fgl and ddf."""
+
+    def match(self, outputs: Outputs, targets: Targets, counts: list[int]) -> Callable[[], QueryMatches]:
+        """Start to match the queries without noise; the returned function waits and returns the matches.
+
+        `outputs` are in fp32 or more; `counts` are the targets of each image.
+        """
+        values = costs(*_matched_sets(outputs), targets.boxes, targets.labels)
+        arriving = batch.copy_to_host(values)
+
+        @functools.cache
+        def finish() -> QueryMatches:
+            own = assign_queries(arriving(), counts)
+            return QueryMatches(own, unite_matches(own) if self._bins else None)
+
+        return finish
+
+    def __call__(
+        self, outputs: Outputs, targets: Targets, noise: Denoising | None, part: Part
+    ) -> dict[str, Tensor]:
+        """Share of this slice in the losses vfl, bbox, giou, and for D-FINE fgl and ddf.
+
+        Each is a vector with a value for each set of predictions: first the sets of the denoising queries,
+        then those of the others with the encoder's last. fgl has only the layers, ddf all but the last.
+        `outputs` are in fp32 or more.
+        """
+        device, others = outputs.logits.device, outputs.encoder_logits.shape[2]
+        first = outputs.logits.shape[2] - others
+        matched = part.matches or self.match(outputs, targets, part.counts)
+        copies = noise.groups if noise else 0
+        total = part.targets * self._groups
+        numbers = torch.tensor([total, total * copies, max(1, total), part.images])
+        pair_total, noisy_pairs, minimum, images = batch.to_device(numbers.to(outputs.logits.dtype), device)
+        groups: list[_Group] = []
+        terms: list[dict[str, Tensor]] = []
+        if noise:
+            # Without a box in the step D-FINE's code has no denoising queries.
+            real = (noise.group < noise.groups) & ((pair_total > 0) | (not self._bins))
+            groups.append(
+                _Group(
+                    outputs.logits[:, :, :first],
+                    outputs.boxes[:, :, :first],
+                    slice(first),
+                    noise.targets,
+                    noise.targets,
+                    real,
+                    minimum * noise.groups,
+                    noisy_pairs,
+                )
+            )
+            # The device computes these losses while the costs travel and are assigned.
+            terms.append(self._terms(outputs, targets, groups[0]))
+        matches = matched()
+        rows = matches.own if matches.union is None else np.concatenate([matches.union, matches.own], axis=1)
+        sent = batch.to_device(torch.from_numpy(rows), device)
+        pairs, own = pair_total, sent
+        if matches.union is not None:
+            pairs = part.sum_over_step(outputs.logits.new_full((), matches.pairs))
+            sent, own = sent[:, :1], sent[:, 1:]
+        real = torch.ones(others, dtype=torch.bool, device=device)
+        groups.append(_Group(*_matched_sets(outputs), slice(first, None), own, sent, real, minimum, pairs))
+        terms.append(self._terms(outputs, targets, groups[-1]))
+        if self._bins:
+            overlap = [losses.pop("overlap") for losses in terms]
+            ddf = self._distillation(outputs, groups, torch.cat(overlap, dim=-1), images)
+            for group, losses in zip(groups, terms, strict=True):
+                losses["ddf"] = ddf[..., group.part].sum((0, 2))
+        return {
+            name: self._weights[name] * torch.cat([losses[name] for losses in terms]) for name in terms[0]
+        }
+
+    def _terms(self, outputs: Outputs, targets: Targets, group: _Group) -> dict[str, Tensor]:
+        """The losses of a group without ddf; for D-FINE also `overlap`, the IoU of pairs [B, L, Q]."""
+        truth, matched = _gather_targets(targets, group.learnt)
+        overlap, generalized = overlaps(group.boxes, truth)
+        share = matched / group.pairs.clamp(min=1)
+        quality = overlap.detach()
+        if group.own is not group.learnt:
+            with torch.no_grad():
+                quality, _ = overlaps(group.boxes, _gather_targets(targets, group.own)[0])
+        terms = {
+            self.names[0]: self._classes(targets, group, quality),
+            "bbox": ((group.boxes - truth).abs().sum(-1) * share).sum((0, 2)),
+            "giou": ((1 - generalized) * share).sum((0, 2)),
+        }
+        if self._bins and outputs.corners is not None and outputs.references is not None:
+            sides = outputs.corners[:, :, group.part].unflatten(-1, (4, -1))
+            # The first set is before the first layer.
+            terms["overlap"] = overlap[:, 1 : 1 + sides.shape[1]].detach()
+            references = outputs.references[:, :1, group.part].detach()
+            values = bin_values(self._bins, self._scale, references.dtype, references.device)
+            center, box = references[..., :2], corners(truth)
+            outward = torch.cat([center - box[..., :2], box[..., 2:] - center], dim=-1)
+            unit = references[..., 2:].repeat(1, 1, 1, 2) / self._scale + 1e-16
+            distance = outward / unit - self._scale / 2
+            # The bins on both sides of the true distances, and their shares: both [B, 1, Q, 4, 2].
+            left = (torch.searchsorted(values, distance, right=True) - 1).clamp(0, self._bins - 1)
+            right = ((distance - values[left]) / (values[left + 1] - values[left])).clamp(0, 1)
+            index, shares = torch.stack([left, left + 1], dim=-1), torch.stack([1 - right, right], dim=-1)
+            chance = F.log_softmax(sides, dim=-1).take_along_dim(index, dim=-1)
+            terms["fgl"] = -((chance * shares).sum((-1, -2)) * terms["overlap"] * share).sum((0, 2))
+        return terms
+
+    def _classes(self, targets: Targets, group: _Group, quality: Tensor) -> Tensor:
+        """The classes' loss of each set; `quality` [B, S, Q] is the overlap with the query's own target."""
+        batch, rows, queries = group.own.shape
+        label = targets.labels.gather(1, group.own.clamp(min=0).flatten(1)).view(batch, rows, queries)
+        value = torch.where(group.own != PADDING, quality, -1.0)[..., None]
+        index = label.clamp(min=0).expand(value.shape[:-1])[..., None]
+        goal = torch.full_like(group.logits, -1.0).scatter_(-1, index, value)
+        values = self._classification(group.logits, goal)
+        if targets.verified is not None:
+            values = values * (targets.verified[:, None, None] | (goal >= 0))
+        return (values.sum(-1) * group.real).sum((0, 2)) / group.targets
+
+    def _distillation(
+        self, outputs: Outputs, groups: Sequence[_Group], overlap: Tensor, images: Tensor
+    ) -> Tensor:
+        """Divergence of each layer but the last from the last layer's distributions, [B, L - 1, queries].
+
+        A mean over matched sides and one over the others, weighted by the roots of their numbers among the
+        queries without noise, also for the denoising queries. `overlap` is [B, L, queries]; there are so many
+        `images` in the global batch.
+        """
+        assert outputs.corners is not None
+        bins = outputs.corners.unflatten(-1, (4, -1)) / _TEMPERATURE
+        own, last = F.log_softmax(bins[:, :-1], dim=-1), F.softmax(bins[:, -1:].detach(), dim=-1)
+        divergence = F.kl_div(own, last.expand_as(own), reduction="none").sum((-1, -2))
+        confidence = outputs.logits[:, -1:].detach().sigmoid().amax(-1)
+        matched = torch.cat([group.learnt for group in groups], dim=-1) != PADDING
+        pairs, others = groups[-1].pairs, images * groups[-1].real.sum() - groups[-1].pairs
+        roots = pairs.sqrt(), others.sqrt()
+        means = [
+            torch.stack(
+                [
+                    roots[0] / group.pairs.clamp(min=1),
+                    roots[1] / (images * group.real.sum() - group.pairs).clamp(min=1),
+                ]
+            )[:, None]
+            * group.real
+            for group in groups
+        ]
+        pair_weight, other_weight = torch.cat(means, dim=-1) / (4 * (roots[0] + roots[1]))
+        weight = torch.where(matched, overlap[:, :-1] * pair_weight, confidence * other_weight)
+        return _TEMPERATURE**2 * divergence * weight
+
+
+def _gather_targets(targets: Targets, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes [B, S, Q, 4] in rows of the targets, some box where a query has none, and which have one."""
+    matched = rows != PADDING
+    index = rows.clamp(min=0).flatten(1)[..., None].expand(-1, -1, 4)
+    found = targets.boxes.gather(1, index).view(*rows.shape, 4)
+    return torch.where(matched[..., None], found, 0.5), matched
+
+
+def _matched_sets(outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """Logits and boxes of the queries without noise, the encoder's as the last sets."""
+    queries = outputs.encoder_logits.shape[2]
+    return (
+        torch.cat([outputs.logits[:, :, -queries:], outputs.encoder_logits], dim=1),
+        torch.cat([outputs.boxes[:, :, -queries:], outputs.encoder_boxes], dim=1),
+    )
+
+
+@functools.cache
+def bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The distance of each bin, [bins + 1]: W(n) of D-FINE's paper."""
+    bound = _UP * scale
+    inner = (bound + 1) ** (torch.arange(1, bins // 2, dtype=torch.float64) * 2 / (bins - 2)) - 1
+    ends = torch.tensor([2 * bound], dtype=torch.float64)
+    return torch.cat([-ends, -inner.flip(0), 0 * ends, inner, ends]).to(device, dtype)
+
+
+def at_least_fp32(values: Tensor) -> Tensor:
+    """The same values in fp32 or fp64."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+@torch.no_grad()
+def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+    """Cost of each pair of query and target, [B, S, Q, M], as D-FINE's and RT-DETRv2's `HungarianMatcher`.
+
+    Predictions are `logits` [B, S, Q, C] and `boxes` [B, S, Q, 4]; `targets` [B, M, 4] have `labels` [B, M].
+    """
+    sets = max(1, _PAIRS_AT_ONCE // (logits.shape[2] * labels.numel()))
+    parts = zip(logits.split(sets, dim=1), boxes.split(sets, dim=1), strict=True)
+    return torch.cat([_costs(*part, targets, labels) for part in parts], dim=1)
+
+
+def _costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+    index = labels.clamp(min=0)[:, None, None].expand(*logits.shape[:3], -1)
+    chance = logits.sigmoid().gather(3, index)
+    negative = (1 - _COST_ALPHA) * chance**2 * -(1 - chance + 1e-8).log()
+    positive = _COST_ALPHA * (1 - chance) ** 2 * -(chance + 1e-8).log()
+    distance = torch.cdist(boxes.flatten(1, 2), targets, p=1).view_as(chance)
+    _, overlap = overlaps(boxes[:, :, :, None], targets[:, None, None])
+    total = _CLASS_COST * (positive - negative) + _DISTANCE_COST * distance - _OVERLAP_COST * overlap
+    # Values that are not finite match last; the loss reports them.
+    worst = torch.finfo(total.dtype).max
+    return torch.nan_to_num(total, nan=worst, posinf=worst, neginf=worst)
+
+
+def assign_queries(values: Tensor, counts: Sequence[int]) -> Any:
+    """Assign queries to targets at the least cost, in each set of predictions; see `QueryMatches.own`.
+
+    `values` are the costs [B, S, Q, M] on the host, with padding behind the `counts` of targets.
+    """
+    rows = np.full(values.shape[:3], PADDING)
+    for image, image_costs, count in zip(rows, values.numpy(), counts, strict=True):
+        for queries, set_costs in zip(image, image_costs, strict=True):
+            query, target = linear_sum_assignment(set_costs[:, :count])
+            queries[query] = target
+    return rows
+
+
+def unite_matches(own: Any) -> Any:
+    """Each query that any set matches, with its most frequent target; of equally frequent ones the first.
+
+    D-FINE's authors do not define the order of equally frequent targets.
+    """
+    image, number, query = np.nonzero(own != PADDING)
+    found, times = np.unique(np.stack([image, query, own[image, number, query]]), axis=1, return_counts=True)
+    # From the least frequent to the most, of equally frequent ones from the last: later ones overwrite.
+    image, query, target = found[:, np.lexsort((-found[2], times))]
+    union = np.full_like(own[:, :1], PADDING)
+    union[image, 0, query] = target
+    return union
+
+
+def corners(boxes: Tensor) -> Tensor:
+    """x1 y1 x2 y2 of boxes [..., 4] given by center and size; a negative size counts as 0."""
+    half = boxes[..., 2:].clamp(min=0) / 2
+    return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
+
+
+def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """IoU and GIoU (arXiv:1902.09630) of pairs of boxes given by center and size: [..., 4] -> [...]."""
+    first, second = corners(boxes), corners(others)
+    low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
+    shared = (high - low).clamp(min=0).prod(-1)
+    joined = area(first) + area(second) - shared
+    outer = torch.maximum(first[..., 2:], second[..., 2:]) - torch.minimum(first[..., :2], second[..., :2])
+    hull = outer.prod(-1)
+    overlap = shared / joined
+    return overlap, overlap - (hull - joined) / hull

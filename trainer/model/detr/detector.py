@@ -1,0 +1,354 @@
+"""The base of all DETRs: transformers' networks, and names of weights, with the losses of their authors.
+
+It selects the queries, adds denoising queries and decodes the detections.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import logging as library_logging
+
+from trainer.base.temporary_folders import temporary_folder
+from trainer.config.schema import TrainConfig
+from trainer.data.batch import PADDING
+from trainer.model.architecture import (
+    MEAN,
+    RAW_OUTPUTS,
+    STD,
+    Architecture,
+    Detections,
+    Graph,
+    ParameterGroups,
+    UpstreamWeights,
+    apply_color,
+)
+from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, fold
+from trainer.model.boxes import to_center, to_corners
+from trainer.model.detr.criterion import Criterion, Outputs, Targets, at_least_fp32
+from trainer.model.detr.denoising import Denoising, denoising
+from trainer.model.detr.modules import integers
+from trainer.model.detr.options import DetrOptions
+from trainer.model.detr.tensor_names import TensorRules, rename_tensors
+from trainer.model.fused_functions import compiled_for_steps
+from trainer.model.global_batch import Part
+from trainer.model.weights import load_tensors
+
+# Its reports and progress bars repeat our messages.
+library_logging.set_verbosity_error()
+library_logging.disable_progress_bar()
+
+_LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
+"""Noise of denoising queries; see `denoising`."""
+_ROWS = 16  # rows of targets in training are a multiple of it
+_ANCHOR = 0.05
+"""Side of a query's first box on the finest level, relative to the image; twice that on the next."""
+_MARGIN = 0.01  # locations whose first box is nearer to a border than this become no query
+
+
+class Detr(Architecture):
+    """A detector that predicts a set of boxes with a network of transformers."""
+
+    config: Any  # DetrOptions of the architecture
+    needs_part = True
+    upstream: ClassVar[type[PreTrainedModel]]  # transformers' class of the whole detector
+    label: ClassVar[str]  # human-readable name, without the size
+    unfolds_boxes: ClassVar[bool] = False  # see `denoising`
+    checking: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """Layers that check for values that are not finite, see `train`."""
+    pixel_scale: bool = False
+    """Whether pixels are relative to ImageNet's mean and deviation."""
+    pixel_mean: Tensor
+    pixel_deviation: Tensor
+    heads: ClassVar[tuple[str, ...]] = (
+        "model.enc_score_head.",
+        "model.decoder.class_embed.",
+        "model.denoising_class_embed.",
+    )
+    """Prefixes of the tensors that depend on the classes."""
+
+    def __init__(self, config: DetrOptions, num_classes: int) -> None:
+        super().__init__(config, num_classes)
+        whole: Any = self.upstream
+        self.library_config = whole.config_class(**config.arguments(), num_labels=num_classes)
+        self.denoising = getattr(config, "denoising", 0)
+        self.compose(whole(self.library_config))
+        if self.pixel_scale:
+            self.register_buffer("pixel_mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
+            self.register_buffer("pixel_deviation", torch.tensor(STD).view(3, 1, 1), persistent=False)
+        # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
+        # gradient if the next operation is a transposition.
+        self.model.to(memory_format=torch.channels_last)
+        self._criterion = self.make_criterion()
+        self.loss_names = self._criterion.names
+        self._compiled: Callable[[Tensor], list[Tensor]] | None = None
+        self._anchors_of: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+
+    @abstractmethod
+    def compose(self, whole: Any) -> None:
+        """Set `model` to the network, made of the parts of the library's detector, with its first weights."""
+
+    @property
+    def backbone(self) -> Any:
+        """The part whose weights may come from a classifier."""
+        return self.model.backbone
+
+    @property
+    @abstractmethod
+    def tensor_rules(self) -> TensorRules:
+        """How the authors' names of tensors become those of this network."""
+
+    @abstractmethod
+    def make_criterion(self) -> Criterion:
+        """The losses that `forward` computes, and their names."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all modules."""
+        super().train(mode)
+        # In training these layers check for values that are not finite, which makes the host wait; the step
+        # checks as well. Nothing else depends on their mode: they have no dropout.
+        for module in self.model.modules():
+            if isinstance(module, self.checking):
+                module.eval()
+        return self
+
+    def forward(
+        self,
+        images: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        color: Tensor | None = None,
+        verified: Tensor | None = None,
+        part: Part | None = None,
+    ) -> dict[str, Tensor]:
+        """Losses of a batch, each the sum over all sets of predictions; see `Architecture.forward`."""
+        assert part is not None
+        outputs, targets, noise = self._predict_for_targets(images, boxes, labels, color, part)
+        with torch.autocast(images.device.type, enabled=False):
+            losses = self._criterion(outputs, targets._replace(verified=verified), noise, part)
+        # As means over these images, which the step weights by their share of the global batch.
+        return {name: losses[name].sum() * part.images / len(images) for name in self.loss_names}
+
+    def match_targets(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Part
+    ) -> tuple[Any, Tensor]:
+        """The matches of a batch, and the number of pairs that train its boxes."""
+        outputs, targets, _ = self._predict_for_targets(images, boxes, labels, color, part)
+        with torch.autocast(images.device.type, enabled=False):
+            matched = self._criterion.match(outputs, targets, part.counts)
+        return matched, outputs.logits.new_full((), matched().pairs)
+
+    def _predict_for_targets(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Part
+    ) -> tuple[Outputs, Targets, Denoising | None]:
+        """Outputs for a batch in fp32 or more, its targets and its denoising queries."""
+        pixels = self.normalize(images, color)
+        centered = to_center((boxes / images.shape[-1]).to(pixels.dtype))
+        # Few shapes, and the same in all processes.
+        extra = -(-max(1, part.max_targets) // _ROWS) * _ROWS - labels.shape[1]
+        centered, labels = F.pad(centered, (0, 0, 0, extra)), F.pad(labels, (0, extra), value=PADDING)
+        noise = None
+        if self.denoising:
+            noise = denoising(
+                centered,
+                labels,
+                part.keys,
+                self.num_classes,
+                part.max_targets,
+                queries=self.denoising,
+                label_noise=_LABEL_NOISE,
+                box_noise=_BOX_NOISE,
+                unfold=self.unfolds_boxes,
+            )
+        return self.outputs(pixels, noise).exact(), Targets(centered, labels), noise
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Detections:
+        return best_pairs(*self.final_outputs(images), images.shape[-1], self.config)
+
+    def final_outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, Q, C] and boxes [B, Q, 4] of the last layer, in fp32 or more."""
+        outputs = self.outputs(self.normalize(images), None)
+        return at_least_fp32(outputs.logits[:, -1]), at_least_fp32(outputs.boxes[:, -1])
+
+    def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
+        """Network input from uint8 images, in the precision of the weights and in NHWC order."""
+        weight = next(self.backbone.parameters())
+        values = images.to(torch.promote_types(weight.dtype, torch.float32)) / 255
+        values = apply_color(values, color, 1)
+        if self.pixel_scale:
+            values = (values - self.pixel_mean) / self.pixel_deviation
+        return values.contiguous(memory_format=torch.channels_last)
+
+    def features(self, pixels: Tensor) -> list[Tensor]:
+        """Levels of the encoder for images [B, 3, S, S] in 0..1, each [B, C, h, w]."""
+        pairs = zip(self.model.encoder_input_proj, self.backbone_levels(pixels), strict=True)
+        levels = [project(level) for project, level in pairs]
+        encoded = self.model.encoder(inputs_embeds=levels).last_hidden_state
+        return [project(level) for project, level in zip(self.model.decoder_input_proj, encoded, strict=True)]
+
+    def outputs(self, pixels: Tensor, noise: Denoising | None) -> Outputs:
+        """The decoder's outputs for images [B, 3, S, S] in 0..1."""
+        levels = self.features(pixels)
+        memory = torch.cat([level.flatten(2).transpose(1, 2) for level in levels], dim=1)
+        shapes = [(level.shape[-2], level.shape[-1]) for level in levels]
+        anchors, valid = self._anchors(shapes, memory)
+        masked = valid * memory
+        # No gradient reaches the locations that become no query: theirs are not computed.
+        scores = self.model.enc_score_head(self.model.enc_output(masked)).amax(dim=-1)
+        location = scores.topk(min(self.config.queries, scores.shape[1]), dim=1).indices[:, :, None]
+        content = self.model.enc_output(masked.gather(1, location.expand(-1, -1, masked.shape[-1])))
+        logits = self.model.enc_score_head(content)
+        # Boxes as logits [B, Q, 4].
+        first = self.model.enc_bbox_head(content) + F.embedding(location[:, :, 0], anchors[0])
+        references, content, mask = first.detach(), content.detach(), None
+        if noise:
+            content = torch.cat(
+                [self.model.denoising_class_embed(noise.labels).to(content.dtype), content], 1
+            )
+            references = torch.cat([noise.references.to(references.dtype), references], dim=1)
+            mask = noise.attention_mask(first.shape[1])
+        decoded = self.model.decoder(
+            inputs_embeds=content,
+            encoder_hidden_states=memory,
+            encoder_attention_mask=mask,
+            reference_points=references,
+            spatial_shapes=integers(shapes),
+            spatial_shapes_list=shapes,
+            level_start_index=None,
+        )
+        return Outputs(
+            logits=decoded.intermediate_logits,
+            boxes=self.connect_layers(decoded.intermediate_reference_points),
+            corners=getattr(decoded, "intermediate_predicted_corners", None),
+            references=getattr(decoded, "initial_reference_points", None),
+            encoder_logits=logits[:, None],
+            encoder_boxes=first.sigmoid()[:, None],
+        )
+
+    def connect_layers(self, boxes: Tensor) -> Tensor:
+        """The decoder's boxes [B, S, Q, 4], with the gradients that the authors' have."""
+        return boxes
+
+    def _anchors(self, shapes: list[tuple[int, int]], memory: Tensor) -> tuple[Tensor, Tensor]:
+        """First boxes as logits [1, N, 4], in fp32 or more, and which locations are valid [1, N, 1]."""
+        exact = torch.promote_types(memory.dtype, torch.float32)
+        key = (*shapes, memory.device, exact, memory.dtype)
+        if key not in self._anchors_of:
+            with torch.inference_mode(False):
+                parts = []
+                for level, (height, width) in enumerate(shapes):
+                    rows = (torch.arange(height, dtype=exact, device=memory.device) + 0.5) / height
+                    columns = (torch.arange(width, dtype=exact, device=memory.device) + 0.5) / width
+                    centers = torch.cartesian_prod(rows, columns).flip(1)
+                    sides = torch.full_like(centers, _ANCHOR * 2**level)
+                    parts.append(torch.cat([centers, sides], dim=1))
+                boxes = torch.cat(parts)
+                valid = ((boxes > _MARGIN) & (boxes < 1 - _MARGIN)).all(dim=-1, keepdim=True)
+                logits = torch.where(valid, torch.log(boxes / (1 - boxes)), torch.finfo(exact).max)
+                self._anchors_of[key] = logits[None], valid[None].to(memory.dtype)
+        return self._anchors_of[key]
+
+    def backbone_levels(self, pixels: Tensor) -> list[Tensor]:
+        """Levels of the backbone, compiled in training."""
+        # `match_targets` is called rarely: not worth another graph.
+        compiled = self._compiled if self.training and torch.is_grad_enabled() else None
+        return (compiled or self._levels)(pixels)
+
+    def _levels(self, pixels: Tensor) -> list[Tensor]:
+        return list(self.model.backbone.model(pixels).feature_maps)
+
+    def compile_network(self, mode: str) -> bool:
+        """Compile the backbone: the encoder reads values, and the number of queries depends on the batch."""
+        self._compiled = compiled_for_steps(self._levels, mode)
+        return True
+
+    def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
+        """The backbone's, with their learning rate, and the rest."""
+        backbone = [value for value in self.backbone.parameters() if value.requires_grad]
+        slow = {id(value) for value in backbone}
+        rest = [p for p in self.model.parameters() if p.requires_grad and id(p) not in slow]
+        return [{"params": rest}, {"params": backbone, "lr_scale": self.config.backbone_lr}]
+
+    def deployment_graph(self, image_size: int) -> Graph:
+        return DetrGraph(self, image_size)
+
+    def raw_graph(self, image_size: int) -> Graph:
+        return RawDetrGraph(self, image_size)
+
+    def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
+        """Load a detector or a backbone as the hub or its authors store it, in place; see `Architecture`.
+
+        Heads of other classes are skipped; any other tensor must fit.
+        """
+        body = next(f"{name}." for name, part in self.named_modules() if part is self.backbone)
+        named = rename_tensors(state, self.tensor_rules)
+        return load_tensors(self, named, source, self.heads, body=body, refuse_unknown=True)
+
+    def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
+        """Weights and configuration as transformers' `save_pretrained` writes them."""
+        whole = self.upstream(self.library_config)
+        whole.load_state_dict(self.state_dict(), strict=False)  # without its second copies of heads
+        whole.config.id2label = dict(enumerate(names))
+        whole.config.label2id = {name: label for label, name in enumerate(names)}
+        with temporary_folder() as temporary:
+            whole.save_pretrained(temporary)
+            state = safetensors.torch.load_file(temporary / "model.safetensors")
+            files = {"config.json": (temporary / "config.json").read_bytes()}
+        return UpstreamWeights(state, len(names), files)
+
+    def fold_batchnorm(self) -> Self:
+        fold(self.model, TRANSFORMERS_PAIRS)
+        return self
+
+    @property
+    def title(self) -> str:
+        width = f", {self.config.width:g} times as wide" if self.config.width != 1 else ""
+        return f"{self.label} {self.config.size}{width}"
+
+
+class DetrGraph(Graph):
+    """uint8 [B, 3, S, S] in, the detections of `predict` out."""
+
+    def __init__(self, detector: Detr, image_size: int) -> None:
+        super().__init__()
+        self.detector, self.image_size = detector.eval(), image_size
+        with torch.no_grad():
+            blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)
+            # This also builds the constants of this size, which no exporter can trace.
+            self.rows = detector.predict(blank).scores.shape[1]
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(best_pairs(*self.detector.final_outputs(images), self.image_size, self.detector.config))
+
+
+class RawDetrGraph(DetrGraph):
+    """uint8 [B, 3, S, S] in; boxes [B, Q, 4] in pixels and scores [B, Q, C] of all queries out."""
+
+    names = RAW_OUTPUTS
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        logits, boxes = self.detector.final_outputs(images)
+        return to_corners(boxes).clamp(0, 1) * self.image_size, logits.sigmoid()
+
+
+def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptions) -> Detections:
+    """The best pairs of query and class, of logits [B, Q, C] and boxes [B, Q, 4]."""
+    classes = logits.shape[-1]
+    flat = logits.flatten(1)
+    best, pair = flat.topk(min(config.detections_per_image, flat.shape[1]), dim=1)
+    scores = best.sigmoid()
+    query = torch.div(pair, classes, rounding_mode="floor")
+    corners = to_corners(boxes).clamp(0, 1) * image_size
+    real = scores > config.score_threshold
+    return Detections(
+        boxes=corners.gather(1, query[:, :, None].expand(-1, -1, 4)) * real[:, :, None],
+        scores=scores * real,
+        labels=torch.where(real, pair % classes, PADDING),
+        num=real.sum(dim=1),
+    )

@@ -1,0 +1,116 @@
+"""Parts of networks that differ from transformers', and the first weights of all of them."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffineBlock
+
+from trainer.model.batchnorm_folding import convert_convolution
+from trainer.model.detr.criterion import at_least_fp32
+
+FIRST_LOGIT = -math.log(1 / 0.01 - 1)
+"""Of every class: a score of 0.01 (Lin et al. 2017), for any number of classes."""
+_AS_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
+"""Layers that transformers draws like the authors."""
+_BOXES = re.compile(r"enc_bbox_head|decoder\.(pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\d+\.reg_conf)")
+"""Heads whose last layer starts at zero, so that boxes and scores do not change at first."""
+_CLASSES = re.compile(r"enc_score_head|decoder\.class_embed\.\d+")
+XAVIER = r"decoder\.(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+)|enc_output\.0"
+"""Layers that are drawn as in Glorot and Bengio 2010."""
+
+
+def integers(shapes: Sequence[tuple[int, int]]) -> Any:
+    """Return Python integers, so that comparisons of layers neither wait for the device nor are exported."""
+    return np.array(shapes, dtype=object)
+
+
+def replace_modules(
+    root: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module], skip: str = ""
+) -> None:
+    """Replace all modules of a class by what `make` returns for each, unless its name begins with `skip`."""
+    for name, module in list(root.named_modules()):
+        if isinstance(module, kind) and not (skip and name.startswith(skip)):
+            root.set_submodule(name, make(module))
+
+
+class AffineBlock(HGNetV2LearnableAffineBlock):
+    """A scale and a shift for all channels, in the type of the input.
+
+    The fp32 parameters would turn 16 bits into 32, which the next convolution casts back.
+    """
+
+    def __init__(self, part: HGNetV2LearnableAffineBlock) -> None:
+        super().__init__()
+        self.scale, self.bias = part.scale, part.bias
+
+    def forward(self, hidden_state: Tensor) -> Tensor:
+        scale, shift = self.scale.to(hidden_state.dtype), self.bias.to(hidden_state.dtype)
+        # One operation, which rounds once.
+        return torch.addcmul(shift, hidden_state, scale)
+
+
+class StridedDepthwise(nn.Conv2d):
+    """A depthwise convolution, on a CPU in fp32: in bf16 oneDNN takes 20 times as long for its gradient."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if input.device.type != "cpu":
+            return super()._conv_forward(input, weight, bias)
+        with torch.autocast("cpu", enabled=False):
+            shift = None if bias is None else at_least_fp32(bias)
+            exact = super()._conv_forward(at_least_fp32(input), at_least_fp32(weight), shift)
+            return exact.to(input.dtype)
+
+
+def adapt_hgnet(backbone: nn.Module) -> None:
+    """Compute a PPHGNetV2 in the types that are fastest, in place; its weights keep their names."""
+    replace_modules(backbone, HGNetV2LearnableAffineBlock, AffineBlock)
+
+    def convert(convolution: nn.Conv2d) -> nn.Conv2d:
+        strided = convolution.groups > 1 and max(convolution.stride) > 1
+        return convert_convolution(convolution, StridedDepthwise) if strided else convolution
+
+    replace_modules(backbone, nn.Conv2d, convert)
+
+
+@torch.no_grad()
+def draw_first_weights(model: nn.Module, backbone: nn.Module, xavier: str = XAVIER) -> None:
+    """Draw the weights of encoder and decoder as the authors of D-FINE and RT-DETR do, in place.
+
+    transformers draws nearly all with a deviation of 0.01, which passes on a ten-thousandth of a gradient
+    through three layers. Source: `_reset_parameters` in src/zoo/dfine/dfine_decoder.py of
+    github.com/Peterande/D-FINE (0eb0cfe) and in rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of
+    github.com/lyuwenyu/RT-DETR (366ce51), with PyTorch's defaults for the rest.
+    """
+    excluded = set(backbone.modules())
+    modules = {name: module for name, module in model.named_modules() if module not in excluded}
+    draw_layers(modules, xavier)
+    for name, module in modules.items():
+        if isinstance(module, nn.Linear) and _CLASSES.fullmatch(name):
+            nn.init.constant_(module.bias, FIRST_LOGIT)
+        layers = getattr(module, "layers", None)
+        if _BOXES.fullmatch(name) and isinstance(layers, nn.ModuleList):
+            for values in layers[-1].parameters():
+                nn.init.zeros_(values)
+
+
+def draw_layers(modules: Mapping[str, nn.Module], xavier: str) -> None:
+    """Initialize layers with PyTorch's defaults, and those whose names match `xavier` as in Glorot and Bengio
+    2010.
+    """
+    for name, module in modules.items():
+        if name.endswith(_AS_TRANSFORMERS):
+            continue
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, _BatchNorm)):
+            module.reset_parameters()
+        attention = name.endswith(("q_proj", "k_proj", "v_proj"))
+        if attention or (isinstance(module, (nn.Linear, nn.Conv2d)) and re.fullmatch(xavier, name)):
+            # The three of an attention are one matrix in PyTorch's.
+            nn.init.xavier_uniform_(module.get_parameter("weight"), gain=1 / math.sqrt(2) if attention else 1)
+        if attention or name.endswith("o_proj"):
+            nn.init.zeros_(module.get_parameter("bias"))

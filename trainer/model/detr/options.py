@@ -1,0 +1,84 @@
+"""Options that all detectors have that predict a set of boxes with transformers' networks."""
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from trainer.config.schema import ModelConfig
+from trainer.config.types import STRICT, Detected
+
+Arguments = dict[str, Any]  # of a configuration of transformers
+UNIT = 8  # channels of a narrower network are multiples of it
+_HUB = "hf:"
+_NAMES = {"nano": "n", "small": "s", "medium": "m", "large": "l", "xlarge": "x"}
+"""Sizes in the names of the hub."""
+_PUBLISHED = {
+    "dfine": "n s m l x", "rtdetr": "r18 r34 r50 r101", "rfdetr": "nano small medium large",
+    "deimv2": "atto femto pico n s m l x",
+}  # fmt: skip
+"""Published sizes of each architecture."""
+
+
+@dataclass(config=STRICT, frozen=True)
+class DetrOptions(ModelConfig):
+    """Options of all DETRs."""
+
+    stride: ClassVar[int] = 32
+    library: ClassVar[str] = "transformers"
+
+    size: str = ""
+    """Published size."""
+    width: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Channels relative to the published size; below 1 no published weights fit."""
+    queries: Detected = 300
+    """Number of queries per image, and so the maximum number of detections of a class."""
+
+    def arguments(self) -> Arguments:
+        """Arguments of transformers' configuration for this size and width, without the number of classes."""
+        raise NotImplementedError
+
+    def weights_problem(self) -> str:
+        """Return whether published weights have a different size or width, judging by their name."""
+        named = self.weights.lower().replace("rf-detr", "rfdetr") if self.weights.startswith(_HUB) else ""
+        words = [_NAMES.get(word, word.removesuffix("vd")) for word in re.split(r"[-_/:@]", named)]
+        for architecture in set(words) & _PUBLISHED.keys():
+            after = words[words.index(architecture) + 1 :]
+            sizes = {_NAMES.get(size, size): size for size in _PUBLISHED[architecture].split()}
+            size = next((sizes[word] for word in after if word in sizes), "")
+            if size and (architecture, size) != (self.architecture, self.size):
+                return (
+                    f"{self.weights} are of model.architecture={architecture} and model.size={size}, not of "
+                    f"{self.architecture} and {self.size}"
+                )
+            if size and self.width != 1:
+                return f"{self.weights} are of the published width, not {self.width:g} of it (model.width)"
+        return ""
+
+
+def scale_channels(channels: list[int], width: float, unit: int = UNIT) -> list[int]:
+    """Channels times `width`, in whole units, one at least; unchanged at width 1."""
+    if width == 1:
+        return channels
+    return [max(unit, round(count * width / unit) * unit) for count in channels]
+
+
+def hgnet(
+    stem: list[int], outward: list[int], blocks: list[int], layers: int, width: float, **more: Any
+) -> Arguments:
+    """Arguments of a PPHGNetV2 by the channels of its stem and behind each stage, at width 1."""
+    within = scale_channels([stem[-1] * 2**stage for stage in range(len(outward))], width)
+    stem, outward = scale_channels(stem, width), scale_channels(outward, width)
+    return {
+        "model_type": "hgnet_v2",
+        "stem_channels": [3, *stem],
+        "embedding_size": stem[-1],
+        "stage_in_channels": [stem[-1], *outward[:-1]],
+        "stage_mid_channels": within,
+        "stage_out_channels": outward,
+        "hidden_sizes": outward,
+        "stage_num_blocks": blocks,
+        "stage_numb_of_layers": [layers] * len(outward),
+        **more,
+    }

@@ -1,0 +1,102 @@
+"""Names of a detector's tensors in its authors' files and in the hub's, as transformers' modules name them.
+
+The hub's files are those of `save_pretrained`, also of older versions of transformers; RF-DETR's and DEIMv2's
+have their authors' names.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+Rules = tuple[tuple[str, str], ...]  # patterns of names and their replacements, applied in turn
+
+
+class TensorRules(NamedTuple):
+    """How the names of one network's tensors become those of transformers' modules."""
+
+    prefix: str  # prefix of the backbone's names
+    backbone: Rules  # rules of what follows the prefix
+    others: Rules  # rules of all other names
+    outer_heads: tuple[str, ...] = ()  # prefixes of heads outside of transformers' inner model
+
+
+_STACKED = (
+    (r"(.+\.(?:self_attn|attention)\.)(?:in_proj_|qkv\.)(weight|bias)", ("q_proj", "k_proj", "v_proj")),
+    (r"(.+\.)swish_ffn\.w12\.(weight|bias)", ("mlp.gate_proj", "mlp.up_proj")),
+)
+"""Tensors of several layers in one: an attention's query, key and value; a gated network's first two."""
+_CLASSIFIER = ("fc.", "head.", "last_conv.")
+"""Prefixes of the tensors of a classifier that are not of its backbone."""
+
+HGNET: Rules = (
+    (r"^stem\.", "embedder."),
+    (r"^stages\.", "encoder.stages."),
+    (r"\.conv\.", ".convolution."),
+    (r"\.bn\.", ".normalization."),
+)
+"""PPHGNetV2 by its authors, D-FINE's, DEIMv2's and timm."""
+HYBRID: Rules = (
+    (r"^(?=class_embed\.|bbox_embed\.)", "decoder."),  # heads that the hub's files have twice
+    (r"^decoder\.(anchors|valid_mask)$", ""),  # constants
+    (r"^decoder\.(?=decoder\.|denoising_class_embed|enc_)", ""),
+    (r"^decoder\.dec_score_head\.", "decoder.class_embed."),
+    (r"^decoder\.dec_bbox_head\.", "decoder.bbox_embed."),
+    (r"^(decoder|encoder)\.input_proj\.(\d+)\.conv\.", r"\1_input_proj.\2.0."),
+    (r"^(decoder|encoder)\.input_proj\.(\d+)\.norm\.", r"\1_input_proj.\2.1."),
+    (r"^enc_output\.proj\.", "enc_output.0."),
+    (r"^enc_output\.norm\.", "enc_output.1."),
+    (r"^encoder\.encoder\.(\d+)\.layers\.", r"encoder.aifi.\1.layers."),
+    (r"(_blocks\.\d+)\.cv2\.0\.", r"\1.csp_rep1."),
+    (r"(_blocks\.\d+)\.cv2\.1\.", r"\1.conv2."),
+    (r"(_blocks\.\d+)\.cv3\.0\.", r"\1.csp_rep2."),
+    (r"(_blocks\.\d+)\.cv3\.1\.", r"\1.conv3."),
+    (r"(_blocks\.\d+)\.cv(\d)\.", r"\1.conv\2."),
+    (r"(downsample_convs\.\d+)\.0\.cv(\d)\.", r"\1.conv\2."),
+    (r"\.norm1\.", ".self_attn_layer_norm."),
+    (r"^(encoder\..*)\.norm2\.", r"\1.final_layer_norm."),
+    (r"^(decoder\..*)\.norm2\.", r"\1.encoder_attn_layer_norm."),
+    (r"\.norm3\.", ".final_layer_norm."),
+    (r"\.cross_attn\.", ".encoder_attn."),
+    (r"\.out_proj\.", ".o_proj."),
+)
+"""Encoder and decoder of D-FINE and RT-DETRv2."""
+DFINE_MLP: Rules = ((r"\.(?:linear|fc)1\.", ".mlp.layers.0."), (r"\.(?:linear|fc)2\.", ".mlp.layers.1."))
+
+
+def rename_tensors(state: Mapping[str, Tensor], rules: TensorRules) -> dict[str, Tensor]:
+    """The tensors of a detector or backbone under the names of transformers' modules.
+
+    Those that are already named so, or in no known way, keep their names.
+    """
+    short = rules.prefix.removeprefix("model.")
+    inner = {name.removeprefix("module."): value for name, value in state.items()}
+    inner = {name.removeprefix("model."): value for name, value in inner.items()}
+    is_backbone = not any("decoder." in name for name in inner)
+    renamed: dict[str, Tensor] = {}
+    for name, value in inner.items():
+        if is_backbone and name.startswith(_CLASSIFIER):
+            continue
+        if is_backbone or name.startswith(("backbone.", short)):
+            bare = name.removeprefix(short) if name.startswith(short) else name.removeprefix("backbone.")
+            own = _apply(bare, rules.backbone)
+            own = own and rules.prefix + own
+        else:
+            own = _apply(name, rules.others)
+            own = "model." + own if own and not own.startswith(rules.outer_heads) else own
+        parts = {own: value} if own else {}
+        for pattern, layers in _STACKED:
+            if stacked := re.fullmatch(pattern, own):
+                chunks = zip(layers, value.chunk(len(layers)), strict=True)
+                parts = {f"{stacked[1]}{layer}.{stacked[2]}": values for layer, values in chunks}
+                if f"{name}_mask" in inner:  # DINOv3's keys have no bias
+                    del parts[f"{stacked[1]}k_proj.{stacked[2]}"]
+        renamed |= parts
+    return renamed
+
+
+def _apply(name: str, rules: Rules) -> str:
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name

@@ -1,0 +1,122 @@
+"""Multi-scale deformable attention (Zhu et al. 2021, arXiv:2010.04159) as weighted sums of rows, for CPUs.
+
+torch's grid_sample reads the channels of a place one by one. Here the features of a place are a row of a
+table, and a query is a sum of such rows: the forward pass takes a quarter of the time, both passes a half.
+"""
+
+import functools
+import itertools
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.d_fine.modeling_d_fine import multi_scale_deformable_attention_v2
+
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
+
+def sample_features(
+    value: Tensor,
+    shapes: Any,
+    locations: Tensor,
+    attention: Tensor,
+    points: list[int],
+    method: str = "default",
+) -> Tensor:
+    """What queries read from all levels, [B, Q, H * D]; has the arguments of transformers' function.
+
+    Levels of `shapes`, pairs of height and width, lie behind each other in `value` [B, N, H, D]. Each of H
+    heads reads at `locations` [B, Q, H, P, 2], x and y in 0..1 and zeros outside, weighted by `attention`
+    [B, Q, H, P]; `points` of the P are on each level. All but training on a CPU is left to transformers.
+    """
+    trained = value.requires_grad and not torch.compiler.is_compiling()
+    usable = value.device.type == "cpu" and torch.backends.mkl.is_available() and method == "default"
+    if not (trained and usable):
+        return multi_scale_deformable_attention_v2(value, shapes, locations, attention, points, method)
+    exact = torch.promote_types(value.dtype, torch.float32)
+    constants = _levels(tuple(shapes), tuple(points), exact, len(value), value.shape[2])
+    return _SampleFeatures.apply(value.to(exact), locations.to(exact), attention.to(exact), *constants)
+
+
+@functools.lru_cache(maxsize=64)
+def _levels(
+    shapes: tuple[tuple[int, int], ...], points: tuple[int, ...], dtype: torch.dtype, batch: int, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the level of each point: width and height [2, P], and in rows of the table its first one for each
+    image and head [B, 1, H, 1, P], and how far apart columns and lines are [2, 1, P].
+    """
+    levels = [level for level, count in enumerate(points) for _ in range(count)]
+    ends = [0, *itertools.accumulate(height * width for height, width in shapes)]
+    size = torch.tensor([[shapes[level][side] for level in levels] for side in (1, 0)], dtype=dtype)
+    start = torch.tensor([ends[level] for level in levels]) + ends[-1] * torch.arange(batch)[:, None]
+    first = start[:, None, None, None] * heads + torch.arange(heads)[:, None, None]
+    apart = torch.stack([torch.ones_like(size[0]), size[0]])[:, None] * heads
+    return size, first.int(), apart.int()
+
+
+class _SampleFeatures(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        locations: Tensor,
+        attention: Tensor,
+        size: Tensor,
+        first: Tensor,
+        apart: Tensor,
+    ) -> Tensor:
+        place = (locations * size.T).sub_(0.5).transpose(-1, -2)  # [B, Q, H, 2, P], x and y
+        low = place.floor()
+        part = place - low
+        # Of the two columns and the two rows around each place: [B, Q, H, 2, 2, P].
+        both = torch.stack([low, low + 1], dim=-2)
+        inside = (both >= 0) & (both < size[:, None])
+        share = torch.stack([1 - part, part], dim=-2) * inside
+        row = (both * inside).int() * apart
+        index = (
+            (row[..., 1, :, None, :] + first[..., None, :] + row[..., 0, None, :, :]).flatten(3).flatten(0, 2)
+        )
+        weights = _corners(share, attention)
+        table = value.reshape(-1, value.shape[-1])
+        ctx.save_for_backward(table, index, share, inside, attention, size)
+        ctx.shape = value.shape
+        return F.embedding_bag(index, table, mode="sum", per_sample_weights=weights).view(
+            *locations.shape[:2], -1
+        )
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        table, index, share, inside, attention, size = ctx.saved_tensors
+        (count, each), rows = index.shape, len(table)
+        gradient = gradient.reshape(count, -1)
+        weights = _corners(share, attention).flatten()
+        # Products of the gradient with the rows that were read.
+        ends = torch.arange(0, index.numel() + 1, each, dtype=index.dtype)
+        read = torch.sparse_csr_tensor(ends, index.flatten(), weights, (count, rows), check_invariants=False)
+        slope = torch.sparse.sampled_addmm(read, gradient, table.T, beta=0.0).values()
+        slope = slope.view(*attention.shape[:3], 2, 2, -1)
+        # The same sum the other way: for each row of the table what read it.
+        order = index.flatten().argsort(stable=True)
+        ends = torch.bincount(index.flatten(), minlength=rows).cumsum(0)
+        table_gradient = F.embedding_bag(
+            order // each,
+            gradient,
+            F.pad(ends[:-1], (1, 0)),
+            mode="sum",
+            per_sample_weights=weights.index_select(0, order),
+        )
+        sign = inside * torch.tensor([-1, 1])[:, None]
+        columns = (slope * share[..., 1, :, None, :]).sum(-3)
+        lines = (slope * share[..., 0, None, :, :]).sum(-2)
+        moved = torch.stack([columns * sign[..., 0, :, :], lines * sign[..., 1, :, :]], dim=-3).sum(-2)
+        location_gradient = (moved * (attention[..., None, :] * size)).transpose(-1, -2)
+        attention_gradient = (columns * share[..., 0, :, :]).sum(-2)
+        return table_gradient.view(ctx.shape), location_gradient, attention_gradient, None, None, None
+
+
+def _corners(share: Tensor, attention: Tensor) -> Tensor:
+    """Weights [B * Q * H, 4 * P] of the four places around each point."""
+    rows = share[..., 1, :, :] * attention[..., None, :]
+    return (rows[..., None, :] * share[..., 0, None, :, :]).flatten(3).flatten(0, 2)

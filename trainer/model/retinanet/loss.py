@@ -1,0 +1,113 @@
+"""RetinaNet's losses, equal to torchvision's.
+
+Targets are padded to one length, so no shape depends on the data and no step waits for the device.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.data.batch import PADDING
+from trainer.model import boxes as box_ops
+from trainer.model.fused_functions import fused
+from trainer.model.retinanet.anchor_matching import match
+from trainer.model.retinanet.focal import conv_focal_loss, focal_loss, supports
+
+
+class AnchorTargets(NamedTuple):
+    """The targets of every anchor of every image."""
+
+    labels: Tensor  # [B, N] int32: class of the matched target, BACKGROUND or IGNORED
+    boxes: Tensor  # [B, N, 4] fp32: the matched target, or the anchor itself without one
+    positive: Tensor  # [B, N] bool: whether a target is matched
+    weights: Tensor
+    """[B, N] fp32: factor that turns a sum over anchors into the mean over images of the sum per
+    matched anchor."""
+
+
+def assign_targets(boxes: Tensor, labels: Tensor, anchors: Tensor) -> AnchorTargets:
+    """Match the anchors and look up their targets; arguments as for `match`."""
+    matched = match(boxes, labels, anchors)
+    positive = matched >= 0
+    index = matched.clamp(min=0)
+    matched_boxes = boxes.gather(1, index[:, :, None].expand(-1, -1, 4))
+    count = positive.sum(dim=1, keepdim=True).clamp(min=1)
+    return AnchorTargets(
+        labels=torch.where(positive, labels.gather(1, index), matched).int(),
+        boxes=torch.where(positive[:, :, None], matched_boxes, anchors),
+        positive=positive,
+        weights=(1 / (count * boxes.shape[0])).expand_as(positive),
+    )
+
+
+def pad_targets(boxes: Tensor, labels: Tensor, *, minimum: int = 8) -> tuple[Tensor, Tensor]:
+    """Pad boxes [B, M, 4] and labels [B, M] to the next power of two, so that graphs are reused."""
+    rows = boxes.shape[1]
+    missing = max(minimum, 1 << (rows - 1).bit_length()) - rows
+    if not missing:
+        return boxes, labels
+    return F.pad(boxes, (0, 0, 0, missing)), F.pad(labels, (0, missing), value=PADDING)
+
+
+def retinanet_loss(
+    kind: str,
+    features: list[Tensor],
+    last: nn.Conv2d,
+    offsets: Tensor,
+    anchors: list[Tensor],
+    boxes: Tensor,
+    labels: Tensor,
+    verified: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """`classification` and `boxes`: means over the images of the sum over anchors per matched anchor.
+
+    Call it under the autocast of the network. `features` [B, F, h, w] of each level are the input of the
+    class head's `last` convolution, to A * C channels; `offsets` [B, N, 4] are of all levels; `anchors`
+    [n, 4] of each level add up to N. The targets are as for `Architecture.forward`.
+    """
+    sizes = [len(level) for level in anchors]
+    together = torch.cat(anchors)
+    with torch.autocast(offsets.device.type, enabled=False):
+        targets = assign_targets(*pad_targets(boxes, labels), together)
+        box = box_loss(offsets, kind, together, targets)
+    classes = classification_loss(features, last, targets, sizes, verified)
+    return {"classification": classes, "boxes": box}
+
+
+def classification_loss(
+    features: list[Tensor],
+    last: nn.Conv2d,
+    targets: AnchorTargets,
+    sizes: list[int],
+    verified: Tensor | None = None,
+) -> Tensor:
+    """Focal loss of the class head; a scalar. `sizes` are the anchors of each level; see `retinanet_loss`."""
+    labels = [part.contiguous() for part in targets.labels.split(sizes, dim=1)]
+    weights = [part.contiguous() for part in targets.weights.split(sizes, dim=1)]
+    assert last.bias is not None
+    device = targets.labels.device
+    if supports(device):
+        return conv_focal_loss(features, last.weight, last.bias, labels, weights, verified)
+    total = torch.zeros((), device=device)
+    for level, names, factors in zip(features, labels, weights, strict=True):
+        logits = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
+        total = total + focal_loss(logits, names.flatten(), factors.flatten(), verified)
+    return total
+
+
+@fused
+def box_loss(offsets: Tensor, kind: str, anchors: Tensor, targets: AnchorTargets) -> Tensor:
+    """Box regression loss of the matched anchors, of predicted offsets [B, N, 4]; a scalar.
+
+    `kind` is "l1" (on offsets) or "giou" (on decoded boxes).
+    """
+    # Anchors without a target have themselves as target: with zero offsets loss and gradient are
+    # finite, and the mask below cannot turn into 0 * inf.
+    offsets = torch.where(targets.positive[:, :, None], offsets.float(), 0.0)
+    if kind == "giou":
+        values = box_ops.giou_loss(box_ops.decode(offsets, anchors), targets.boxes)
+    else:
+        values = (offsets - box_ops.encode(targets.boxes, anchors)).abs().sum(dim=2)
+    return (torch.where(targets.positive, values, 0.0) * targets.weights).sum()

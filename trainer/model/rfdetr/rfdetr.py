@@ -1,0 +1,188 @@
+"""RF-DETR: transformers' network in groups of queries.
+
+In training each group of queries is selected, attends to itself and is matched for itself (Group DETR); the
+decoder's weights are shared. This module computes the selection of all groups at once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import RfDetrForObjectDetection
+
+from trainer.config.schema import TrainConfig
+from trainer.model.architecture import ParameterGroups
+from trainer.model.detr.criterion import Criterion, Outputs, ia_bce
+from trainer.model.detr.denoising import Denoising
+from trainer.model.detr.detector import Detr
+from trainer.model.detr.modules import FIRST_LOGIT, draw_layers, integers
+from trainer.model.detr.tensor_names import TensorRules
+from trainer.model.rfdetr import tensor_names
+from trainer.model.rfdetr.options import RFDetrOptions
+from trainer.model.weights import class_outputs, select_outputs
+
+_WEIGHTS = {"ia_bce": 1.0, "bbox": 5.0, "giou": 2.0}
+_COMPONENT_DECAY = 0.7
+"""Learning rate of the decoder relative to the rest; twice a factor of the vision transformer's."""
+_PLAIN = ("gamma", "embeddings", "bias", "norm")
+"""Parts of names of the vision transformer's weights that do not decay."""
+
+
+class RFDetr(Detr):
+    """RF-DETR."""
+
+    config: RFDetrOptions
+    upstream = RfDetrForObjectDetection
+    label = "RF-DETR"
+    pixel_scale = True
+    heads = ("class_embed.", "model.enc_out_class_embed.")
+
+    def compose(self, whole: Any) -> None:
+        self.model, self.class_embed, self.bbox_embed = whole.model, whole.class_embed, whole.bbox_embed
+        # Nothing depends on it, and processes exchange the gradients of all trained weights.
+        token = getattr(self.model.backbone.backbone.embeddings, "mask_token", None)
+        if token is not None:
+            token.requires_grad_(False)
+        _draw_first_weights(self)
+
+    @property
+    def tensor_rules(self) -> TensorRules:
+        return tensor_names.RFDETR
+
+    def make_criterion(self) -> Criterion:
+        return Criterion(groups=self.config.groups, weights=_WEIGHTS, classification=ia_bce)
+
+    def outputs(self, pixels: Tensor, noise: Denoising | None) -> Outputs:
+        """The decoder's outputs for normalised images [B, 3, S, S]; in training of all groups."""
+        del noise  # this detector has none
+        model, groups = self.model, self.config.groups if self.training else 1
+        level = model.backbone.projector(self.backbone_levels(pixels))
+        memory = level.flatten(2).transpose(1, 2)
+        shapes = [(level.shape[-2], level.shape[-1])]
+        anchors, valid = self._anchors(shapes, memory)
+        anchors = anchors.sigmoid()
+        count = min(self.config.queries, memory.shape[1])
+
+        # [B, G, N, channels] of all places, then of those that become queries.
+        encoded = _apply_by_group(memory * valid, model.enc_output[:groups])
+        norms = model.enc_output_norm[:groups]
+        encoded = F.layer_norm(encoded, encoded.shape[-1:], eps=norms[0].eps)
+        scale, shift = (torch.stack([getattr(norm, part) for norm in norms]) for part in ("weight", "bias"))
+        encoded = encoded * scale[:, None] + shift[:, None]
+        heads = model.enc_out_class_embed[:groups]
+        scores = _apply_by_group(encoded, heads).amax(-1)
+        scores = scores.masked_fill(valid.transpose(1, 2) == 0, -torch.inf)
+        location = scores.topk(count, dim=-1).indices[..., None]
+        content = encoded.gather(2, location.expand(-1, -1, -1, encoded.shape[-1]))
+        first = anchors[:, None].expand(*location.shape[:2], -1, -1).gather(2, location.expand(-1, -1, -1, 4))
+        logits = _apply_by_group(content, heads)
+        moves = content
+        for layer in range(3):
+            moves = _apply_by_group(moves, [head.layers[layer] for head in model.enc_out_bbox_embed[:groups]])
+            moves = F.relu(moves) if layer < 2 else moves
+        boxes = _move_boxes(first, moves)
+
+        learnt = [
+            table.weight.unflatten(0, (-1, self.config.queries))[:groups, :count].flatten(0, 1)
+            for table in (model.reference_point_embed, model.query_feat)
+        ]
+        references = _move_boxes(boxes.detach().flatten(1, 2), learnt[0][None])
+        decoded = model.decoder(
+            inputs_embeds=learnt[1].expand(memory.shape[0], -1, -1),
+            reference_points=references,
+            spatial_shapes=integers(shapes),
+            spatial_shapes_list=shapes,
+            level_start_index=None,
+            valid_ratios=memory.new_ones(memory.shape[0], len(shapes), 2),
+            encoder_hidden_states=memory,
+        ).intermediate_hidden_states
+
+        def sets(values: Tensor) -> Tensor:
+            """[L, B, G * Q, n] -> [B, L * G, Q, n]."""
+            return values.unflatten(2, (groups, count)).transpose(0, 1).flatten(1, 2)
+
+        return Outputs(
+            logits=sets(self.class_embed(decoded)),
+            boxes=sets(_move_boxes(references, self.bbox_embed(decoded))),
+            corners=None,
+            references=None,
+            encoder_logits=logits,
+            encoder_boxes=boxes,
+        )
+
+    def _levels(self, pixels: Tensor) -> list[Tensor]:
+        return list(self.model.backbone.backbone(pixels).feature_maps)
+
+    def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
+        """A learning rate for each block of the vision transformer, one for the decoder, one for the rest.
+
+        Source: rfdetr/util/get_param_dicts.py and rfdetr/models/backbone/backbone.py of
+        github.com/roboflow/rf-detr (35ac6ab).
+        """
+        # The authors count one more layer than there are blocks: `out_feature_indexes[-1] + 1`.
+        layers = self.library_config.backbone_config.num_hidden_layers + 1
+        made: dict[tuple[float, bool], list[nn.Parameter]] = {}
+        for name, parameter in self.named_parameters():
+            scale, decays = 1.0, True
+            if name.startswith("model.backbone.backbone."):
+                inner = name.removeprefix("model.backbone.backbone.")
+                number = 0 if inner.startswith("embeddings.") else layers + 1
+                number = int(inner.split(".")[2]) + 1 if inner.startswith("encoder.layer.") else number
+                scale = self.config.backbone_lr * _COMPONENT_DECAY**2
+                scale *= self.config.layer_decay ** (layers + 1 - number)
+                decays = not any(part in inner for part in _PLAIN)
+            elif name.startswith("model.decoder."):
+                scale = _COMPONENT_DECAY
+            if parameter.requires_grad:
+                made.setdefault((scale, decays), []).append(parameter)
+        return [
+            {"params": parameters, "lr_scale": scale} | ({} if decays else {"weight_decay": 0.0})
+            for (scale, decays), parameters in made.items()
+        ]
+
+    def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
+        """Load a detector from the hub or its authors; of COCO's 91 outputs, keep those of its classes."""
+        total = len(state.get("class_embed.bias", ()))
+        kept = class_outputs(total, self.num_classes)
+        fitting = {
+            name: select_outputs(value, kept, total) if kept and "class_embed." in name else value
+            for name, value in state.items()
+        }
+        return super().load_upstream(fitting, source)
+
+
+def _apply_by_group(values: Tensor, layers: Sequence[Any] | nn.ModuleList) -> Tensor:
+    """Apply a linear layer of each group: [B, N, n] or [B, G, N, n] -> [B, G, N, m]."""
+    weight, bias = (torch.stack([getattr(layer, part) for layer in layers]) for part in ("weight", "bias"))
+    values = values[:, None] if values.ndim == 3 else values
+    product = values @ weight.transpose(1, 2)
+    return product + bias[:, None].to(product.dtype)
+
+
+def _move_boxes(boxes: Tensor, moves: Tensor) -> Tensor:
+    """Boxes by center and size, moved by moves relative to the size: [..., 4]."""
+    center = moves[..., :2] * boxes[..., 2:] + boxes[..., :2]
+    return torch.cat([center, moves[..., 2:].exp() * boxes[..., 2:]], dim=-1)
+
+
+@torch.no_grad()
+def _draw_first_weights(detector: RFDetr) -> None:
+    """Draw the weights of projector, decoder and heads as the authors do, in place.
+
+    Source: `Transformer._reset_parameters` and `LWDETR.__init__` in rfdetr/models of
+    github.com/roboflow/rf-detr (35ac6ab), with PyTorch's defaults for the rest.
+    """
+    backbone, model = detector.model.backbone.backbone, detector.model
+    excluded = set(backbone.modules())
+    modules = {name: module for name, module in detector.named_modules() if module not in excluded}
+    draw_layers(modules, r"model\.(decoder|enc_output)\..*")
+    nn.init.zeros_(model.reference_point_embed.weight)
+    nn.init.constant_(detector.class_embed.bias, FIRST_LOGIT)
+    for values in detector.bbox_embed.layers[-1].parameters():
+        nn.init.zeros_(values)
+    for head in model.enc_out_class_embed:
+        head.load_state_dict(detector.class_embed.state_dict())
+    for head in model.enc_out_bbox_embed:
+        head.load_state_dict(detector.bbox_embed.state_dict())
