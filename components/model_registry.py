@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from trainer.base.errors import ConfigError, ExportError, install_extra
 from trainer.export import bundle
-from trainer.export.bundle import Metadata
+from trainer.export.metadata import Metadata
 
 _TOKEN_PATHS = ("KF_PIPELINES_SA_TOKEN_PATH", "/var/run/secrets/kubernetes.io/serviceaccount/token")
 _AUTHOR = "kubedet"
@@ -75,9 +75,9 @@ async def _register(metadata: Metadata, uri: str, server: str, run_id: str) -> d
     model = model or await api.upsert_registered_model(RegisteredModel(name=name, owner=_AUTHOR))
     model_version = await api.get_model_version_by_params(model.id, version)
     if model_version is None:
-        metrics = {metric: float(value) for metric, value in metadata.metrics.items()}
+        metrics = {metric: float(value) for metric, value in metadata.metrics.values.items()}
         properties: dict[str, float | str] = {**metrics}
-        properties |= {"shards": metadata.shards, "formats": ", ".join(metadata.formats)}
+        properties |= {"shards": metadata.trained_on.shards, "formats": ", ".join(metadata.formats)}
         properties["kubedet"] = metadata.versions["kubedet"]
         description = ModelVersion(name=version, author=_AUTHOR, custom_properties=properties)
         model_version = await api.upsert_model_version(description, model.id)

@@ -47,7 +47,7 @@ class Version(NamedTuple):
     @property
     def shards(self) -> str:
         """Fingerprint of its shards."""
-        return self.metadata.shards
+        return self.metadata.trained_on.shards
 
 
 def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
@@ -63,7 +63,7 @@ def versions(data_root: str, *exported: bundle.Bundle) -> list[Version]:
         shown = f"{metadata.name}@{metadata.model_version}"
         record = records.get(shown)
         # <run>/train/best.pt
-        by_place = storage.parent(storage.parent(metadata.checkpoint)).rpartition("/")[2]
+        by_place = storage.parent(storage.parent(metadata.trained_on.checkpoint)).rpartition("/")[2]
         current = published_models.current(data_root, metadata.name)
         is_current = current is not None and current.version == metadata.model_version
         run, registry = (record.run, record.registry) if record else (by_place, "")
@@ -87,7 +87,7 @@ def trace(name: str, data_root: str) -> dict[str, Any]:
             "model": chosen.shown,
             "current": chosen.current,
             "digest": exported.digest,
-            "checkpoint": chosen.metadata.checkpoint,
+            "checkpoint": chosen.metadata.trained_on.checkpoint,
             "code": chosen.metadata.versions,
             "registry": chosen.registry,
             "signed": storage.exists(storage.join(exported.uri, bundle.SIGNATURE)),

@@ -65,7 +65,7 @@ def _list(options: argparse.Namespace) -> int:
         show(name)
         whole, damaged = published_models.versions(options.data_root, name)
         for version, bundle in whole.items():
-            ap = bundle.metadata.metrics.get("coco/AP")
+            ap = bundle.metadata.metrics.values.get("coco/AP")
             scored = "-" if ap is None else f"{ap:.3f}"
             formats = ", ".join(bundle.metadata.formats)
             mark, created = "*" if version == current else " ", bundle.metadata.created

@@ -7,8 +7,10 @@ import onnx
 import safetensors.torch
 from onnx import TensorProto, helper, numpy_helper
 
+from trainer.base import json_files
 from trainer.export import bundle
 from trainer.export.description import model_card
+from trainer.export.metadata import Metadata
 
 SIZE = 96
 ROWS = 5
@@ -100,6 +102,6 @@ def make_bundle(
         },
     }  # fmt: skip
     (folder / bundle.METADATA).write_text(json.dumps(metadata))
-    (folder / bundle.CARD).write_text(model_card(metadata))
+    (folder / bundle.CARD).write_text(model_card(json_files.validate(Metadata, metadata, "metadata", "")))
     bundle.seal(folder)
     return str(folder)

@@ -39,10 +39,7 @@ def write(uri: str, config: Config) -> None:
 
 def read(uri: str) -> Config:
     """Read a configuration that `write` or a person wrote; see `from_json`."""
-    text = storage.read_bytes(uri)
-    if json_files.is_sealed(text):
-        return from_tree(json_files.decode(uri, text, storage.Form(remedy=_REWRITE_FIX)), where=uri)
-    return from_json(text, where=uri)
+    return from_json(json_files.unseal(uri, storage.read_bytes(uri), _REWRITE_FIX), where=uri)
 
 
 def from_json(text: str | bytes, *, where: str = "configuration") -> Config:

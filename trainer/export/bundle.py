@@ -12,10 +12,9 @@ import hashlib
 import importlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,57 +22,15 @@ from trainer import storage
 from trainer.base.errors import ExportError, FormError, StorageError, install_extra, translated
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import temporary_folder
-from trainer.config.types import RESIZES, InputSquare
+from trainer.export.metadata import REMEDY, Metadata
 
 METADATA = "model_metadata.json"
 WEIGHTS = "model.safetensors"
 CARD = "MODEL_CARD.md"
 SIGNATURE = "model.sig"
 CHECKSUMS = "SHA256SUMS"
-FORM = storage.Form(
-    "model",
-    2,
-    {
-        "name": str,
-        "model_version": str,
-        "created": str,
-        "classes": [{"id": int, "name": str}],
-        "input": {"input_size": int, "resize": str, "fill": int},
-        "outputs": {},
-        "thresholds": {},
-        "formats": {"*": {"files": [str]}},
-        "trained_on": {"shards": str, "checkpoint": str},
-        "metrics": {"evaluation": str, "values": {"*": float}},
-        "versions": {"*": str},
-        "config": {},
-    },
-    "export the model again, or take another version",
-)
 _MAX_BYTES = 16 * 1024**3
 _MAX_TEXT_BYTES = 16 * 1024**2
-_MAX_INPUT_SIZE = 8192  # Preprocessing takes 15 bytes for each pixel of the input square.
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """Content of model_metadata.json."""
-
-    name: str
-    model_version: str
-    created: str
-    classes: list[dict[str, Any]]  # id, name and original_id of each class
-    square: InputSquare
-    rows: int  # detections of an image
-    thresholds: dict[str, float]
-    formats: dict[str, list[str]]  # files of each format; the first one is opened
-    shards: str  # fingerprint of the training data
-    checkpoint: str
-    step: int | None
-    evaluation: str
-    metrics: dict[str, float]
-    versions: dict[str, str]
-    config: Mapping[str, Any]  # configuration of the training
-    record: Mapping[str, Any]  # all of the JSON
 
 
 @dataclass(frozen=True)
@@ -136,9 +93,7 @@ def _verified(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iter
             except StorageError as error:
                 problems.append(f"{name}: {error.message}")
         if problems:
-            raise StorageError(
-                f"the bundle {uri} cannot be used:\n  " + "\n  ".join(problems), fix=FORM.remedy
-            )
+            raise StorageError(f"the bundle {uri} cannot be used:\n  " + "\n  ".join(problems), fix=REMEDY)
         if storage.is_local(uri):
             yield storage.local_path(uri)
             return
@@ -165,58 +120,18 @@ def load(uri: str) -> Bundle:
     content = storage.read_bytes(sums)
     checksums = _parse(content, sums)
     with _verified(uri, checksums, [METADATA]):
-        record = storage.read_json(storage.join(uri, METADATA), FORM)
-    origin, scored, taken = record["trained_on"], record["metrics"], record["input"]
-    square = InputSquare(taken["input_size"], taken["resize"], taken["fill"])
-    metadata = Metadata(
-        name=record["name"],
-        model_version=record["model_version"],
-        created=record["created"],
-        classes=record["classes"],
-        square=square,
-        rows=record["outputs"].get("rows", 0),
-        thresholds=record["thresholds"],
-        formats={name: entry["files"] for name, entry in record["formats"].items()},
-        shards=origin["shards"],
-        checkpoint=origin["checkpoint"],
-        step=origin.get("step"),
-        evaluation=scored["evaluation"],
-        metrics=scored["values"],
-        versions=record["versions"],
-        config=record["config"],
-        record=record,
-    )
-    ids = [category["id"] for category in metadata.classes]
-    problems = []
-    try:
-        has_zone = datetime.fromisoformat(metadata.created).tzinfo is not None
-    except ValueError:
-        has_zone = False
-    if not has_zone:
-        problems.append(f"created is {metadata.created[:60]!r}, not a time with a time zone")
-    if not 0 < square.size <= _MAX_INPUT_SIZE:
-        problems.append(f"input.input_size is {square.size}, not 1 to {_MAX_INPUT_SIZE}")
-    if square.resize not in RESIZES:
-        problems.append(f"input.resize is {square.resize!r:.60}, not {' or '.join(RESIZES)}")
-    if not 0 <= square.fill <= 255:
-        problems.append(f"input.fill is {square.fill!r:.60}, not 0 to 255")
-    if sorted(ids) != list(range(len(ids))) or not ids:
-        problems.append("the ids of classes are not 0, 1, 2, ...")
-    for name, files in metadata.formats.items():
-        unlisted = sorted(set(files) - set(checksums))
-        if not files or unlisted:
-            problems.append(f"formats.{name}.files: {', '.join(unlisted) or 'none'}, not files of the bundle")
-    if problems:
-        raise FormError(f"{storage.join(uri, METADATA)}: {'; '.join(problems)}", fix=FORM.remedy)
+        metadata = storage.read_model(storage.join(uri, METADATA), Metadata, REMEDY)
+    for name, entry in metadata.formats.items():
+        if unlisted := sorted(set(entry.files) - set(checksums)):
+            problem = f"formats.{name}.files: {', '.join(unlisted)}, not files of the bundle"
+            raise FormError(f"{storage.join(uri, METADATA)}: {problem}", fix=REMEDY)
     return Bundle(uri, metadata, checksums, hashlib.sha256(content).hexdigest())
 
 
-def _check_size(uri: str, most: int) -> None:
+def _check_size(uri: str, maximum: int) -> None:
     state = storage.state(uri)
-    if state is not None and state.size > most:
-        raise StorageError(
-            f"{uri} has {state.size} bytes, which exceeds the limit of {most}", fix=FORM.remedy
-        )
+    if state is not None and state.size > maximum:
+        raise StorageError(f"{uri} has {state.size} bytes, which exceeds the limit of {maximum}", fix=REMEDY)
 
 
 def seal(folder: Path) -> None:
@@ -264,10 +179,10 @@ def _parse(data: bytes, uri: str) -> dict[str, str]:
     for line in data.decode(errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name or "/" in name:
-            raise StorageError(f"{uri} is damaged at line {line[:80]!r}", fix=FORM.remedy)
+            raise StorageError(f"{uri} is damaged at line {line[:80]!r}", fix=REMEDY)
         checksums[name] = digest
     if METADATA not in checksums:
-        raise StorageError(f"{uri} does not list {METADATA}", fix=FORM.remedy)
+        raise StorageError(f"{uri} does not list {METADATA}", fix=REMEDY)
     return checksums
 
 

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,7 @@ from trainer.evaluation.coco import METRICS, number
 from trainer.evaluation.metrics import SUMMARY
 from trainer.export import bundle
 from trainer.export.formats import FORMATS
+from trainer.export.metadata import ExportedFormat, Input, Metadata, Origin, Outputs, Scored
 from trainer.export.preprocess import BOXES, RULES
 from trainer.export.verify import Check
 from trainer.model.architecture import INPUT, OUTPUTS, RAW_OUTPUTS, Architecture
@@ -29,7 +30,7 @@ from trainer.model.architecture import INPUT, OUTPUTS, RAW_OUTPUTS, Architecture
 _MAX_CLASSES = 100
 
 
-def read_scores(evaluation_uri: str, sha256: str) -> dict[str, object]:
+def read_scores(evaluation_uri: str, sha256: str) -> Scored:
     """Return the section `metrics` of the metadata: results of the evaluation, if there was one.
 
     An evaluation of another model than that with this sha256 is an ExportError.
@@ -39,17 +40,17 @@ def read_scores(evaluation_uri: str, sha256: str) -> dict[str, object]:
     if scored and scored.get("sha256") != sha256:
         raise ExportError(f"{uri} is the evaluation of another model", fix="evaluate this model again")
     thresholds = scored.get("thresholds", {})
-    return {
-        "split": scored.get("split", ""),
-        "images": scored.get("images", 0),
-        "evaluation": storage.absolute(evaluation_uri) if scored else "",
-        "values": scored.get("metrics") or {},
-        "gate": (scored.get("verdict") or {}).get("reason", ""),
-        "per_class": {
+    return Scored(
+        split=scored.get("split", ""),
+        images=scored.get("images", 0),
+        evaluation=storage.absolute(evaluation_uri) if scored else "",
+        values=scored.get("metrics") or {},
+        gate=(scored.get("verdict") or {}).get("reason", ""),
+        per_class={
             name: {key: row.get(key) for key in ("AP", "AP50", "boxes")} | {"threshold": thresholds.get(name)}
             for name, row in scored.get("per_class", {}).items()
         },
-    }
+    )
 
 
 def describe(
@@ -62,7 +63,7 @@ def describe(
     index: ShardIndex,
     checks: dict[str, Check],
     rows: int,
-    scores: Mapping[str, object],
+    scores: Scored,
     made_from: str,
 ) -> None:
     """Write the metadata and the card of the files in a folder.
@@ -71,65 +72,64 @@ def describe(
     `read_scores`, `made_from` a hash of all inputs.
     """
     size, resize, fill = meta["square"]
-    shas = {path.name: bundle.file_sha256(path) for path in sorted(folder.iterdir())}
+    hashes = {path.name: bundle.file_sha256(path) for path in sorted(folder.iterdir())}
     data_root = storage.parent(storage.parent(index.uri))
     raw = storage.join(data_root, "raw", index.raw_fingerprint, "manifest.json")
     source = storage.read_json(raw)["source"] if storage.exists(raw) else ""
-    described = {
-        "kind": "model",
-        "version": 2,
-        "name": name,
+    described = Metadata(
+        name=name,
         # The same files always have the same version.
-        "model_version": hashlib.sha256(json.dumps(shas, sort_keys=True).encode()).hexdigest()[:12],
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "classes": meta["categories"],
-        "input": {
-            "name": INPUT,
-            "dtype": "uint8",
-            "shape": ["batch", 3, size, size],
-            "input_size": size,
-            "resize": resize,
-            "fill": fill,
-            "preprocessing": RULES[resize].format(fill=fill) + BOXES,
+        model_version=hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:12],
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        classes=meta["categories"],
+        input=Input(
+            name=INPUT,
+            dtype="uint8",
+            shape=["batch", 3, size, size],
+            input_size=size,
+            resize=resize,
+            fill=fill,
+            preprocessing=RULES[resize].format(fill=fill) + BOXES,
+        ),
+        outputs=Outputs(
+            names=list(OUTPUTS),
+            rows=rows,
+            boxes="float32 [batch, K, 4], x1 y1 x2 y2 in pixels of the input square, best first",
+            scores="float32 [batch, K]",
+            labels="int64 [batch, K], the id of `classes`; -1 where padded",
+            num="int64 [batch], rows that are not padding",
+        ),
+        architecture={"name": detector.config.architecture, "title": detector.title},
+        thresholds=detector.thresholds,
+        formats={
+            kind: ExportedFormat(
+                files=[FORMATS[kind].file],
+                outputs=list(RAW_OUTPUTS if FORMATS[kind].raw else OUTPUTS),
+                bytes={FORMATS[kind].file: (folder / FORMATS[kind].file).stat().st_size},
+                check=check,
+            )
+            for kind, check in checks.items()
         },
-        "outputs": {
-            "names": list(OUTPUTS),
-            "rows": rows,
-            "boxes": "float32 [batch, K, 4], x1 y1 x2 y2 in pixels of the input square, best first",
-            "scores": "float32 [batch, K]",
-            "labels": "int64 [batch, K], the id of `classes`; -1 where padded",
-            "num": "int64 [batch], rows that are not padding",
-        },
-        "architecture": {"name": detector.config.architecture, "title": detector.title},
-        "thresholds": detector.thresholds,
-        "formats": {
-            each: {
-                "files": [FORMATS[each].file],
-                "outputs": list(RAW_OUTPUTS if FORMATS[each].raw else OUTPUTS),
-                "bytes": {FORMATS[each].file: (folder / FORMATS[each].file).stat().st_size},
-                "check": asdict(check),
-            }
-            for each, check in checks.items()
-        },
-        "sha256": shas,
-        "versions": versions(),
-        "config": meta["config"],
-        "trained_on": {
-            "shards": meta["fingerprint"],
-            "checkpoint": storage.absolute(checkpoint_uri),
-            "step": meta["step"],
-            "epoch": meta["epoch"],
+        sha256=hashes,
+        versions=versions(),
+        config=meta["config"],
+        trained_on=Origin(
+            shards=meta["fingerprint"],
+            checkpoint=storage.absolute(checkpoint_uri),
+            step=meta["step"],
+            epoch=meta["epoch"],
             # Without credentials: user name and password, signed query.
-            "source": re.sub("//[^/@]*@", "//", source.partition("?")[0]),
-            "splits": {
+            source=re.sub("//[^/@]*@", "//", source.partition("?")[0]),
+            splits={
                 split: {"images": counts.samples, "boxes": counts.boxes}
                 for split, counts in index.splits.items()
             },
-        },
-        "metrics": {**scores, "values": scores["values"] or meta["metrics"] or {}},
-        "made_from": made_from,
-    }
-    (folder / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
+        ),
+        metrics=replace(scores, values=scores.values or meta["metrics"] or {}),
+        made_from=made_from,
+    )
+    text = json.dumps(asdict(described), indent=2, ensure_ascii=False) + "\n"
+    (folder / bundle.METADATA).write_text(text)
     (folder / bundle.CARD).write_text(model_card(described))
 
 
@@ -151,13 +151,13 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-def model_card(metadata: Mapping[str, Any]) -> str:
-    """Return the model card in Markdown from the content of model_metadata.json."""
-    values, scores = metadata["metrics"]["values"], metadata["metrics"].get("per_class", {})
+def model_card(metadata: Metadata) -> str:
+    """Return the model card in Markdown."""
+    values, scores = metadata.metrics.values, metadata.metrics.per_class
     titles = ["label", "name", "original id"]
     titles += ["boxes scored on", "AP", "AP50", "score of best F1"] if scores else []
     class_rows = []
-    for item in metadata["classes"][:_MAX_CLASSES]:
+    for item in metadata.classes[:_MAX_CLASSES]:
         cells = [item["id"], item["name"], item.get("original_id", "")]
         if scores:
             row = scores.get(item["name"], {})
@@ -172,7 +172,7 @@ def model_card(metadata: Mapping[str, Any]) -> str:
         autoescape=False,  # noqa: S701  (Markdown)
     )
     return environment.get_template("model_card.md.jinja").render(
-        metadata,
+        asdict(metadata),
         values={name: values[name] for name in METRICS if name in values},
         meanings=METRICS,
         number=number,

@@ -57,9 +57,9 @@ def export(
     if key:
         bundle.signer(key)  # A key that cannot sign is refused before minutes of work.
     check_writable(output_uri)
-    sha256 = bundle.file_sha256(storage.local_copy(checkpoint_uri))
+    sha256 = checkpoint.read_digest(checkpoint_uri)
     scores = read_scores(evaluation_uri, sha256)
-    inputs = [sha256, asdict(config.export), scores, versions()]
+    inputs = [sha256, asdict(config.export), asdict(scores), versions()]
     made_from = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     # With a key it is exported and signed again: the previous signature may be by another key.
     if not key and _is_exported(output_uri, made_from):
@@ -126,9 +126,9 @@ def _result(output_uri: str) -> dict[str, Any]:
         "model_version": made.metadata.model_version,
         "files": {name: files[name] for name in sizes},
         "bytes": sizes,
-        "formats": {name: entry["check"] for name, entry in made.metadata.record["formats"].items()},
-        "metrics": made.metadata.metrics,
-        "fingerprint": made.metadata.shards,
+        "formats": {name: asdict(entry.check) for name, entry in made.metadata.formats.items()},
+        "metrics": made.metadata.metrics.values,
+        "fingerprint": made.metadata.trained_on.shards,
     }
 
 
@@ -140,4 +140,4 @@ def _is_exported(output_uri: str, made_from: str) -> bool:
         earlier.check()
     except StorageError:
         return False  # Damaged: it is exported again.
-    return earlier.metadata.record.get("made_from") == made_from
+    return earlier.metadata.made_from == made_from

@@ -1,6 +1,5 @@
 """Loads a model to score: a checkpoint or an exported model."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +14,7 @@ from trainer.config import parsing
 from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle
-from trainer.export.bundle import METADATA, WEIGHTS, Bundle, file_sha256
+from trainer.export.bundle import METADATA, WEIGHTS, Bundle
 from trainer.model.architecture import Architecture, Detections, build
 from trainer.training import checkpoint
 
@@ -35,14 +34,14 @@ def load(uri: str, device: torch.device) -> ScoredModel:
     if exported:
         return load_file(*exported, device)
     detector, meta = checkpoint.load_model(uri, device)
-    predict, digest = _folded_predict(detector, device, uri), file_sha256(storage.local_copy(uri))
+    predict = _folded_predict(detector, device, uri)
     return ScoredModel(
         uri,
         predict,
         True,
         meta["categories"],
         meta["square"],
-        digest,
+        meta["sha256"],
         meta["step"],
         meta["config"],
         f"{meta['config']['recipe']} step {meta['step']}",
@@ -55,7 +54,7 @@ def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
     """Load a file of a bundle, see `load`, after comparing it with its checksum."""
     metadata, file, reentrant = source.metadata, storage.join(source.uri, name), name == WEIGHTS
     if reentrant:
-        trained = parsing.from_json(json.dumps(metadata.config), where=storage.join(source.uri, METADATA))
+        trained = parsing.from_tree(metadata.config, where=storage.join(source.uri, METADATA))
         detector = build(trained.model, len(metadata.classes))
         problem = f"{file} does not fit its configuration"
         with (
@@ -74,7 +73,7 @@ def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
         metadata.classes,
         metadata.square,
         source.checksums[name],
-        metadata.step,
+        metadata.trained_on.step,
         metadata.config,
         f"{metadata.name} {metadata.model_version}",
         kind,
@@ -92,7 +91,7 @@ def format_file(source: Bundle, kind: str = "") -> str:
             f"the bundle {source.uri} has no format {kind}", fix=f"its formats are: {listed}"
         )
     kind = kind or next((name for name in _PREFERRED if name in formats), "")
-    return formats[kind][0] if kind else WEIGHTS
+    return formats[kind].files[0] if kind else WEIGHTS
 
 
 def trained_with(uri: str) -> Mapping[str, Any]:
@@ -113,7 +112,7 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
     folder, _, name = uri.rpartition("/")
     if storage.exists(storage.join(folder or ".", METADATA)):
         source = bundle.load(folder or ".")
-        files = [WEIGHTS, *(files[0] for files in source.metadata.formats.values())]
+        files = [WEIGHTS, *(entry.files[0] for entry in source.metadata.formats.values())]
         if name in files:
             return source, name
         raise EvaluationError(
@@ -148,7 +147,7 @@ def _load_served(source: Bundle, name: str) -> tuple[_Predict, str, str]:
         ) from None
     kind, form = next(item for item in FORMATS.items() if item[1].file == name)
     failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
-    with source.files(source.metadata.formats[kind]) as folder, failing:
+    with source.files(source.metadata.formats[kind].files) as folder, failing:
         served = Served(form, folder / name, source.metadata.thresholds)
     size, classes = source.metadata.square.size, len(source.metadata.classes)
     if served.runtime.size != size:

@@ -5,11 +5,15 @@
 
 import logging
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
 
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError, FormError, StorageError, check_name
+from trainer.base.json_files import STRICT
 from trainer.data.source_names import name_of
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
@@ -24,11 +28,9 @@ RENAME_FIX = (
 )
 
 CURRENT = "current"
-_STRING_FIELDS = ("name", "version", "digest", "model", "checkpoint", "evaluation", "fingerprint")
-_SHAPE = dict.fromkeys(_STRING_FIELDS, str) | {"metrics": {"*": float}, "history": [str], "classes": [str]}
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class CurrentModel:
     """Content of `current`."""
 
@@ -43,6 +45,8 @@ class CurrentModel:
     classes: list[str]  # names by label
     history: list[str]  # versions that were current before, oldest first
     promoted: str = ""  # time of the promotion
+    kind: Literal["current model"] = "current model"
+    form: Literal[1] = 1
 
 
 def _check_name(name: str) -> None:
@@ -66,11 +70,9 @@ def current(data_root: str, name: str, *, besides: str = "") -> CurrentModel | N
         if others := [version for version in version_names(data_root, name) if version != besides]:
             raise DamagedError(f"{uri} is missing, but {name} has versions: {', '.join(others)}", fix=remedy)
         return None
-    record = storage.read_json(uri, storage.Form("current model", 1, _SHAPE, remedy, version_key="form"))
-    _check_name(record["version"])
-    return CurrentModel(
-        **{each.name: record[each.name] for each in fields(CurrentModel) if each.name in record}
-    )
+    record = storage.read_model(uri, CurrentModel, remedy)
+    _check_name(record.version)
+    return record
 
 
 def check_classes(
@@ -203,7 +205,7 @@ def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
     metadata; the caller checks the signature of the returned version.
     """
     named = load(f"{chosen.metadata.name}@{version}", data_root)
-    times = [datetime.fromisoformat(each.metadata.created) for each in (chosen, named)]
+    times = [datetime.fromisoformat(item.metadata.created) for item in (chosen, named)]
     if times[0] < times[1]:
         raise StorageError(
             f"{chosen.uri} is older than version {version}: it was created {times[0]}, the other one "
@@ -239,17 +241,16 @@ def _switch(data_root: str, name: str, version: str, history: list[str], other_c
             version=version,
             digest=chosen.digest,
             model=storage.absolute(chosen.uri),
-            checkpoint=metadata.checkpoint,
-            evaluation=metadata.evaluation,
-            fingerprint=metadata.shards,
-            metrics=metadata.metrics,
+            checkpoint=metadata.trained_on.checkpoint,
+            evaluation=metadata.metrics.evaluation,
+            fingerprint=metadata.trained_on.shards,
+            metrics=metadata.metrics.values,
             classes=chosen.class_names,
             history=history,
             promoted=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         storage.remove_stale(folder(data_root, name))
-        content = {"kind": "current model", "form": 1, **asdict(record)}
-        storage.write_json(storage.join(folder(data_root, name), CURRENT), content)
+        storage.write_json(storage.join(folder(data_root, name), CURRENT), asdict(record))
         return record
 
 

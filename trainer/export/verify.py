@@ -26,6 +26,7 @@ from trainer.evaluation import coco
 from trainer.evaluation.inference import in_images
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export.formats import FORMATS, OnnxRuntime, Served
+from trainer.export.metadata import Agreement, Check, Latency
 from trainer.export.quantize import evenly_spread
 from trainer.model.architecture import Architecture, Detections
 
@@ -51,16 +52,6 @@ class Tolerance:
 
 EXACT = Tolerance(iou=0.99, score=1e-3, binding=True)
 QUANTIZED = Tolerance(iou=0.75, score=0.1, binding=False)
-
-
-@dataclass(frozen=True)
-class Matches:
-    """Comparison of the detections of two models."""
-
-    detections: int  # detections of the first model
-    matched: float  # share of the detections of both that have a partner; 1 if neither detects anything
-    score_error: float  # largest difference of score between partners
-    box_error: float  # largest difference of a coordinate between partners, pixels
 
 
 class Comparison:
@@ -101,32 +92,9 @@ class Comparison:
                     gap = (boxes[index] - other_boxes[partner]).abs().max()
                     self._box_error = max(self._box_error, float(gap))
 
-    def result(self) -> Matches:
+    def result(self) -> Agreement:
         matched = self._partners / self._all if self._all else 1.0
-        return Matches(self._detections, matched, self._score_error, self._box_error)
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Times of requests of one image."""
-
-    p50_ms: float
-    p95_ms: float
-    runs: int
-    threads: int
-    cpu: str
-
-
-@dataclass(frozen=True)
-class Check:
-    """Result of the check of one exported file."""
-
-    runtime: str
-    images: int
-    ap: float  # COCO AP of the file; -1 if the images have no boxes
-    ap_change: float  # the difference to the AP of the trained model
-    matches: Matches
-    latency: Latency
+        return Agreement(self._detections, matched, self._score_error, self._box_error)
 
 
 def verify(
@@ -219,7 +187,7 @@ def latency(runtime: OnnxRuntime, image: np.ndarray) -> Latency:
     return Latency(round(float(p50), 3), round(float(p95), 3), len(times), runtime.threads, cpu)
 
 
-def _check_agreement(name: str, change: float, matches: Matches, images: int, config: Config) -> None:
+def _check_agreement(name: str, change: float, matches: Agreement, images: int, config: Config) -> None:
     int8 = name == "onnx-int8"
     key = "max_ap_change_int8" if int8 else "max_ap_change"
     limit = getattr(config.export, key)

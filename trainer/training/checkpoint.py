@@ -13,15 +13,16 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors.torch
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from trainer import storage
+from trainer.base import json_files
 from trainer.base.errors import CheckpointError, DamagedError, first_line
-from trainer.base.json_files import check_shape
 from trainer.base.os_errors import check_resources, translate_oserror
 from trainer.config import parsing
 from trainer.config.schema import Config
@@ -52,6 +53,14 @@ _SECTIONS_THAT_MAY_CHANGE = {
 
 State = dict[str, Any]
 """Content of a checkpoint, in types that torch.load reads safely: `TrainState.state_dict` and more."""
+
+
+@dataclass(config={"extra": "ignore", "strict": True}, frozen=True)
+class _Category:
+    """What every class of a checkpoint has."""
+
+    id: int
+    name: str
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -118,7 +127,7 @@ def read(uri: str) -> State:
             f"checkpoint {uri} was written by a newer kubedet, in format {version}; this one reads {VERSION}",
             fix="update kubedet, or use the version that wrote it",
         )
-    ours = version == VERSION and "model" in state
+    ours = version == VERSION and "model" in state and isinstance(state.get("step"), int)
     if not ours or not isinstance(state.get("config"), str):
         raise CheckpointError(
             f"{uri} is not a kubedet checkpoint",
@@ -126,7 +135,6 @@ def read(uri: str) -> State:
         )
     if not sealed:
         raise DamagedCheckpoint(f"checkpoint {uri} is damaged: its end was changed", fix=_CHECKPOINT_FIX)
-    check_shape(uri, state, {"step": int}, _CHECKPOINT_FIX)
     return state
 
 
@@ -136,21 +144,32 @@ def check(uri: str) -> None:
         read(uri)
 
 
+def read_digest(uri: str) -> str:
+    """Return the sha256 that a checkpoint was written with, "" without one; `read` compares it."""
+    path = storage.local_copy(uri)
+    with translate_oserror(uri, "read"), path.open("rb") as file:
+        return _read_digest(file)
+
+
+def _read_digest(file: BinaryIO) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _END_BYTES - _SEAL_BYTES))
+    seal = file.read()[_END_BYTES:]
+    return seal.removeprefix(_SEAL).decode("ascii", "replace") if seal.startswith(_SEAL) else ""
+
+
 def _check_seal(path: Path, uri: str) -> bool:
     """Compare a checkpoint with its hash; returns whether it has one."""
     with translate_oserror(uri, "read"), path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _END_BYTES - _SEAL_BYTES))
-        tail = file.read()
-        if not tail[_END_BYTES:].startswith(_SEAL):
+        expected = _read_digest(file)
+        if not expected:
             return False
-        digest, left = hashlib.sha256(), size - 64
+        digest, left = hashlib.sha256(), file.seek(0, os.SEEK_END) - 64
         file.seek(0)
         while left:
             block = file.read(min(_BLOCK, left))
             digest.update(block)
             left -= len(block)
-    expected = tail[-64:].decode("ascii", "replace")
     if digest.hexdigest() != expected:
         if not storage.is_local(uri):
             storage.forget_copy(uri)
@@ -211,11 +230,11 @@ def model_state(state: State) -> dict[str, Tensor]:
 def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architecture, dict[str, Any]]:
     """Build the detector of a checkpoint, in evaluation mode.
 
-    The metadata are config (dict), square (`InputSquare`), categories, step, epoch, metrics and fingerprint
-    (of its shards).
+    The metadata are config (dict), square (`InputSquare`), categories, step, epoch, metrics, fingerprint (of
+    its shards) and sha256.
     """
     state = read(uri)
-    check_shape(uri, state, {"config": str, "categories": [{"id": int, "name": str}]}, _CHECKPOINT_FIX)
+    json_files.validate(list[_Category], state.get("categories"), f"categories in {uri}", _CHECKPOINT_FIX)
     config = parsing.from_json(state["config"], where=f"configuration in {uri}")
     detector = build(config.model, len(state["categories"]))
     try:
@@ -226,7 +245,8 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
             fix="use another checkpoint of the same folder",
         ) from None
     keys = ("categories", "step", "epoch", "metrics", "fingerprint")
-    meta = {"config": asdict(config), "square": config.loader.square, **{key: state.get(key) for key in keys}}
+    meta = {"config": asdict(config), "square": config.loader.square, "sha256": read_digest(uri)}
+    meta |= {key: state.get(key) for key in keys}
     return detector.to(device).eval(), meta
 
 

@@ -1,6 +1,7 @@
 """Export: every format detects what the model detects, or nothing is published."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import onnx
@@ -34,14 +35,15 @@ def test_each_format_finds_what_the_model_finds(exported, trained, shards):
         "model_metadata.json",
         "MODEL_CARD.md",
     }
-    for name, check in ((name, form["check"]) for name, form in opened.metadata.record["formats"].items()):
+    for name, form in asdict(opened.metadata)["formats"].items():
+        check = form["check"]
         assert check["images"] == 4 and check["matches"]["detections"] > 20
         # Four images are too few to judge int8.
         if name == "onnx-int8":
             assert check["matches"]["matched"] > 0.5
         else:
             assert check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 0.001
-    metadata = opened.metadata.record
+    metadata = asdict(opened.metadata)
     assert metadata["classes"] == ShardDataset(shards, "val").categories
     assert metadata["input"]["shape"] == ["batch", 3, SIZE, SIZE] and metadata["outputs"]["rows"] == 100
     weights = safetensors.torch.load_file(exported / "model.safetensors")
@@ -163,9 +165,9 @@ def test_metadata_and_card_of_a_bundle(saved, shards, tiny, tmp_path, monkeypatc
     inputs, target, scores = saved(), str(tmp_path / "model"), str(tmp_path / "evaluation")
     with pytest.raises(ExportError, match=str(written)):
         exporting.export(inputs, shards, target, config, evaluation_uri=scores)
-    written.write_text(json.dumps(scored | {"sha256": bundle.file_sha256(inputs)}))
+    written.write_text(json.dumps(scored | {"sha256": checkpoint.read_digest(inputs)}))
     result = exporting.export(inputs, shards, target, config, evaluation_uri=scores)
-    metadata = bundle.load(str(tmp_path / "model")).metadata.record
+    metadata = asdict(bundle.load(str(tmp_path / "model")).metadata)
     assert metadata["metrics"] == {
         "split": "test",
         "images": 4,

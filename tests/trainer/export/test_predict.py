@@ -53,10 +53,10 @@ def test_the_way_of_resizing_follows_the_model(saved, shards, tiny, tmp_path, mo
     source, target = saved(config=config), str(tmp_path / "model")
     export(source, shards, target, tiny(export__min_match=0.0, export__max_ap_change=1.0))
     square = InputSquare(SIZE, resize, fill)
-    described = bundle.load(target).metadata.record["input"]
-    assert (described["resize"], described["fill"]) == (resize, fill)
+    described = bundle.load(target).metadata.input
+    assert (described.resize, described.fill) == (resize, fill)
     rule = "whatever the aspect" if resize == "squash" else f"a square filled with {fill};"
-    assert rule in described["preprocessing"]
+    assert rule in described.preprocessing
     device, dataset = torch.device("cpu"), ShardDataset(shards, "val")
     model = loading.load(target, device)
     assert model.square == loading.load(source, device).square == square

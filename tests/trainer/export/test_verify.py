@@ -12,7 +12,7 @@ from trainer.config.types import InputSquare
 from trainer.data.shard_index import ShardDataset
 from trainer.export import verify
 from trainer.export.formats import FORMATS, Served
-from trainer.export.verify import Matches
+from trainer.export.metadata import Agreement
 from trainer.model.architecture import build
 
 SIZE = 96
@@ -94,4 +94,4 @@ def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path
 def test_large_changes_are_refused(name, change, matched, message):
     config = Config(export=ExportConfig(formats=["onnx", "onnx-int8"]))
     with pytest.raises(ExportError, match=message) if message else nullcontext():
-        verify._check_agreement(name, change, Matches(10, matched, 0.0, 0.0), 500, config)
+        verify._check_agreement(name, change, Agreement(10, matched, 0.0, 0.0), 500, config)
