@@ -29,7 +29,7 @@ def step_of(state: TrainState, config: Config, images: int) -> TrainStep:
     """The step of a new training with `images` per process; a collective call."""
     whole = images * state.world.size
     schedule = Schedule(config, _PLANNED * whole, whole, state)
-    return TrainStep(state, state.distributed(), config.train, schedule=schedule, global_batch=whole)
+    return TrainStep(state, state.wrap_ddp(), config.train, schedule=schedule, global_batch=whole)
 
 
 def like_photographs(config: LoaderConfig) -> LoaderConfig:

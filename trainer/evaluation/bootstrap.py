@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainer.evaluation.box_matching import Matches
+from trainer.evaluation.box_matching import BoxMatches
 from trainer.evaluation.coco import RECALLS
 from trainer.evaluation.metrics import BETTER, MIN_IMAGES, NOT_SURE, TOO_FEW, WORSE, Change
 
@@ -16,7 +16,7 @@ _SIGNIFICANCE = 0.05
 _MAX_CELLS = 20_000_000  # Largest array of one step: samples x predictions of a class.
 
 
-def compare(base: Matches, new: Matches, names: list[str], *, samples: int = 200) -> dict[str, Change]:
+def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int = 200) -> dict[str, Change]:
     """Compare the matches of two models with the same ground truth.
 
     Returns:
@@ -77,9 +77,9 @@ def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, flo
     return change, float(np.trapezoid(density, tail) / np.trapezoid(total, dx=np.pi / 2000))
 
 
-def _precision(matches: Matches, place: int, weights: np.ndarray) -> np.ndarray:
+def _precision(matches: BoxMatches, place: int, weights: np.ndarray) -> np.ndarray:
     """Return the mean precision of a class over the thresholds and that at the first, [2, B]."""
-    rows = matches.of_class(place)
+    rows = matches.class_rows(place)
     step = max(_MAX_CELLS // max(rows.stop - rows.start, 1), 1)
     parts = [
         _precision_part(matches, rows, matches.objects(place), weights[:, begin : begin + step])
@@ -88,7 +88,7 @@ def _precision(matches: Matches, place: int, weights: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def _precision_part(matches: Matches, rows: slice, objects: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _precision_part(matches: BoxMatches, rows: slice, objects: np.ndarray, weights: np.ndarray) -> np.ndarray:
     counts = weights[objects].sum(axis=0, dtype=np.int64)
     precision = np.zeros((len(matches.thresholds), weights.shape[1]))
     drawn = weights[matches.images[rows]]

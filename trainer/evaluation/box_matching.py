@@ -1,4 +1,4 @@
-"""Matches predictions with objects by COCO's rules (pycocotools, cocoeval.py, evaluateImg).
+"""BoxMatches predictions with objects by COCO's rules (pycocotools, cocoeval.py, evaluateImg).
 
 Within an image and class the predictions, best score first, each take the free object they overlap most, if
 the overlap reaches the threshold; an unmatched prediction in a crowd is ignored. All images and classes are
@@ -16,7 +16,7 @@ MAX_DETECTIONS = 100  # Counted predictions of one class in an image, as in COCO
 
 
 @dataclass(frozen=True)
-class Matches:
+class BoxMatches:
     """N predictions, class after class, best score first within each."""
 
     thresholds: np.ndarray  # [T] IoU thresholds
@@ -31,7 +31,7 @@ class Matches:
     truth_images: np.ndarray  # [G] index of the image of each object
     image_count: int
 
-    def of_class(self, index: int) -> slice:
+    def class_rows(self, index: int) -> slice:
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
     def objects(self, index: int) -> np.ndarray:
@@ -39,7 +39,7 @@ class Matches:
         return self.truth_images[int(self.truth_starts[index]) : int(self.truth_starts[index + 1])]
 
 
-def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Matches:
+def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> BoxMatches:
     """Match predictions with objects of their class and image."""
     detections, objects = _BoxGroups(truth, predictions), _BoxGroups(truth, truth)
     # By class, image, then score; ties keep their order, as in a stable sort of each image.
@@ -61,7 +61,7 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
     final = np.lexsort((-predictions.scores[order], detections.labels[order]))
     kept = truth_order[~truth.crowd[truth_order]]
     classes = np.arange(len(truth.categories) + 1)
-    return Matches(
+    return BoxMatches(
         thresholds=thresholds,
         starts=np.searchsorted(detections.labels[order][final], classes),
         rows=order[final],

@@ -89,7 +89,7 @@ def predict_split(
         except RuntimeError as error:
             check_resources(error, "the model", "run")
             raise
-        found = in_images(detections, batch.image_ids, batch.scales, sizes, batch.windows)
+        found = to_image_boxes(detections, batch.image_ids, batch.scales, sizes, batch.windows)
         return len(batch.image_ids), found
 
     collected: list[Found] = []
@@ -97,11 +97,13 @@ def predict_split(
         for count, found in _in_parallel(detect, loader, lanes):
             collected.append(found)
             bar.update(min(count * world.size, loader.pictures * world.size - bar.done))
-    gathered = gather_on_main(join(collected, sizes, tile), world)
+    gathered = gather_on_main(join_detections(collected, sizes, tile), world)
     return Predictions.join(gathered) if world.is_main else gathered[0]
 
 
-def join(parts: Sequence[Found], sizes: Mapping[int, np.ndarray], tile: tuple[int, float]) -> Predictions:
+def join_detections(
+    parts: Sequence[Found], sizes: Mapping[int, np.ndarray], tile: tuple[int, float]
+) -> Predictions:
     """Join the detections in pictures, by image id; those of one object in several tiles are merged.
 
     `sizes` are width and height of each image by id; for `tile` see `predict_split`.
@@ -138,7 +140,7 @@ def _in_parallel(
         torch.set_num_threads(threads)
 
 
-def in_images(
+def to_image_boxes(
     detections: Detections,
     image_ids: list[int],
     scales: Sequence[Scales],
@@ -220,7 +222,7 @@ def _merge(
     for row in sorted(pairs, key=lambda row: (cut[row], -scores[row], row)):
         number = int(tile[row])
         leaders = (leader[other] for _, other in sorted(pairs[row], reverse=True) if other in leader)
-        first = next((one for one in leaders if number not in tiles_of[one]), row)
+        first = next((leading for leading in leaders if number not in tiles_of[leading]), row)
         leader[row] = first
         tiles_of.setdefault(first, set()).add(number)
         if first != row:
@@ -246,7 +248,7 @@ def _pairs(
                 continue
             region = np.concatenate([low, high])
             first, second = (_inside(boxes, part, region) for part in (rows, rows_of[other]))
-            parts = (torch.from_numpy(_clipped(boxes[part], region)) for part in (first, second))
+            parts = (torch.from_numpy(_clip(boxes[part], region)) for part in (first, second))
             overlap = box_iou(*parts).numpy()
             same = labels[first][:, None] == labels[second]
             for i, j in np.argwhere((overlap >= _OVERLAP) & same).tolist():
@@ -255,10 +257,10 @@ def _pairs(
     return pairs
 
 
-def _clipped(boxes: np.ndarray, region: np.ndarray) -> np.ndarray:
+def _clip(boxes: np.ndarray, region: np.ndarray) -> np.ndarray:
     return np.clip(boxes, np.tile(region[:2], 2), np.tile(region[2:], 2))
 
 
 def _inside(boxes: np.ndarray, rows: np.ndarray, region: np.ndarray) -> np.ndarray:
-    clipped = _clipped(boxes[rows], region)
+    clipped = _clip(boxes[rows], region)
     return rows[((clipped[:, 2:] - clipped[:, :2]) > 0).all(axis=1)]

@@ -38,7 +38,7 @@ def evaluate(
     known, parts = set(truth.category_ids.tolist()), [np.zeros((0, 2), np.int64)]
     for label, above in (ancestors or {}).items():
         rows = np.flatnonzero(truth.labels == label)
-        parts += [np.stack([rows, np.full(len(rows), one)], axis=1) for one in above if one in known]
+        parts += [np.stack([rows, np.full(len(rows), parent)], axis=1) for parent in above if parent in known]
     copies = np.concatenate(parts)
     # In the order of the objects: of equal overlaps the first one counts.
     copies = copies[np.argsort(copies[:, 0], kind="stable")]
@@ -62,11 +62,11 @@ def evaluate(
 def _best(truth: Truth, predictions: Predictions, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     objects = np.flatnonzero(mask)
     prediction_rows, truth_rows, overlap = overlaps(truth, predictions, objects)
-    best, most = np.full(len(predictions), -1), np.full(len(predictions), -1.0)
+    best, largest = np.full(len(predictions), -1), np.full(len(predictions), -1.0)
     # Last writer wins: the largest overlap comes last, among equals the first object.
     order = np.lexsort((-truth_rows, overlap))
-    best[prediction_rows[order]], most[prediction_rows[order]] = truth_rows[order], overlap[order]
-    return best, most
+    best[prediction_rows[order]], largest[prediction_rows[order]] = truth_rows[order], overlap[order]
+    return best, largest
 
 
 def _summary(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trainer.evaluation import bootstrap, coco, engines, openimages_metric
-from trainer.evaluation.box_matching import Matches, match
+from trainer.evaluation.box_matching import BoxMatches, match
 from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.metrics import OPEN_IMAGES, Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
@@ -78,7 +78,7 @@ class Scores:
 
     coco: CocoResult
     metrics: dict[str, float]  # the twelve COCO numbers and oid/AP50, by name
-    matches: Matches  # at coco.IOU_THRESHOLDS
+    matches: BoxMatches  # at coco.IOU_THRESHOLDS
     points: dict[str, OperatingPoint]  # the best threshold of each class with objects and predictions
     f1: dict[str, np.ndarray]  # F1 at IoU 0.5 over GRID, of each class that has objects
     calibration: Calibration
@@ -113,7 +113,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     for place, name in enumerate(truth.names):
         if not (objects := len(matches.objects(place))):
             continue
-        rows = matches.of_class(place)
+        rows = matches.class_rows(place)
         counted = ~matches.ignored[rows, 0]
         scores = matches.scores[rows][counted]
         right = np.r_[0, np.cumsum(matches.right[rows, 0][counted])]
@@ -127,7 +127,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     return Scores(result, metrics, matches, points, curves, calibrate(matches), tide, confusion)
 
 
-def calibrate(matches: Matches) -> Calibration:
+def calibrate(matches: BoxMatches) -> Calibration:
     """Compare scores with precision over all classes, without predictions in crowds."""
     counted = ~matches.ignored[:, 0]
     scores, right = matches.scores[counted], matches.right[counted, 0]

@@ -154,7 +154,7 @@ class Truth:
                     fix="check that the split has images with boxes, and that its file has COCO's JSON "
                     "format",
                 )
-        images, categories = _numbered(dataset, "images"), _numbered(dataset, "categories")
+        images, categories = _number_ids(dataset, "images"), _number_ids(dataset, "categories")
         _refuse_repeated("categories", "name", [category.get("name") for category in categories])
         items = dataset["annotations"]
         _refuse_malformed("ground truth", items, "area")
@@ -212,7 +212,7 @@ def _original_ids(values: Iterable[Any]) -> dict[int, int | str]:
     return {number: value for value in others if (number := id_number(value)) is not None}
 
 
-def _numbered(dataset: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+def _number_ids(dataset: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the images or categories with numbers as ids, and an id that is none as `original_id`."""
     items: list[Any] = [item if isinstance(item, Mapping) else {} for item in dataset[key]]
     numbers = [id_number(item.get("id")) for item in items]

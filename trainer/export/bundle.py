@@ -73,11 +73,11 @@ class Bundle:
 
     def files(self, names: Iterable[str]) -> AbstractContextManager[Path]:
         """Provide a local folder with the named files, verified by their checksums."""
-        return _verified(self.uri, self.checksums, names)
+        return _verify_files(self.uri, self.checksums, names)
 
 
 @contextmanager
-def _verified(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iterator[Path]:
+def _verify_files(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iterator[Path]:
     paths, problems = {}, []
     with temporary_folder() as temporary:
         for name in names:
@@ -119,7 +119,7 @@ def load(uri: str) -> Bundle:
     _check_size(sums, _MAX_TEXT_BYTES)
     content = storage.read_bytes(sums)
     checksums = _parse(content, sums)
-    with _verified(uri, checksums, [METADATA]):
+    with _verify_files(uri, checksums, [METADATA]):
         metadata = storage.read_model(storage.join(uri, METADATA), Metadata, REMEDY)
     for name, entry in metadata.formats.items():
         if unlisted := sorted(set(entry.files) - set(checksums)):

@@ -86,11 +86,11 @@ def export(
     square = meta["square"]
     with temporary_folder() as folder, temporary_folder() as scratch:
         maker = Maker(detector, square, config, shards_uri, scratch)
-        for each in names:
-            file = FORMATS[each].file
+        for kind in names:
+            file = FORMATS[kind].file
             _LOG.info("writing %s, input %dx%d", file, square.size, square.size)
             with log.activity(_LOG, f"writing {file}"):
-                FORMATS[each].write(maker, folder / file)
+                FORMATS[kind].write(maker, folder / file)
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
         dataset = ShardDataset(shards_uri, split)

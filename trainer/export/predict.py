@@ -17,7 +17,7 @@ from trainer.config.schema import Config
 from trainer.data.box_labels import LabeledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
 from trainer.data.tiles import tile_settings, windows
-from trainer.evaluation.inference import ScoredModel, in_images, join
+from trainer.evaluation.inference import ScoredModel, join_detections, to_image_boxes
 from trainer.export import loading, published_models
 from trainer.export.bundle import Bundle
 from trainer.export.preprocess import preprocess, upright
@@ -56,10 +56,10 @@ class Predictor:
         with torch.inference_mode():
             return Detections(*(part.cpu() for part in self.model.predict(images)))
 
-    def __call__(self, image: Image.Image, least: float = 0.0) -> list[Detection]:
-        return self.detect([image], least)[0]
+    def __call__(self, image: Image.Image, min_score: float = 0.0) -> list[Detection]:
+        return self.detect([image], min_score)[0]
 
-    def detect(self, images: Sequence[Image.Image], least: float = 0.0) -> list[list[Detection]]:
+    def detect(self, images: Sequence[Image.Image], min_score: float = 0.0) -> list[list[Detection]]:
         """Detect objects in upright RGB images, `BATCH` images or tiles at a time; the best come first."""
         sizes = {number: np.array(image.size) for number, image in enumerate(images)}
         parts = [(row, part) for row, image in enumerate(images) for part in windows(*image.size, *self.tile)]
@@ -69,16 +69,17 @@ class Predictor:
             crops = (images[row].crop((x, y, x + wide, y + high)) for row, (x, y, wide, high) in batch)
             squares, scales = zip(*(preprocess(crop, *self.model.square) for crop in crops), strict=True)
             outputs = self.run(np.stack(squares))
-            shown.append(in_images(outputs, list(rows), [tuple(each) for each in scales], sizes, places))
-        found = join(shown, sizes, self.tile)
+            factors = [tuple(scale) for scale in scales]
+            shown.append(to_image_boxes(outputs, list(rows), factors, sizes, places))
+        found = join_detections(shown, sizes, self.tile)
         detections: list[list[Detection]] = [[] for _ in images]
         for row in np.argsort(-found.scores, kind="stable"):
-            if found.scores[row] >= least:
+            if found.scores[row] >= min_score:
                 x, y, wide, high = found.boxes[row]
                 label, score = int(found.labels[row]), float(found.scores[row])
                 x1, y1, x2, y2 = (round(float(side), 2) for side in (x, y, x + wide, y + high))
-                one = Detection(label, self.names[label], score, (x1, y1, x2, y2))
-                detections[int(found.image_ids[row])].append(one)
+                detection = Detection(label, self.names[label], score, (x1, y1, x2, y2))
+                detections[int(found.image_ids[row])].append(detection)
         return detections
 
 
@@ -106,15 +107,15 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def read_image(source: object, name: str, most_pixels: int = MAX_PIXELS) -> Image.Image:
+def read_image(source: object, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Return an image as training sees it; `name` is its name in errors.
 
     `source` is a path, the bytes of a file, a PIL image, or uint8 [H, W], [H, W, 3] (RGB) or [H, W, 4].
     """
     if isinstance(source, str | os.PathLike):
-        return open_image(Path(source), most_pixels)
+        return open_image(Path(source), max_pixels)
     if isinstance(source, bytes | bytearray | memoryview):
-        return decode_image(bytes(source), name, most_pixels)
+        return decode_image(bytes(source), name, max_pixels)
     form = type(source).__name__
     if isinstance(source, np.ndarray):
         form = f"an array of {source.dtype} {list(source.shape)}"
@@ -130,20 +131,20 @@ def read_image(source: object, name: str, most_pixels: int = MAX_PIXELS) -> Imag
         return upright(source)
 
 
-def open_image(path: Path, most_pixels: int = MAX_PIXELS) -> Image.Image:
+def open_image(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open and decode an image as training does: upright, 8 bits, RGB."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", fix="check the path") from None
-    return decode_image(data, str(path), most_pixels)
+    return decode_image(data, str(path), max_pixels)
 
 
-def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file of at most `most_pixels`, called `name` in errors."""
+def decode_image(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file of at most `max_pixels`, called `name` in errors."""
     try:
         with name_resource_errors(name):
-            return read_upright(data, most_pixels)
+            return read_upright(data, max_pixels)
     except TooManyPixels as error:
         fix = f"use --max-pixels N (at most {MAX_PIXELS}), or shrink the image"
         raise ImageTooLarge(f"{name}: {error}", fix=fix) from None
@@ -154,12 +155,12 @@ def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image
 def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
     """Return a copy of an image with boxes, names and scores drawn, the best on top."""
     canvas, longer = image.copy(), max(image.size)
-    boxes = [LabeledBox(one.box, one.label, f"{one.name} {one.score:.2f}") for one in detections]
+    boxes = [LabeledBox(item.box, item.label, f"{item.name} {item.score:.2f}") for item in detections]
     draw_boxes(canvas, boxes, line=max(2, round(longer / 400)), size=max(12, round(longer / 50)))
     return canvas
 
 
 def as_json(detections: list[Detection], image: Image.Image) -> dict[str, Any]:
     """Return detections as JSON: width, height, detections (label, name, score, box)."""
-    found = [asdict(one) | {"score": round(one.score, 6)} for one in detections]
+    found = [asdict(item) | {"score": round(item.score, 6)} for item in detections]
     return {"width": image.width, "height": image.height, "detections": found}

@@ -23,7 +23,7 @@ from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import fit
 from trainer.evaluation import coco
-from trainer.evaluation.inference import in_images
+from trainer.evaluation.inference import to_image_boxes
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export.formats import FORMATS, OnnxRuntime, Served
 from trainer.export.metadata import Agreement, Check, Latency
@@ -123,12 +123,12 @@ def verify(
             images = torch.stack(squares)
             first = images if not start else first
             trained = detector.predict(images)
-            predictions[""].append(in_images(trained, image_ids, list(scales), sizes)[0])
-            for name, one in served.items():
+            predictions[""].append(to_image_boxes(trained, image_ids, list(scales), sizes)[0])
+            for name, model in served.items():
                 with _running(name, "fails on validation images"):
-                    detections = one.predict(images.numpy())
+                    detections = model.predict(images.numpy())
                 comparisons[name].add(trained, detections)
-                predictions[name].append(in_images(detections, image_ids, list(scales), sizes)[0])
+                predictions[name].append(to_image_boxes(detections, image_ids, list(scales), sizes)[0])
             bar.update(len(images))
     chosen, truth = set(dataset.image_ids[indices].tolist()), dataset.annotations()
     truth["images"] = [image for image in truth["images"] if image["id"] in chosen]
@@ -138,17 +138,17 @@ def verify(
         for name, parts in predictions.items():
             ap[name] = coco.evaluate(truth, Predictions.join(parts)).metrics["coco/AP"]
     checks = {}
-    for name, one in served.items():
+    for name, model in served.items():
         matches, change = comparisons[name].result(), ap[name] - ap[""]
         _check_agreement(name, change, matches, len(indices), config)
-        _check_edges(name, one, first, square)
-        timing = latency(one.runtime, first[:1].numpy())
-        checks[name] = Check(one.runtime.name, len(indices), ap[name], change, matches, timing)
+        _check_edges(name, model, first, square)
+        timing = latency(model.runtime, first[:1].numpy())
+        checks[name] = Check(model.runtime.name, len(indices), ap[name], change, matches, timing)
         if matches.detections:
             _LOG.info(
                 "%s in %s: AP %+.4f, %.1f%% of %d detections match, %.1f ms an image",
                 name,
-                one.runtime.name,
+                model.runtime.name,
                 change,
                 matches.matched * 100,
                 matches.detections,
@@ -194,9 +194,11 @@ def _check_agreement(name: str, change: float, matches: Agreement, images: int, 
     problems = []
     if abs(change) > limit:
         problems.append(f"COCO AP changes by {change:+.4f}, at most {limit:g} is allowed (export.{key})")
-    least = config.export.min_match
-    if _tolerance(name).binding and matches.matched < least:
-        problems.append(f"{matches.matched:.1%} of the detections match, {least:.1%} must (export.min_match)")
+    minimum = config.export.min_match
+    if _tolerance(name).binding and matches.matched < minimum:
+        problems.append(
+            f"{matches.matched:.1%} of the detections match, {minimum:.1%} must (export.min_match)"
+        )
     if problems:
         raise ExportError(
             f"the exported model ({name}) differs from the trained one on {images} images: "

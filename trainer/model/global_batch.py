@@ -52,8 +52,8 @@ def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: Wo
 
 def random_keys(seed: int, step: int, image_ids: Sequence[int], device: torch.device) -> Tensor:
     """Key of each image in a step, int64 [B]: a hash of the run's seed, the step's number and the image."""
-    run = _mixed(_mixed(torch.tensor([seed])) ^ step)
-    return to_device(_mixed(run ^ torch.tensor(image_ids, dtype=torch.int64)), device)
+    run = _mix(_mix(torch.tensor([seed])) ^ step)
+    return to_device(_mix(run ^ torch.tensor(image_ids, dtype=torch.int64)), device)
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
@@ -63,16 +63,16 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     """
     counter = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
     # The upper 24 bits, which fp32 holds exactly.
-    return _shifted(_mixed(keys[:, None] + counter), 40).float() / 2**24
+    return _shift_right(_mix(keys[:, None] + counter), 40).float() / 2**24
 
 
-def _mixed(values: Tensor) -> Tensor:
+def _mix(values: Tensor) -> Tensor:
     values = values + _GOLDEN
     for shift, factor in _MIX:
-        values = (values ^ _shifted(values, shift)) * factor
+        values = (values ^ _shift_right(values, shift)) * factor
     return values
 
 
-def _shifted(values: Tensor, bits: int) -> Tensor:
+def _shift_right(values: Tensor, bits: int) -> Tensor:
     """Shift to the right without the sign, which torch's `>>` would copy."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -25,7 +25,7 @@ def nms_keep(
     kept = torch.zeros_like(scores)
     # Each call waits for a GPU; on a CPU its time grows with the square of the boxes.
     images = max(1, _BOXES_AT_ONCE // scores.shape[1]) if scores.is_cuda else 1
-    for part, score, mark in zip(*(each.split(images) for each in (shifted, scores, kept)), strict=True):
+    for part, score, mark in zip(*(tensor.split(images) for tensor in (shifted, scores, kept)), strict=True):
         candidates = torch.nonzero(score.flatten() > threshold).flatten()
         survivors = nms(part.flatten(0, 1)[candidates], score.flatten()[candidates].double(), overlap)
         mark.view(-1)[candidates[survivors]] = 1.0

@@ -122,16 +122,16 @@ def html(data: ReportData) -> str:
 
 def markdown(data: ReportData) -> str:
     """Return the summary: verdict, comparison, metrics, and the weakest classes."""
-    lines = [f"# {_escaped(data.title)}", "", _escaped(data.subtitle), ""]
+    lines = [f"# {_escape(data.title)}", "", _escape(data.subtitle), ""]
     if data.verdict:
         lines += [f"**{'Gate passed' if data.verdict.passed else 'Gate failed'}**", ""]
-        lines += [f"- {_escaped(line)}" for line in data.verdict.reason.splitlines()] + [""]
+        lines += [f"- {_escape(line)}" for line in data.verdict.reason.splitlines()] + [""]
     if data.compared and data.compared.obstacle:
-        lines += [f"Not compared with a baseline: {_escaped(data.compared.obstacle)}", ""]
+        lines += [f"Not compared with a baseline: {_escape(data.compared.obstacle)}", ""]
     elif data.compared:
         change = data.compared.changes["coco/AP"]
         lines += [
-            f"Against the baseline {_escaped(data.compared.name)}: coco/AP {change.delta:+.4f}, with 95 % "
+            f"Against the baseline {_escape(data.compared.name)}: coco/AP {change.delta:+.4f}, with 95 % "
             f"confidence from {change.low:+.4f} to {change.high:+.4f}: {change.verdict}. "
             f"Classes: {count_verdicts(data.compared.changes)}.",
             "",
@@ -144,13 +144,13 @@ def markdown(data: ReportData) -> str:
     lines += ["", "| class, weakest first | boxes | AP | AP50 |", "| --- | ---: | ---: | ---: |"]
     for row in classes[:_MAX_MARKDOWN_CLASSES]:
         boxes, ap, ap50 = (row.values[key] for key in ("boxes", "AP", "AP50"))
-        lines.append(f"| {_escaped(row.name)} | {boxes:,} | {number(ap)} | {number(ap50)} |")
+        lines.append(f"| {_escape(row.name)} | {boxes:,} | {number(ap)} | {number(ap50)} |")
     if len(classes) > _MAX_MARKDOWN_CLASSES:
         lines += ["", f"{len(classes) - _MAX_MARKDOWN_CLASSES} more classes are in the HTML report."]
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{character}" if character in r"\`*_[]|#" else character for character in text)
 

@@ -8,7 +8,7 @@ from itertools import repeat
 import numpy as np
 from PIL import Image
 
-from trainer.evaluation.box_matching import Matches
+from trainer.evaluation.box_matching import BoxMatches
 from trainer.evaluation.scoring import SHOWN_SCORE
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report.figures import thumbnail
@@ -97,7 +97,7 @@ class GalleryImage:
 def worst_images(
     truth: Truth,
     predictions: Predictions,
-    matches: Matches,
+    matches: BoxMatches,
     load_image: Callable[[int], bytes],
     count: int = 12,
 ) -> list[GalleryImage]:
@@ -117,11 +117,11 @@ def worst_images(
         image = by_id[int(truth.all_image_ids[place])]
         these = shown[matches.images[shown] == place]
         these = these[np.argsort(-matches.scores[these], kind="stable")]
-        found = _marked(
+        found = _mark_boxes(
             predictions, matches.rows[these], names, matches.right[these, 0], matches.scores[these].tolist()
         )
         objects = np.flatnonzero((truth.image_ids == image["id"]) & ~truth.crowd)
-        marked = _marked(truth, objects, names, np.isin(objects, matches.partners[these]))
+        marked = _mark_boxes(truth, objects, names, np.isin(objects, matches.partners[these]))
         with Image.open(io.BytesIO(load_image(image["id"]))) as opened:
             source = thumbnail(opened.convert("RGB"), _SIDE)
         listed.append(
@@ -138,7 +138,7 @@ def worst_images(
     return listed
 
 
-def _marked(
+def _mark_boxes(
     items: Truth | Predictions,
     rows: np.ndarray,
     names: dict[int, str],

@@ -27,7 +27,7 @@ from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
 from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint
-from trainer.training.optim import scaled_to_batch
+from trainer.training.optim import scale_to_batch
 from trainer.training.run_recorder import CHECKPOINTS, Best, Recorder, restore_best
 from trainer.training.schedule import Schedule
 from trainer.training.state import TrainState
@@ -86,7 +86,7 @@ class _Run:
             check_verified(self.train_set)
         if saved is None:
             parsing.check_frozen(config)
-        scaled, explanation = scaled_to_batch(config.train, self.global_batch)
+        scaled, explanation = scale_to_batch(config.train, self.global_batch)
         self.state = TrainState(
             dataclasses.replace(config, train=scaled),
             len(self.train_set.categories),
@@ -127,7 +127,7 @@ class _Run:
         self.holds_gradients = graphs and self.loader.passes > 1
         if self.holds_gradients:
             hold_gradients(self.state.parameters)
-        model = self.state.distributed()
+        model = self.state.wrap_ddp()
         self.train_step = TrainStep(
             self.state,
             model,
@@ -173,7 +173,7 @@ class _Run:
                     with stop.at_once(self._interrupted):
                         # Rank 0 scores the predictions while training continues.
                         predictions = predict_split(
-                            state.evaluated().predict,
+                            state.evaluation_model().predict,
                             self.val_set,
                             self.config,
                             self.world,

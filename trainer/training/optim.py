@@ -51,7 +51,7 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
     return adam(groups, lr=config.lr, fused=True)
 
 
-def scaled_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig, str]:
+def scale_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig, str]:
     """Return the options for the images of a step, and an explanation of the learning rate.
 
     `lr_scaling` is linear (Goyal et al. 2017, arXiv:1706.02677) or by the square root (Malladi et al. 2022,

@@ -99,5 +99,5 @@ class RunningStatistics:
     def _by_channel(self, values: Sequence[float | None]) -> Tensor:
         """A number of each layer, once for each of its channels: fp64 [C]."""
         sizes = [norm.num_features for norm in self._norms]
-        each = [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
-        return to_device(torch.tensor(each, dtype=torch.float64), self._means[0].device)
+        channels = [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
+        return to_device(torch.tensor(channels, dtype=torch.float64), self._means[0].device)

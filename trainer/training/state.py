@@ -68,7 +68,7 @@ class TrainState:
         """Sums of this process since the last logged row: total, each loss, the gradient's norm."""
         self.summed = 0  # steps in `sums`
 
-    def distributed(self) -> nn.Module:
+    def wrap_ddp(self) -> nn.Module:
         """Return the detector that exchanges gradients. Call it after `load_state_dict`."""
         if self.world.size == 1:
             return self.detector
@@ -81,7 +81,7 @@ class TrainState:
             **options,
         )
 
-    def evaluated(self) -> Architecture:
+    def evaluation_model(self) -> Architecture:
         """Return the detector whose weights are scored and exported, in evaluation mode."""
         return self.ema.model if self.ema else self.detector.eval()
 

@@ -40,7 +40,7 @@ class TrainStep:
         global_batch: int,
         holds_gradients: bool = False,
     ) -> None:
-        """`model` is `state.distributed()`; for `holds_gradients` see `hold_gradients`."""
+        """`model` is `state.wrap_ddp()`; for `holds_gradients` see `hold_gradients`."""
         self._state, self._model, self._config = state, model, config
         self._schedule, self._global_batch = schedule, global_batch
         self._holds_gradients = holds_gradients
@@ -64,16 +64,16 @@ class TrainStep:
             local = isinstance(self._model, DistributedDataParallel) and number < len(batches)
             with self._model.no_sync() if local else contextlib.nullcontext():  # type: ignore[operator]
                 named = self.losses(batch, part)
-                each = [named[name] for name in state.detector.loss_names]
+                values = [named[name] for name in state.detector.loss_names]
                 # Losses are means over this batch, and gradients are averaged over the ranks. With this
                 # weight the sum is the mean over the global batch, even if the batches differ in size.
                 share = len(batch.image_ids) * state.world.size / self._global_batch
-                total = functools.reduce(operator.add, each) * share
+                total = functools.reduce(operator.add, values) * share
                 # Times 1, or NaN if it is not finite: then the exchange makes the gradients of all ranks NaN,
                 # and all optimizers skip the step.
                 state.scaler.scale(total * (1 + 0 * total.detach())).backward()
             state.statistics.add_pass()
-            losses += torch.stack([loss.detach() for loss in each]) * share
+            losses += torch.stack([loss.detach() for loss in values]) * share
         state.statistics.update()
         state.scaler.unscale_(state.optimizer)
         norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]

@@ -26,7 +26,7 @@ from trainer.data.transforms import (
     sample_draws,
     whole_view,
 )
-from trainer.evaluation.inference import in_images
+from trainer.evaluation.inference import to_image_boxes
 from trainer.model.architecture import Detections
 
 CONFIG = LoaderConfig(image_size=96, flip=0.0)
@@ -52,7 +52,7 @@ def test_boxes_in_the_square_come_back_to_the_image(width, height, resize):
     boxes = shares * torch.tensor([across, down, across, down])
     labels = torch.zeros(1, count, dtype=torch.int64)
     found = Detections(boxes, torch.ones(1, count), labels, torch.tensor([count]))
-    back = in_images(found, [7], [scales], {7: np.array([width, height])})[0].boxes
+    back = to_image_boxes(found, [7], [scales], {7: np.array([width, height])})[0].boxes
     back[:, 2:] += back[:, :2]
     assert np.abs(back - shares[0].numpy() * [width, height, width, height]).max() < 1e-6
     # And as training moves them there, in fp32.

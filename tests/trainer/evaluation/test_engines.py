@@ -5,7 +5,7 @@ import pytest
 
 from trainer.base.errors import EvaluationError
 from trainer.evaluation import bootstrap, coco, engines
-from trainer.evaluation.box_matching import Matches, match
+from trainer.evaluation.box_matching import BoxMatches, match
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 CASES = 150
@@ -49,11 +49,11 @@ def odd_case(seed: int) -> tuple[Truth, Predictions]:
     )
 
 
-def matched(truth: Truth, detections: Predictions) -> Matches:
+def matched(truth: Truth, detections: Predictions) -> BoxMatches:
     return match(truth, detections, coco.IOU_THRESHOLDS)
 
 
-def average_precision(matches: Matches, place: int) -> float:
+def average_precision(matches: BoxMatches, place: int) -> float:
     """Of a class, with every image counted once; NaN where it has no objects."""
     once = np.ones((matches.image_count, 1), np.uint8)
     return float(bootstrap._precision(matches, place, once)[0, 0])

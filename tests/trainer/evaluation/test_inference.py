@@ -8,7 +8,7 @@ import torch
 
 from trainer.base.errors import ResourceError
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation.inference import in_images, merge_tiles, predict_split
+from trainer.evaluation.inference import merge_tiles, predict_split, to_image_boxes
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import SINGLE
 from trainer.model.architecture import Detections, build
@@ -67,7 +67,7 @@ def test_boxes_come_back_to_the_image_and_those_in_the_padding_are_left_out():
         torch.tensor([2]),
     )
     sizes, windows = {42: np.array([50, 150])}, [(0, 0, 48, 150)]
-    found, shown = in_images(detections, [42], [(0.5, 0.5, 0.5, 0.5)], sizes, windows)
+    found, shown = to_image_boxes(detections, [42], [(0.5, 0.5, 0.5, 0.5)], sizes, windows)
     (result,) = found.to_coco()
     assert result == {"image_id": 42, "category_id": 3, "bbox": [20.0, 40.0, 30.0, 110.0], "score": 0.5}
     assert shown.tolist() == [list(windows[0])]

@@ -12,7 +12,7 @@ from trainer.training.optim import (
     MovingAverage,
     build_optimizer,
     learning_rate,
-    scaled_to_batch,
+    scale_to_batch,
     set_learning_rate,
 )
 
@@ -43,7 +43,7 @@ def test_multistep_drops_where_torchvision_drops():
 )
 def test_the_learning_rate_follows_the_global_batch(optimizer, lr_batch, images, peak, told):
     config = TrainConfig(lr=0.01, optimizer=optimizer, lr_batch=lr_batch)
-    scaled, words = scaled_to_batch(config, images)
+    scaled, words = scale_to_batch(config, images)
     assert scaled.lr == pytest.approx(peak) and told in words
     assert scaled == dataclasses.replace(config, lr=scaled.lr)
 
@@ -61,10 +61,10 @@ def test_all_lengths_follow_the_global_batch_as_the_authors_of_dfine_recommend()
         ema_ramp="exponential",
         ema_steps=1000,
     )
-    scaled, _ = scaled_to_batch(config, 64)
+    scaled, _ = scale_to_batch(config, 64)
     assert (scaled.lr, scaled.ema_decay) == pytest.approx((5e-4, 0.9998))
     assert (scaled.ema_steps, scaled.warmup_steps) == (500, 250)
-    assert scaled_to_batch(dataclasses.replace(config, ema_decay=0.0), 64)[0].ema_decay == 0
+    assert scale_to_batch(dataclasses.replace(config, ema_decay=0.0), 64)[0].ema_decay == 0
 
 
 class Layers(torch.nn.Sequential):

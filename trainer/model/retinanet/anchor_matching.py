@@ -23,7 +23,7 @@ def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     """
     count = max(1, _OVERLAPS_AT_ONCE // (boxes.shape[1] * len(anchors)))
     parts = zip(boxes.split(count), labels.split(count), strict=True)
-    found = [_best_overlaps(some, names != PADDING, anchors) for some, names in parts]
+    found = [_best_overlaps(part, names != PADDING, anchors) for part, names in parts]
     iou, target, best = (torch.cat(part) for part in zip(*found, strict=True))
     matched = torch.where(iou < _FOREGROUND, IGNORED, target)
     matched = torch.where(iou < _BACKGROUND, BACKGROUND, matched)

@@ -133,9 +133,9 @@ class _ConvFocalLoss(torch.autograd.Function):
                     grads = conv_backward(logits, features, kernel, output_mask)
                     parts.append(grads[0])
                     if output_mask[1]:
-                        weight_grad = _added(weight_grad, grads[1], weight)
+                        weight_grad = _add_gradient(weight_grad, grads[1], weight)
                     if output_mask[2]:
-                        bias_grad = _added(bias_grad, grads[2], bias)
+                        bias_grad = _add_gradient(bias_grad, grads[2], bias)
             level_grads.append(torch.cat(parts).to(level.dtype) if output_mask[0] else None)
         ctx.save_for_backward(weight_grad, bias_grad, *level_grads)
         return loss
@@ -147,12 +147,12 @@ class _ConvFocalLoss(torch.autograd.Function):
         return None, None, scaled[0], scaled[1], None, None, *scaled[2:]
 
 
-def _added(total: Tensor | None, part: Tensor, like: Tensor) -> Tensor:
+def _add_gradient(total: Tensor | None, part: Tensor, like: Tensor) -> Tensor:
     """The sum so far, in the type and memory order of the parameter: no pass to write zeros first."""
     return torch.empty_like(like).copy_(part) if total is None else total.add_(part)
 
 
-def _merged(levels: list[Tensor], fill: float) -> list[Tensor]:
+def _merge_levels(levels: list[Tensor], fill: float) -> list[Tensor]:
     """Keep the first two levels [B, X, h, w] and join the others to one map, with borders of `fill`.
 
     The borders make a 3x3 convolution of the map equal that of the levels. A convolution with thousands of
@@ -167,13 +167,13 @@ def _merged(levels: list[Tensor], fill: float) -> list[Tensor]:
     return [*levels[:2], torch.cat(sides, dim=3)]
 
 
-def _merged_rows(rows: list[Tensor], levels: list[Tensor], fill: float) -> list[Tensor]:
-    """Values of each anchor, [B, h * w * A] of each level, arranged like the maps of `_merged`."""
+def _merge_rows(rows: list[Tensor], levels: list[Tensor], fill: float) -> list[Tensor]:
+    """Values of each anchor, [B, h * w * A] of each level, arranged like the maps of `_merge_levels`."""
     maps = [
         row.view(len(row), *level.shape[2:], -1).permute(0, 3, 1, 2)
         for row, level in zip(rows, levels, strict=True)
     ]
-    return [merged.permute(0, 2, 3, 1).flatten(1) for merged in _merged(maps, fill)]
+    return [merged.permute(0, 2, 3, 1).flatten(1) for merged in _merge_levels(maps, fill)]
 
 
 def conv_focal_loss(
@@ -196,9 +196,9 @@ def conv_focal_loss(
         torch.where(part == IGNORED, 0.0, factor) for part, factor in zip(labels, weights, strict=True)
     ]
     if len(levels) > 3:
-        labels = _merged_rows(labels, levels, IGNORED)
-        counted = _merged_rows(counted, levels, 0.0)
-        levels = _merged(levels, 0.0)
+        labels = _merge_rows(labels, levels, IGNORED)
+        counted = _merge_rows(counted, levels, 0.0)
+        levels = _merge_levels(levels, 0.0)
     return _ConvFocalLoss.apply(dtype, verified, weight, bias, tuple(labels), tuple(counted), *levels)
 
 
