@@ -4,12 +4,13 @@ import html
 from dataclasses import asdict
 from typing import Any
 
-from components import data_versions, hooks, in_use, sharing, starting_weights, steps
+from components import data_versions, hooks, in_use, starting_weights, steps
 from trainer import storage
 from trainer.config.schema import Config
 from trainer.config.types import Overrides
 from trainer.data import download, shards
 from trainer.data.raw_folder import RawManifest
+from trainer.launching.shared_work import SharedWork
 from trainer.model import recipes
 from trainer.report.shards_page import page
 
@@ -27,39 +28,36 @@ def prepare(
     trains: bool = False,
     min_new_images: int = 0,
     prune: int = 0,
-    partitions: int = 1,
 ) -> tuple[Published, Published]:
     """Fetch a source's images and annotations into the data root, and write them as shards.
 
     `version` is a name for the present data or a known one, or empty. `page_path` is a local file that
     receives the statistics. If `trains`, the pretrained weights are fetched first. The run ends without
     training if fewer than `min_new_images` differ: both results then say so. `prune` is how many runs are
-    kept at the end; 0 keeps all. `partitions` pods share the work.
+    kept at the end; 0 keeps all.
     """
-    sharing.check(partitions)
     config = recipes.load_here(recipe, overrides)
     in_use.begin(data_root, config.model.weights)
     try:
-        with sharing.lead(data_root, config.data, partitions) as team:
-            planned = None
-            if min_new_images:  # Fetches no image.
-                planned = data_versions.known(source, data_root, config.data, version)
-                planned = planned or download.plan(source, data_root, config.data)
-            listing = planned and hooks.Listing(planned, data_root, config, min_new_images)
-            if listing and (ended := hooks.before_training(listing)):
-                shown = {"verdict": f"{hooks.NOTHING_NEW} since {ended.since}", "found": ended.found}
-                verdict, found = (html.escape(text) for text in shown.values())
-                text = f"<!doctype html><meta charset=utf-8><h1>{verdict}</h1><p>{found}</p>\n"
-                storage.write_bytes(page_path, text.encode(), sync=False)
-                in_use.end(data_root, [])
-                # Instead of the manifests of data.
-                empty = {"kind": hooks.NOTHING_NEW, "version": 1, "uri": "", "fingerprint": ""}
-                of_raw = of_shards = (empty | asdict(ended), shown)
-                steps.record(f"{hooks.NOTHING_NEW}\nsince {ended.since}: {ended.found}")
-            else:
-                if trains:
-                    starting_weights.secure(recipe, overrides, data_root)
-                of_raw, of_shards = _make(team, source, data_root, config, version, planned, page_path)
+        planned = None
+        if min_new_images:  # Fetches no image.
+            planned = data_versions.known(source, data_root, config.data, version)
+            planned = planned or download.plan(source, data_root, config.data)
+        listing = planned and hooks.Listing(planned, data_root, config, min_new_images)
+        if listing and (ended := hooks.before_training(listing)):
+            shown = {"verdict": f"{hooks.NOTHING_NEW} since {ended.since}", "found": ended.found}
+            verdict, found = (html.escape(text) for text in shown.values())
+            text = f"<!doctype html><meta charset=utf-8><h1>{verdict}</h1><p>{found}</p>\n"
+            storage.write_bytes(page_path, text.encode(), sync=False)
+            in_use.end(data_root, [])
+            # Instead of the manifests of data.
+            empty = {"kind": hooks.NOTHING_NEW, "version": 1, "uri": "", "fingerprint": ""}
+            of_raw = of_shards = (empty | asdict(ended), shown)
+            steps.record(f"{hooks.NOTHING_NEW}\nsince {ended.since}: {ended.found}")
+        else:
+            if trains:
+                starting_weights.secure(recipe, overrides, data_root)
+            of_raw, of_shards = _make(source, data_root, config, version, planned, page_path)
         hooks.at_end(hooks.StepEnd("prepare", data_root=data_root, keep_runs=prune))
         return of_raw, of_shards
     except BaseException:
@@ -68,7 +66,6 @@ def prepare(
 
 
 def _make(
-    team: sharing.Team,
     source: str,
     data_root: str,
     config: Config,
@@ -81,14 +78,10 @@ def _make(
     def fetch() -> RawManifest:
         is_plan = planned and planned.kind == "plan"
         plan = planned if planned and is_plan else download.plan(source, data_root, config.data)
-        manifest = download.finished(plan, config.data)
-        return manifest or download.join(plan, config.data, team.do(sharing.FETCH, plan))
+        return download.fetch(plan, config.data, SharedWork())
 
     raw = data_versions.fetch(source, data_root, config.data, version, fetch)
-    index = shards.finished(raw, data_root, config.data)
-    if index is None:
-        team.do(sharing.WRITE, raw)
-        index = shards.join(raw, data_root, config.data)
+    index = shards.shard(raw, data_root, config.data)
     storage.write_bytes(page_path, page(index).encode(), sync=False)
     in_use.end(data_root, [f"raw/{raw.fingerprint}", f"shards/{index.fingerprint}"], config.model.weights)
     manifest, record = raw.to_json(), index.to_json()

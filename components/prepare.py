@@ -17,7 +17,6 @@ def prepare(
     trains: bool,
     min_new_images: int,
     prune: int,
-    partitions: int,
     raw: dsl.Output[dsl.Dataset],
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
@@ -30,7 +29,7 @@ def prepare(
 
     version = environment.expand_version(data_version, scheduled)
     request = (source, recipe, overrides, data_root, version, statistics.path)
-    arguments = (*request, trains, min_new_images, prune, partitions)
+    arguments = (*request, trains, min_new_images, prune)
     raw_published, shards_published = steps.run(
         "prepare", "components.preparation:prepare", *arguments, secret=credentials
     )

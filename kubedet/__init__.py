@@ -204,7 +204,7 @@ def compile(output: str | os.PathLike[str] = "pipeline.yaml", **options: object)
 
     Args:
         output: the file.
-        options: volume, conditional, trials, partitions, ...
+        options: volume, conditional, trials, ...
 
     Examples:
         >>> kubedet.compile("pipeline.yaml", volume=True).stat().st_size > 10_000

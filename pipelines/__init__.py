@@ -13,9 +13,6 @@ TITLES = {
 }
 """The steps in order, as people see them."""
 
-ASSIST = {"assist": "Help to prepare the data"}
-"""The step of each further pod that prepares the data, at the same time as "prepare"."""
-
 SEARCH = {"trial": "Train a trial", "best": "Choose the best"}
 """The steps that follow the data in a search for hyper-parameters."""
 

@@ -1,8 +1,7 @@
 """The one pipeline: prepare the data, train (or search), evaluate, export if the gate passes, and clean up.
 
 Every task of Kubeflow Pipelines has two pods that take ten seconds or more to start, so download and sharding
-are one step, and work of a second is part of another step. If several pods share the data, steps `assist` run
-at the same time as `prepare`, which does not depend on them: see `components/sharing.py`.
+are one step, and work of a second is part of another step.
 """
 
 import inspect
@@ -18,7 +17,6 @@ import yaml
 from kfp import compiler, dsl, kubernetes
 
 from components import environment, jobs
-from components.assist import assist
 from components.cleanup import cleanup
 from components.environment import SECRET_KEYS, SIGNING_FOLDER
 from components.evaluate import evaluate
@@ -31,7 +29,7 @@ from components.train import train
 from operations.notifications import SECRET_KEYS as NOTICE_KEYS
 from operations.tuning.best import best
 from operations.tuning.trial import trial
-from pipelines import ASSIST, CLEANUP, NAME, SEARCH, TITLES, parameters
+from pipelines import CLEANUP, NAME, SEARCH, TITLES, parameters
 from pipelines.parameters import CompileOptions, Values
 from trainer import storage
 from trainer.base.temporary_folders import temporary_folder
@@ -51,10 +49,6 @@ _SETTINGS = ("recipe", "overrides", "credentials")  # Parameters of every step o
 
 GPU = "nvidia.com/gpu"
 
-_UNROLLED = 16
-"""Most assistants that are tasks with two pods each. A loop takes one pod more, and one for each item, but a
-task makes the compiled file, whose size Kubernetes limits, 5 KB longer."""
-
 
 @dataclass(frozen=True)
 class _Graph:
@@ -73,14 +67,7 @@ class _Graph:
             own = self._select("source", "data_version", "prune") | {"scheduled": SCHEDULED}
             # Only conditional pipelines have this parameter.
             own |= {"min_new_images": self.values.get("min_new_images", 0)}
-            data = prepare(trains=not options.until, partitions=options.partitions, **settings, **own)
-            assistants = range(1, options.partitions)
-            if len(assistants) <= _UNROLLED:
-                for _ in assistants:
-                    self._step(assist(**settings))
-            else:
-                with dsl.ParallelFor([str(number) for number in assistants], name="assistants"):
-                    self._step(assist(**settings))
+            data = prepare(trains=not options.until, **settings, **own)
             self._notify(self._step(data))
             if options.trials:
                 settings |= self._select("study", "space")
@@ -112,7 +99,7 @@ class _Graph:
         """Configure the pod of a step; one that `waits` only starts a job and waits."""
         cpu, memory = _WAITING if waits else (self._get("step_cpu"), self._get("step_memory"))
         # The name of a second task of one component has a number.
-        configure_pod(task, (TITLES | ASSIST | SEARCH)[task.component_spec.name], cpu, memory)
+        configure_pod(task, (TITLES | SEARCH)[task.component_spec.name], cpu, memory)
         # Keys that are not in the Secret, or no such Secret, leave the variables unset.
         kubernetes.use_secret_as_env(task, self._get("credentials"), SECRET_KEYS, optional=True)
         if claim := self._get("claim"):

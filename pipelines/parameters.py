@@ -34,7 +34,6 @@ class CompileOptions:
     """Settings for pods, loops and limits, which Kubeflow creates before the parameters are known."""
 
     volume: bool = False  # Every step mounts the PersistentVolumeClaim that the parameter `claim` names.
-    partitions: int = 1  # Pods that share download and sharding, 1 to `sharing.MAX_PODS`.
     parallelism: int = PARALLELISM  # Trials that train at the same time; 0 is no limit.
     until: str = ""  # "shards" ends the pipeline when the data are ready; empty runs all steps.
     conditional: bool = False
@@ -45,10 +44,6 @@ class CompileOptions:
     ttl: int = 0  # Seconds after its end when a run's Workflow is deleted; 0 leaves it to the cluster.
 
     def __post_init__(self) -> None:
-        if self.partitions != 1:
-            from components import sharing  # Imports libraries that commands do not need to start.
-
-            sharing.check(self.partitions)
         limits = ("parallelism", "deadline", "ttl", "trials", "gpus")
         problems = [f"{key} {value} is less than zero" for key in limits if (value := getattr(self, key)) < 0]
         if self.until not in ("", "shards"):
@@ -333,7 +328,6 @@ STEP_ARGUMENTS: Mapping[str, str] = {name: item.description for name, item in TA
     "number": "number of the trial, from 0, as text.",
     "outcome": "how the run ended, with the message of a failed step.",
     "page": "history, importances and all trials.",
-    "partitions": "pods that share the work: this one and those of the step `assist`.",
     "raw": "manifest of the raw images.",
     "report": "the whole report, as a page.",
     "request": "the job's fields, as in `components.jobs.Request`; every value is a text.",

@@ -22,7 +22,7 @@ from components.launchers.cluster.pods import has_waited, newest_failure, reason
 from components.launchers.obstacles import Obstacle, Obstacles
 from components.launchers.spec import START_TIMEOUT
 from components.run_end import termination
-from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
+from pipelines import CLEANUP, SEARCH, TITLES
 from pipelines.kubeflow import ENDED, Server, Unavailable, stopped
 from trainer.base.errors import ConfigError, LaunchError
 from trainer.base.log import clock
@@ -31,7 +31,7 @@ SECONDS = 5.0  # Between two requests.
 
 PATIENCE = 900.0  # Seconds of an outage of Kubeflow Pipelines after which `follow` gives up.
 
-_STEPS = TITLES | ASSIST | SEARCH | CLEANUP
+_STEPS = TITLES | SEARCH | CLEANUP
 _NAMES = _STEPS | {title: title for title in _STEPS.values()}
 """Titles of the steps by name; Kubeflow shows either."""
 

@@ -3,7 +3,8 @@
 download  download a source's images into the data root
 shard     clean annotations and write shards
 train     train (in each process of torchrun)
-launch    run another verb in several processes, on several machines: launch --nproc 2 -- train ...
+launch    run download, shard, train or evaluate in several processes, on several machines:
+          launch --nproc 2 -- train ...
 evaluate  score a checkpoint and write the report
 export    write the model for serving
 weights   write a checkpoint's weights for torchvision's models
@@ -180,7 +181,7 @@ def _step(options: argparse.Namespace) -> None:
 
         outputs.claim_file(options.output, [options.checkpoint])
         result = write_weights(options.checkpoint, options.output)
-    if result:
+    if result and os.environ.get("RANK", "0") == "0":
         print(json.dumps(result, indent=2, default=str))
 
 

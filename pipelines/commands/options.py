@@ -171,8 +171,6 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("compile options", "Fixed in the compiled pipeline.")
     text = "stop after this step: `shards` prepares the data and does not train"
     option(group, "--until UNTIL", text, choices=["shards"], metavar=None)
-    text = "number of pods that share download and sharding of a large set, 1 to 256; the result is the same"
-    option(group, "--partitions N", text, 1)
     add_limits(group)
 
 
@@ -222,7 +220,7 @@ def submission(
     values |= {"step_cpu": options.step_cpu or cpu, "step_memory": options.step_memory or memory}
     retrain_condition.drop_empty_condition(values)
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
-    common = {name: getattr(options, name) for name in ("partitions", "until", "deadline", "ttl")}
+    common = {name: getattr(options, name) for name in ("until", "deadline", "ttl")}
     request = Submission(name, options.experiment, values, common | settings)
     request.check()
     return request

@@ -173,7 +173,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     if arguments.submit:
         # Options of `kubedet submit` that this command lacks or names differently.
         arguments.study, arguments.space, arguments.job = name, space.text(searched, one_line=True), []
-        arguments.output, arguments.until, arguments.partitions = None, "", 1
+        arguments.output, arguments.until = None, ""
         submission = options.submission(
             arguments,
             f"{name}-{datetime.now():%Y%m%d-%H%M%S}",

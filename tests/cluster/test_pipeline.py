@@ -52,15 +52,6 @@ def test_kubedet_submit_waits_for_the_end_of_a_run_of_twelve_pods(runs):
         assert command.heard(f"{title}: succeeded"), str(command)
 
 
-def test_work_that_three_pods_share_trains_on_two_nodes(runs):
-    command = runs.submit(partitions=3, nodes=2, source="sample:images=48,seed=4,size=96")
-    run_id = runs.id_of(command)
-    assert command.end(MINUTES) == 0, str(command)
-    nodes = list(runs.pods(run_id))
-    assert len(nodes) == 12 + 2 * 2, nodes
-    assert "all data is prepared" in runs.log(run_id, "assist")
-
-
 def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(runs, user):
     name = f"kubedet-test-{os.getpid()}-{runs.cluster.kind.name}"
     parameters = {"source": "sample:images=48,seed=5,size=96", "gate": "coco/AP >= baseline - 1.0"}

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from components import assist, cleanup, evaluate, export, prepare, steps, train
+from components import cleanup, evaluate, export, prepare, steps, train
 from components.images import COMPONENT_IMAGE
 from operations.tuning import best, trial
 from trainer.base.errors import DataError, StorageError
 
 COMPONENTS = [
     module.__dict__[module.__name__.split(".")[-1]]
-    for module in (prepare, assist, train, evaluate, export, trial, best, cleanup)
+    for module in (prepare, train, evaluate, export, trial, best, cleanup)
 ]
 
 

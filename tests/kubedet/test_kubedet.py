@@ -138,7 +138,6 @@ def test_unusable_images_are_named(folder, images, message):
         (lambda: kubedet.train("https://user:word@host/x.zip"), "name or password"),
         (lambda: kubedet.evaluate("runs/first/model", "nowhere"), "nowhere is not a folder of shards"),
         (lambda: kubedet.submit("cards.zip", data_root="s3://b/r"), "no pod finds"),
-        (lambda: kubedet.compile(partitions=0), "partitions"),
         (lambda: kubedet.compile("photo.jpg/p.yaml"), "cannot write"),
     ],
 )

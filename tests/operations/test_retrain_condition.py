@@ -93,7 +93,7 @@ def test_nothing_new_is_told_and_noted_once_for_a_run(champion, tmp_path, monkey
     for _ in range(2):  # The step is tried again.
         prepare(SOURCE, champion, tmp_path, 1)
     monkeypatch.setenv("KUBEDET_RUN_ID", "night-3")
-    prepare(SOURCE, champion, tmp_path, 1, partitions=3)
+    prepare(SOURCE, champion, tmp_path, 1)
     reason = "nothing new since sample v7: 0 new, 0 changed, 0 removed images"
     assert told == [Outcome(NOTHING_NEW, run, reason, "sample", "v7") for run in ("night-2", "night-3")]
     assert lineage.without_news(champion) == {"night-2", "night-3"}

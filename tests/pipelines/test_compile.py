@@ -12,7 +12,7 @@ from components import jobs
 from components.environment import SECRET_KEYS, SIGNING_FOLDER, SIGNING_KEY
 from components.images import COMPONENT_IMAGE
 from operations import notifications
-from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
+from pipelines import CLEANUP, SEARCH, TITLES
 from pipelines.graph import compile_pipeline
 from pipelines.local import for_this_machine
 from pipelines.parameters import SIZES, CompileOptions
@@ -20,17 +20,17 @@ from trainer.base.errors import StorageError
 
 OPTIONS = {
     "bucket": CompileOptions(),
-    "shared": CompileOptions(volume=True, partitions=2, deadline=3600, ttl=60),
+    "shared": CompileOptions(volume=True, deadline=3600, ttl=60),
     "data": CompileOptions(until="shards"),
-    "conditional": CompileOptions(conditional=True, partitions=20),
+    "conditional": CompileOptions(conditional=True),
     "search": CompileOptions(trials=3, parallelism=2),
     "search_gpus": CompileOptions(trials=2, gpus=4, volume=True),
 }
 STEPS = {
-    "bucket": [*TITLES],
-    "shared": [*TITLES, *ASSIST],
+    "bucket": list(TITLES),
+    "shared": list(TITLES),
     "data": ["prepare"],
-    "conditional": [*TITLES, *ASSIST],
+    "conditional": list(TITLES),
     "search": ["prepare", *SEARCH],
     "search_gpus": ["prepare", *SEARCH],
 }
@@ -128,7 +128,7 @@ def test_only_a_pass_exports_and_the_condition_costs_no_pod(spec):
     # A driver for each graph (the root, and the one before the clean-up), two pods for each step.
     inner = [graph for graph in graphs(spec) if "dag" in graph]
     assert len(inner) == 2
-    assert len(inner) + 2 * (len(tasks(spec)) - 1) == (14 if spec["form"] == "shared" else 12)
+    assert len(inner) + 2 * (len(tasks(spec)) - 1) == 12
 
 
 @of("conditional")
@@ -167,23 +167,6 @@ def test_trials_have_a_pod_each_and_the_best_follows_them(spec):
         assert given[name] == best[name] == outside(name)
 
 
-@of("shared", "conditional")
-def test_assistants_start_with_the_first_step_and_no_step_waits_for_them(spec):
-    if spec["form"] == "shared":
-        assistant, partitions = steps(spec)["assist"], 2.0
-    else:
-        # So many tasks would make the compiled file too large.
-        (assistant,) = [task for name, task in steps(spec).items() if name.startswith("for-loop")]
-        assert len(json.loads(assistant["parameterIterator"]["items"]["raw"])) == 19
-        assert set(spec["components"][assistant["componentRef"]["name"]]["dag"]["tasks"]) == {"assist"}
-        partitions = 20.0
-    prepare = steps(spec)["prepare"]
-    assert not assistant.get("dependentTasks") and not prepare.get("dependentTasks")
-    after = {name for task in steps(spec).values() for name in task.get("dependentTasks", [])}
-    assert not any(name.startswith(("assist", "for-loop")) for name in after)
-    assert prepare["inputs"]["parameters"]["partitions"] == {"runtimeValue": {"constant": partitions}}
-
-
 @of("bucket", "shared")
 def test_the_train_step_has_its_job_in_one_argument_and_further_fields_in_another(spec):
     request, of_run = job_request(spec), {"launcher", "nodes", "nproc", "gpus", "image"}
@@ -205,7 +188,7 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
     assert set(executors) == {f"exec-{name}" for name in names}
     for name in names:
         task, container = tasks(spec)[name], executors[f"exec-{name}"]["container"]
-        assert task["taskInfo"]["name"] == (TITLES | ASSIST | SEARCH | CLEANUP)[name]
+        assert task["taskInfo"]["name"] == (TITLES | SEARCH | CLEANUP)[name]
         assert task["retryPolicy"]["maxRetryCount"] >= 1
         # Argo's deadline for a retried pod counts from the first try.
         assert int(task["retryPolicy"]["backoffMaxDuration"].removesuffix("s")) >= 30 * 24 * 3600

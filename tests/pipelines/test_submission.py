@@ -97,9 +97,9 @@ def test_the_package_is_compiled_with_the_options_of_its_parameters():
     volume = submission(claim="sets").package()
     assert "claim" in volume["pipeline_spec"]["root"]["inputDefinitions"]["parameters"]
     assert "kubernetes" in volume["platform_spec"]["platforms"]
-    shards = Submission("a", "b", ROOT, {"partitions": 2, "until": "shards"})
+    shards = Submission("a", "b", ROOT, {"deadline": 2, "until": "shards"})
     shards.check()
-    assert shards.options == CompileOptions(partitions=2, until="shards")
+    assert shards.options == CompileOptions(deadline=2, until="shards")
     assert submission(min_new_images=1).options == CompileOptions(conditional=True)
 
 
@@ -128,7 +128,6 @@ def test_a_search_is_checked_before_anything_is_sent():
     [
         ({"gpus": 1}, "gpus has no effect without trials"),
         ({"trials": 2, "until": "shards"}, "until shards cannot be combined with a search"),
-        ({"partitions": 300}, "partitions 300 must be from 1 to 256"),
         ({"parallelism": 4}, "parallelism has no effect without trials"),
         ({"until": "train"}, "until 'train' is not a step to end at"),
         ({"deadline": -1, "ttl": -2}, "deadline -1 is less than zero; ttl -2 is less than zero"),
@@ -141,9 +140,8 @@ def test_options_that_cannot_be_compiled_are_refused(options, message):
 
 
 def test_the_command_that_compiles_has_the_same_options():
-    options = {"partitions": 2, "until": "shards", "deadline": 60, "ttl": 5}
+    options = {"until": "shards", "deadline": 60, "ttl": 5}
     full = Submission("a", "b", {"claim": "c"}, options)
     assert full.commands(Access())[0] == (
-        "kubedet cluster compile --volume --partitions 2 --until shards --deadline 60 --ttl 5 "
-        "--output pipeline.yaml"
+        "kubedet cluster compile --volume --until shards --deadline 60 --ttl 5 --output pipeline.yaml"
     )

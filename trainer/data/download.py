@@ -3,9 +3,9 @@
 <data_root>/images/<source>/<2 hex>/<key>-<digest>.<ext>   bytes as the source has them
 <data_root>/raw/<fingerprint>/                             see `trainer.data.raw_folder`
 
-`download` does everything in one process. Several machines share the work by `plan`, `fetch_partition` for
-each part, and `join`. The first two hex digits of an image's path determine its partition, so each partition
-lists only its own folders. From the web only images are stored.
+The processes that torchrun started share the work: rank 0 lists the source, each process fetches the images
+of the next part that is free, and rank 0 writes the manifest. A part is a range of images that depends only
+on the listing, so any number of processes writes the same files. From the web only images are stored.
 """
 
 import csv
@@ -13,10 +13,12 @@ import hashlib
 import io
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +30,6 @@ from trainer import storage
 from trainer.base import worker_pool
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError, StorageError
 from trainer.base.log import Bar, activity, progress
-from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
 from trainer.data import (
     annotations,
@@ -43,6 +44,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import SUM, UNKNOWN_HASH, VERSION, RawManifest, SplitCounts
 from trainer.data.sources.files import listed_in
 from trainer.data.sources.source import Source
+from trainer.launching.shared_work import SharedWork, shared_work
 from trainer.storage.web import Refused
 
 logger = logging.getLogger(__name__)
@@ -55,8 +57,9 @@ SETTINGS = (
 
 _MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024  # Bytes of images in flight, estimated by their mean size.
 _BLOCK_BYTES = 4 * 1024 * 1024
-_FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
+_MAX_PARTS = 256  # Each has a report of what was fetched.
+_READERS = 16
 _LIST_AT_ONCE_BELOW = 10_000  # Images up to which one listing is faster than one for each folder.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
@@ -90,10 +93,6 @@ class _Failure(NamedTuple):
     requested: bool = True  # Whether the source was asked for it; False if its listing shows the fault.
 
 
-_Outcome = tuple[np.ndarray, dict[int, _Failure]]
-"""Rows of SUM of all images of a plan by id - 1 (0 bytes if one was not fetched), and failures by id."""
-
-
 def fingerprint(*parts: Any) -> str:
     """Return 16 hex digits that name the result of these parts."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
@@ -124,12 +123,9 @@ def download(source: str, data_root: str, config: DataConfig) -> RawManifest:
         DataError: the source is missing, empty, not of its format, or too much of it is bad.
         StorageError: the data root cannot be written.
     """
-    planned = plan(source, data_root, config)
-    manifest = finished(planned, config)
-    if manifest is None:
-        fetch_partition(planned, config)
-        manifest = join(planned, config)
-    return manifest
+    with shared_work() as work:
+        planned = work.on_first(lambda: plan(source, data_root, config))
+        return fetch(planned, config, work)
 
 
 def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
@@ -187,7 +183,7 @@ def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
     sums = raw_folder.read_sums(manifest)
     if sums is not None:
         expected = sums[sums["bytes"] > 0]
-        stored = _StoredImages(manifest.images, _FOLDERS, at_once=len(sums) <= _LIST_AT_ONCE_BELOW)
+        stored = _StoredImages(manifest.images, at_once=len(sums) <= _LIST_AT_ONCE_BELOW)
         if (stored.sizes(expected["place"]) != expected["bytes"]).any():
             return None
     check(manifest, config)
@@ -209,40 +205,49 @@ def _find_manifest(planned: RawManifest) -> RawManifest | None:
     return manifest if manifest.tables == planned.tables else None
 
 
-def fetch_partition(
-    planned: RawManifest, config: DataConfig, partition: int = 0, partitions: int = 1
-) -> None:
-    """Fetch the images of a partition (from 0) of up to 256 that are not stored.
+def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawManifest:
+    """Fetch the images of a plan that are not stored, and return the manifest.
 
     Images that failed in an earlier call are requested again. If the source is down, and an earlier download
     was good enough without them, they are left out again.
     """
+    if manifest := work.on_first(lambda: finished(planned, config)):
+        return manifest
     known_sums, known_failures = _read_reports(planned)
+    parts = work.parts("images", _part_count(planned))
+    fetching = _Fetch(planned, config, known_sums, {}, work.size)
     try:
-        sums, failures = _Fetch(planned, config, partition, partitions, (known_sums, {})).run()
+        fetching.run(parts)
     except _SourceUnreachable as error:
         if _find_manifest(planned) is None:
             raise
         logger.warning("%s; continuing without the images that an earlier download lacked", error.message)
-        known = (known_sums, known_failures)
-        sums, failures = _Fetch(planned, config, partition, partitions, known).run()
-    ids = np.flatnonzero(sums["bytes"]) + 1
-    mine = sums[ids - 1]
-    columns = {name: pa.array(np.ascontiguousarray(mine[name])) for name in ("bytes", "place")}
-    columns["image_id"] = pa.array(ids)
-    columns["sha256"] = pa.array(np.ascontiguousarray(mine["sha256"]).tolist(), pa.binary(32))
-    stored = pa.table([columns.get(one.name, pa.nulls(len(ids), one.type)) for one in _REPORT], _REPORT)
-    rows = [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in failures.items()]
-    failed = pa.Table.from_pylist(rows, _REPORT)
-    uri = storage.join(planned.uri, "fetched", f"{partition}-of-{partitions}.parquet")
-    with raw_folder.new_hashed_file(uri, note=True) as (path, _):
-        pq.write_table(pa.concat_tables([stored, failed]).sort_by("image_id"), path)
+        remaining = chain(fetching.open_parts, parts)
+        _Fetch(planned, config, known_sums, known_failures, work.size).run(remaining)
+    return work.on_first(lambda: join(planned, config))
 
 
-def join(planned: RawManifest, config: DataConfig, partitions: int = 1) -> RawManifest:
-    """Write and return the manifest of the images that all partitions fetched."""
-    sums, failed = _read_reports(planned, partitions)
-    failures = sorted(failed.values())  # The examples are the same for any number of partitions.
+def _part_count(planned: RawManifest) -> int:
+    """Return the number of parts: neither are they large, nor are there many of them."""
+    return min(math.isqrt(planned.listed_images), _MAX_PARTS)
+
+
+def _part_range(planned: RawManifest, part: int) -> tuple[int, int]:
+    """Return the first image of a part, counted from 0, and the first after it."""
+    total, parts = planned.listed_images, _part_count(planned)
+    return part * total // parts, (part + 1) * total // parts
+
+
+def _list_reports(planned: RawManifest) -> dict[int, str]:
+    """Return the URIs of the reports of parts by the part: `fetched/<part>-<sha256>.parquet`."""
+    folder = storage.join(planned.uri, "fetched")
+    return {int(name.partition("-")[0]): storage.join(folder, name) for name in storage.list_files(folder)}
+
+
+def join(planned: RawManifest, config: DataConfig) -> RawManifest:
+    """Write and return the manifest of the images that were fetched."""
+    sums, failed = _read_reports(planned, complete=True)
+    failures = sorted(failed.values())
     problems = Problems.of(planned.problems)
     for failure in failures:
         problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
@@ -328,46 +333,56 @@ def check(manifest: RawManifest, config: DataConfig) -> None:
         )
 
 
-def _read_reports(planned: RawManifest, partitions: int = 0) -> _Outcome:
-    """Return the images that all partitions of a download fetched; 0 takes all readable reports.
+def _read_reports(planned: RawManifest, *, complete: bool = False) -> tuple[np.ndarray, dict[int, _Failure]]:
+    """Return rows of SUM by image id - 1 (0 bytes if an image was not fetched), and failures by image id.
 
-    If reports differ on why an image could not be fetched, a lasting reason is taken.
+    Reports that are missing or damaged are left out, unless the result has to be `complete`.
     """
-    folder = storage.join(planned.uri, "fetched")
-    names = [f"{partition}-of-{partitions}.parquet" for partition in range(partitions)]
-    if not partitions:
-        names = [name for name in storage.list_files(folder) if name.endswith(".parquet")]
     sums = np.zeros(planned.listed_images, SUM)
-    failed: list[dict[str, Any]] = []
-    for name in names:
-        uri = storage.join(folder, name)
-        try:
-            report = pq.read_table(raw_folder.noted_copy(uri)).select(_REPORT.names).cast(_REPORT)
-        except (DamagedError, pa.ArrowException, OSError, KeyError) as error:
-            check_resources(error, uri)
-            damage = str(error).splitlines()[0]
-            if not isinstance(error, DamagedError):
-                damage = f"{uri} is damaged: {damage}"
-            if partitions:
-                raise DamagedError(damage, fix="run the download again to replace it") from None
-            logger.warning("%s; repairing it", damage)
-            continue
-        is_known = pc.less_equal(report["image_id"], planned.listed_images)
-        stored = report.filter(pc.and_(pc.greater(report["bytes"], 0), is_known))
+    failures: dict[int, _Failure] = {}
+    reports = _list_reports(planned)
+    if complete and len(reports) != _part_count(planned):
+        raise MissingError(f"{planned.uri} lacks reports of fetched images", fix="run the same command again")
+    read = partial(_read_report, complete)
+    for report in worker_pool.run(read, reports.values(), _READERS, processes=False):
+        stored = report.filter(pc.greater(report["bytes"], 0))
         at = stored["image_id"].to_numpy() - 1
-        sums["bytes"][at] = stored["bytes"].to_numpy()
-        sums["place"][at] = pc.fill_null(stored["place"], 0).to_numpy()
-        hashes = b"".join(pc.fill_null(stored["sha256"], UNKNOWN_HASH).to_pylist())
-        sums["sha256"][at] = np.frombuffer(hashes, "V32")
-        failed += report.filter(pc.equal(report["bytes"], 0)).to_pylist()
-    failed.sort(key=lambda row: row["reason"] not in reasons.RETRIED_REASONS)
-    return sums, {row["image_id"]: _Failure(*(row[name] for name in _Failure._fields)) for row in failed}
+        sums["bytes"][at], sums["place"][at] = stored["bytes"].to_numpy(), stored["place"].to_numpy()
+        sums["sha256"][at] = np.frombuffer(b"".join(stored["sha256"].to_pylist()), "V32")
+        for row in report.filter(pc.equal(report["bytes"], 0)).to_pylist():
+            failures[row["image_id"]] = _Failure(*(row[name] for name in _Failure._fields))
+    return sums, failures
+
+
+def _read_report(complete: bool, uri: str) -> pa.Table:
+    """Return the report of a part; an empty one if it is damaged, unless it has to be `complete`."""
+    try:
+        return read_report(uri)
+    except DamagedError as error:
+        if complete:
+            raise
+        logger.warning("%s; repairing it", error.message)
+        return _REPORT.empty_table()
+
+
+def read_report(uri: str) -> pa.Table:
+    """Return the rows of _REPORT of a part; raise DamagedError if its hash differs from its name."""
+    data = storage.read_bytes(uri)
+    if f"-{_short_sha256(data)}.parquet" not in uri:
+        fix = "run the download again to replace it"
+        raise DamagedError(f"{uri} is damaged: its hash differs from its name", fix=fix)
+    return pq.read_table(io.BytesIO(data))
+
+
+def _short_sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class _Image:
     """One image to fetch, or to hash if it is stored; afterwards the outcome."""
 
+    part: int
     image_id: int
     split: str
     file_name: str
@@ -380,66 +395,82 @@ class _Image:
     requested: bool = False  # Whether the source was asked for it now.
 
 
-class _Fetch:
-    """Fetches a partition's images; those that fail are retried once at the end.
+@dataclass
+class _OpenPart:
+    """A part of which not all images are done."""
 
-    A stored image is fetched again if its size differs from the one in `known`, the result of earlier
-    downloads. Images that failed there are not requested again. Memory is 44 bytes per image.
+    first: int  # Its first image, counted from 0.
+    sums: np.ndarray  # Rows of SUM of its images.
+    failures: dict[int, _Failure] = field(default_factory=dict)  # By image id.
+    remaining: int = 1  # Images to be done, and one until all are counted.
+    is_changed: bool = False  # Whether its report has to be written.
+
+
+class _Fetch:
+    """Fetches the images of parts, and writes a report of each; images that fail are retried once at the end.
+
+    A stored image is fetched again if its size differs from the one in `known_sums`, the result of earlier
+    downloads. Images in `known_failures` are not requested again. Memory is 56 bytes per image of the source.
     """
 
     def __init__(
-        self, planned: RawManifest, config: DataConfig, partition: int, partitions: int, known: _Outcome
+        self,
+        planned: RawManifest,
+        config: DataConfig,
+        known_sums: np.ndarray,
+        known_failures: dict[int, _Failure],
+        processes: int,
     ) -> None:
-        self._planned, self._config, (self._known_sums, self._known_failures) = planned, config, known
+        self._planned, self._config, self._processes = planned, config, processes
+        self._known_sums, self._known_failures = known_sums, known_failures
         self._source = sources.parse(planned.source, config)
         self._excluded = frozenset(filter(_SHA256.fullmatch, planned.excluded))
-        self._folders = _FOLDERS[partition::partitions]
-        total = planned.listed_images
-        self._stored = _StoredImages(
-            planned.images, self._folders, at_once=partitions == 1 and total <= _LIST_AT_ONCE_BELOW
-        )
+        self._tables = {split: planned.table(split) for split in planned.splits}
+        self._stored = _StoredImages(planned.images, at_once=planned.listed_images <= _LIST_AT_ONCE_BELOW)
         cores = config.processes or worker_pool.available_cores()
         self._workers = cores if self._source.cpu_bound else config.threads
-        self._sums = np.zeros(total, SUM)
+        self._reports = _list_reports(planned)
+        self.open_parts: dict[int, _OpenPart] = {}
         self._failures: dict[int, _Failure] = {}
         self._retried: list[_Image] = []
+        self._is_retrying = False
         self._in_a_row, self._patience = 0, _MAX_FAILURES_IN_A_ROW + 2 * self._workers
         self._lost = 0
         """Images that an earlier download fetched, and that are missing or of another size now."""
 
-    def run(self) -> _Outcome:
-        """Fetch them."""
+    def run(self, parts: Iterable[int]) -> None:
+        """Fetch the images of some parts."""
         total = self._planned.listed_images
-        with progress("download", round(total * len(self._folders) / len(_FOLDERS)), "images") as bar:
-            self._copy_all(self._to_copy(bar), min(self._workers, total), bar)
+        with progress("download", total, "images") as bar:
+            self._copy_all(self._to_copy(parts, bar), min(self._workers, total), bar)
             retried, self._retried = self._retried, []
             bar.done -= len(retried)
             self._patience = len(retried) + self._in_a_row + 1  # All may fail again.
             for image in retried:
-                del self._failures[image.image_id]
+                del self._failures[image.image_id], self.open_parts[image.part].failures[image.image_id]
+            self._is_retrying = True
             self._copy_all(retried, self._workers, bar)
-            bar.total = bar.done  # A partition's share was an estimate.
         if self._lost:
             logger.warning(
                 "repaired %s: %d stored images were missing or cut off, and were fetched again",
                 self._planned.images,
                 self._lost,
             )
-        return self._sums, self._failures
 
-    def _to_copy(self, bar: Bar) -> Iterator[_Image]:
+    def _to_copy(self, parts: Iterable[int], bar: Bar) -> Iterator[_Image]:
         """Yield the images that need work; count the stored ones."""
-        folders = set(self._folders)
-        for split in self._planned.splits:
-            table = self._planned.table(split)
-            for block in range(table.blocks):
-                rows = table.batch(block, _COLUMNS).to_pylist()
+        taken = 0  # Images of the parts so far.
+        for number in parts:
+            first, end = _part_range(self._planned, number)
+            # The other processes take as many of what is left.
+            bar.total = taken + (self._planned.listed_images - first) // self._processes
+            taken += end - first
+            part = self.open_parts[number] = _OpenPart(first, np.zeros(end - first, SUM))
+            for split, rows in self._rows(first, end):
                 places = [image_keys.place(*(row[name] for name in _PATH_COLUMNS)) for row in rows]
-                numbers = [int(image_keys.place_digest(place), 16) for place in places]
-                sizes = self._stored.sizes(numbers).tolist()
-                for row, place, number, size in zip(rows, places, numbers, sizes, strict=True):
-                    if place[:2] not in folders:
-                        continue
+                digests = [int(image_keys.place_digest(place), 16) for place in places]
+                sizes = self._stored.sizes(digests).tolist()
+                for row, place, digest, size in zip(rows, places, digests, sizes, strict=True):
                     image_id, before = row["image_id"], self._known_sums[row["image_id"] - 1]
                     # One that failed in an earlier download may have been fetched by a later one.
                     fault = None if size else self._known_failures.get(image_id)
@@ -448,21 +479,38 @@ class _Fetch:
                         fault = _Failure(split, row["file_name"], row["origin"], reason, detail, False)
                     is_hashed = before["sha256"].tobytes() != UNKNOWN_HASH
                     if size == before["bytes"] > 0 and is_hashed and not fault:
-                        self._sums[image_id - 1] = (number, size, before["sha256"])
+                        part.sums[image_id - 1 - first] = (digest, size, before["sha256"])
                         bar.skip()
                         continue
                     is_other = before["bytes"] not in (0, size)
                     self._lost += is_other
+                    part.remaining += 1
+                    part.is_changed = True
                     yield _Image(
+                        number,
                         image_id,
                         split,
                         row["file_name"],
                         row["origin"],
                         storage.join(self._planned.images, place),
-                        number,
+                        digest,
                         fault,
                         0 if is_other else size,
                     )
+            self._count_done(number)
+        bar.total = taken
+
+    def _rows(self, first: int, end: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Yield the rows of a range of images, and their split; all rows of one list are in one block."""
+        begin = 0  # Images of earlier splits.
+        for split, table in self._tables.items():
+            for block in range(max(first - begin, 0) // raw_folder.BLOCK, table.blocks):
+                at = begin + block * raw_folder.BLOCK  # First image of the block.
+                if at >= end:
+                    return
+                rows = table.batch(block, _COLUMNS).slice(max(first - at, 0))
+                yield split, rows.slice(0, end - max(first, at)).to_pylist()
+            begin += len(table)
 
     def _copy_all(self, images_to_copy: Iterable[_Image], workers: int, bar: Bar) -> None:
         """Copy images, by threads, or by processes if the source is CPU-bound, and count the outcomes."""
@@ -478,7 +526,9 @@ class _Fetch:
             if image.failure:
                 self._add_failure(image, image.failure)
             else:
-                self._sums[image.image_id - 1] = (image.place, image.size, np.void(image.sha256))
+                part = self.open_parts[image.part]
+                part.sums[image.image_id - 1 - part.first] = (image.place, image.size, np.void(image.sha256))
+                self._count_done(image.part)
                 if image.requested:
                     self._in_a_row = 0
                     fetched += 1
@@ -489,9 +539,9 @@ class _Fetch:
                 bar.skip()
 
     def _add_failure(self, image: _Image, failure: _Failure) -> None:
-        self._failures[image.image_id] = failure
-        if image.requested and failure.reason == reasons.IMAGE_NOT_FETCHED:
-            self._retried.append(replace(image, failure=None))
+        self._failures[image.image_id] = self.open_parts[image.part].failures[image.image_id] = failure
+        is_temporary = image.requested and failure.reason == reasons.IMAGE_NOT_FETCHED
+        if is_temporary:
             self._in_a_row += 1
             if self._in_a_row >= self._patience:
                 problem = f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}"
@@ -505,6 +555,36 @@ class _Fetch:
             problems.check(
                 self._planned.source, images=listed, boxes=0, max_bad_fraction=self._config.max_bad_fraction
             )
+        if is_temporary and not self._is_retrying:
+            self._retried.append(replace(image, failure=None))
+        else:
+            self._count_done(image.part)
+
+    def _count_done(self, number: int) -> None:
+        """Count an image of a part as done; write the report of the part after the last one."""
+        part = self.open_parts[number]
+        part.remaining -= 1
+        if part.remaining:
+            return
+        if part.is_changed:
+            self._write_report(number, part)
+        del self.open_parts[number]
+
+    def _write_report(self, number: int, part: _OpenPart) -> None:
+        rows = np.flatnonzero(part.sums["bytes"])
+        sums, ids = part.sums[rows], rows + part.first + 1
+        columns = {name: pa.array(np.ascontiguousarray(sums[name])) for name in ("bytes", "place")}
+        columns |= {"image_id": pa.array(ids), "sha256": pa.array(sums["sha256"].tolist(), pa.binary(32))}
+        stored = pa.table([columns.get(one.name, pa.nulls(len(ids), one.type)) for one in _REPORT], _REPORT)
+        failed = [{"image_id": key, "bytes": 0, **row._asdict()} for key, row in part.failures.items()]
+        report = pa.concat_tables([stored, pa.Table.from_pylist(failed, _REPORT)]).sort_by("image_id")
+        buffer = io.BytesIO()
+        pq.write_table(report, buffer)
+        name = f"{number:03}-{_short_sha256(buffer.getvalue())}.parquet"
+        uri = storage.join(self._planned.uri, "fetched", name)
+        if self._reports.get(number, uri) != uri:
+            storage.delete(self._reports[number])
+        storage.write_bytes(uri, buffer.getvalue(), sync=False)
 
 
 def _copy(source: Source, excluded: frozenset[str], image: _Image) -> _Image:
@@ -575,8 +655,9 @@ def read_again(source_text: str, origin: str, config: DataConfig) -> bytes:
 class _StoredImages:
     """The stored images, in 12 bytes each: there may be millions."""
 
-    def __init__(self, images_uri: str, folders: list[str], *, at_once: bool) -> None:
-        uris = [images_uri] if at_once else [storage.join(images_uri, folder) for folder in folders]
+    def __init__(self, images_uri: str, *, at_once: bool) -> None:
+        folders = (storage.join(images_uri, f"{number:02x}") for number in range(256))
+        uris = [images_uri] if at_once else folders
         listings = list(worker_pool.run(_list, uris, _LISTERS, processes=False))
         digests = np.concatenate([digest for digest, _ in listings])
         order = np.argsort(digests, kind="stable")

@@ -2,7 +2,7 @@
 
 <raw>/plan.json                     what the source lists
 <raw>/<split>.parquet               a table of images and annotations
-<raw>/fetched/<k>-of-<n>.parquet    what one of n partitions fetched, and its hash in a file next to it
+<raw>/fetched/<part>-<sha256>.parquet   which images of a part were fetched
 <raw>/sizes-<content>.npy           bytes of each image, by id; 0 if it could not be fetched
 <raw>/sums-<digest>.npy             place, bytes and sha256 of each image, by id
 <raw>/failed.csv                    the images that could not be fetched, and why
@@ -17,7 +17,6 @@ import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -50,42 +49,24 @@ UNKNOWN_HASH = bytes(32)
 _REMEDY = "run the same command again, or `kubedet data verify --repair {}`: both write it again"
 
 
-@contextmanager
-def new_hashed_file(uri: str, *, note: bool = False) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a path to write to and a list that gets the file's sha256; `note` writes `<uri>.sha256`."""
-    digest: list[str] = []
-    with storage.new_file(uri, sha256=lambda: digest[0], confirm=True) as path:
-        yield path, digest
-        with path.open("rb") as written:
-            digest.append(hashlib.file_digest(written, "sha256").hexdigest())
-        if note:  # First: a file without its hash would stay without it.
-            storage.write_bytes(f"{uri}.sha256", f"{digest[0]}  {uri.rpartition('/')[2]}\n".encode())
-
-
-def noted_copy(uri: str) -> Path:
-    """Return a local copy of a file; raise DamagedError unless its hash is that in `<uri>.sha256`."""
-    noted = f"{uri}.sha256"
-    digest = storage.read_bytes(noted).decode("ascii", "replace") if storage.exists(noted) else ""
-    if not digest:
-        problem = f"{uri} is damaged: {noted} is missing"
-        raise DamagedError(problem, fix="run the command that writes it again")
-    return storage.local_copy(uri, sha256=digest.partition(" ")[0])
-
-
 def write_table(uri: str, batches: Iterable[pa.RecordBatch]) -> str:
     """Write rows of ROW as a table in blocks of BLOCK rows; return its sha256."""
-    with new_hashed_file(uri) as (path, digest), pq.ParquetWriter(path, ROW, compression="zstd") as file:
-        pending = ROW.empty_table()
-        for batch in batches:
-            pending = pa.concat_tables([pending, pa.Table.from_batches([batch])])
-            ready = len(pending) - len(pending) % BLOCK
-            if ready:
-                file.write_table(pending.slice(0, ready), row_group_size=BLOCK)
-                # Copied: a slice would keep all rows in memory.
-                pending = pa.Table.from_batches(pending.slice(ready).combine_chunks().to_batches(), ROW)
-        if len(pending):
-            file.write_table(pending, row_group_size=BLOCK)
-    return digest[0]
+    sha256 = ""
+    with storage.new_file(uri, sha256=lambda: sha256, confirm=True) as path:
+        with pq.ParquetWriter(path, ROW, compression="zstd") as file:
+            pending = ROW.empty_table()
+            for batch in batches:
+                pending = pa.concat_tables([pending, pa.Table.from_batches([batch])])
+                ready = len(pending) - len(pending) % BLOCK
+                if ready:
+                    file.write_table(pending.slice(0, ready), row_group_size=BLOCK)
+                    # Copied: a slice would keep all rows in memory.
+                    pending = pa.Table.from_batches(pending.slice(ready).combine_chunks().to_batches(), ROW)
+            if len(pending):
+                file.write_table(pending, row_group_size=BLOCK)
+        with path.open("rb") as written:
+            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
+    return sha256
 
 
 class Table:

@@ -8,8 +8,8 @@
   index.json                  written last
 
 A shard holds images of one block of the raw table. So it is planned, written and indexed with no more than a
-block in memory, and does not depend on how the work is divided: `shard` does everything in one process and
-its workers, several machines call `shard_partition` for each part, and then `join`.
+block in memory, and does not depend on how the work is divided. The processes that torchrun started share it:
+each writes the next shard that is free, and rank 0 writes the index.
 """
 
 import base64
@@ -21,6 +21,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -43,6 +44,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import RawManifest
 from trainer.data.samples import Annotation, IndexedRecord, RawRow, Record, bbox_of
 from trainer.data.shard_folder import INDEX, NOTE, SAMPLE, Quarantined, ShardIndex, Sidecar
+from trainer.launching.shared_work import SharedWork, shared_work
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +87,11 @@ def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         DataError: too many images or boxes are bad, or a worker was killed.
         StorageError: the data root cannot be read or written.
     """
-    index = finished(raw, data_root, config)
-    if index is None:
-        shard_partition(raw, data_root, config)
-        index = join(raw, data_root, config)
-    return index
+    with shared_work() as work:
+        if index := work.on_first(lambda: finished(raw, data_root, config)):
+            return index
+        write_shards(raw, data_root, config, work)
+        return work.on_first(lambda: join(raw, data_root, config))
 
 
 def place(raw: RawManifest, data_root: str, config: DataConfig) -> str:
@@ -133,38 +135,43 @@ def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex
     return index
 
 
-def shard_partition(
-    raw: RawManifest, data_root: str, config: DataConfig, partition: int = 0, partitions: int = 1
-) -> None:
-    """Write the shards of one of several partitions (from 0); complete ones are kept.
+def write_shards(raw: RawManifest, data_root: str, config: DataConfig, work: SharedWork) -> None:
+    """Write the shards that are not complete, as far as no other process does.
 
     A shard is complete if it and its sidecar exist, are not noted as damaged, and agree on the size.
     """
     uri = place(raw, data_root, config)
+    tasks = list(_plan(raw, uri, config))
+    missing = work.on_first(lambda: _missing_shards(uri, [task.name for task in tasks]))
+    workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
+    own = (tasks[missing[part]] for part in work.parts("shards", len(missing)))
+    left = sum(len(tasks[number].rows) for number in missing)
+    total, bad = sum(len(task.rows) for task in tasks), 0
+    with progress("shard", total, "images", done=total - left, shown=work.rank == 0) as bar:
+        written = worker_pool.run(write_shard, own, workers, processes=True, most=lambda: workers)
+        for images, quarantined in written:
+            bad += quarantined
+            bar.update(images * work.size, note=f"{bad} unreadable" if bad else "")
+
+
+def _missing_shards(uri: str, names: list[str]) -> list[int]:
+    """Return the positions of the shards, named without extension, that are not complete."""
     storage.remove_stale(uri)
     states = storage.list_states(uri)
-    tasks = [task for number, task in enumerate(_plan(raw, uri, config)) if number % partitions == partition]
     missing = []
-    for task in tasks:
-        tar, record = f"{task.name}.tar", f"{task.name}.json"
+    for number, name in enumerate(names):
+        tar, record = f"{name}.tar", f"{name}.json"
         if {tar, record} <= states.keys() and not {tar + NOTE, record + NOTE} & states.keys():
-            try:
-                if shard_folder.read_sidecar(uri, task.name).bytes == states[tar].size:
+            with suppress(DamagedError, FormError):
+                if shard_folder.read_sidecar(uri, name).bytes == states[tar].size:
                     continue
-            except (DamagedError, FormError):
-                pass
-        missing.append(task)
-    if len(missing) < len(tasks):
-        logger.info("%d of %d shards are there already", len(tasks) - len(missing), len(tasks))
+        missing.append(number)
+    if len(missing) < len(names):
+        logger.info("%d of %d shards are there already", len(names) - len(missing), len(names))
     if INDEX in states and missing:
-        logger.warning("%s: writing again %s", uri, ", ".join(task.name for task in missing[:10]))
-    workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
-    total, left = (sum(len(task.rows) for task in some) for some in (tasks, missing))
-    bad = 0
-    with progress("shard", total, "images", done=total - left) as bar:
-        for images, quarantined in worker_pool.run(write_shard, missing, workers, processes=True):
-            bad += quarantined
-            bar.update(images, note=f"{bad} unreadable" if bad else "")
+        shown = ", ".join(names[number] for number in missing[:10])
+        logger.warning("%s: writing again %s", uri, shown)
+    return missing
 
 
 def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
@@ -445,14 +452,14 @@ class _Tar:
 
 
 def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
-    """Write the index over the shards of all partitions; return it."""
+    """Write the index over all shards; return it."""
     uri = place(raw, data_root, config)
     states = storage.list_states(uri)
     classes = Classes(raw.categories, raw.hierarchy)
     splits = {split: _Split(uri, split, classes) for split in raw.splits}
     for task in _plan(raw, uri, config):
         if not {f"{task.name}.json", f"{task.name}.tar"} <= states.keys():
-            fix = "run the shard step of every partition"
+            fix = "run the same command again"
             raise DataError(f"the shard {task.name} is missing in {uri}", fix=fix)
         splits[task.split].names.append(task.name)
     problems = Problems.of(raw.problems)

@@ -26,7 +26,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import raw_folder
 from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
-from trainer.data.download import download, read_again
+from trainer.data.download import download, read_again, read_report
 from trainer.data.raw_folder import RawManifest
 from trainer.data.samples import RawRow
 from trainer.data.shard_folder import INDEX, note, read_index, read_sidecar
@@ -178,9 +178,9 @@ def _damaged_reports(raw: RawManifest) -> list[_Part]:
     """Return the damaged ones among the reports of what was fetched, see `raw_folder`."""
     damaged = []
     folder = storage.join(raw.uri, "fetched")
-    for name in (name for name in storage.list_files(folder) if name.endswith(".parquet")):
+    for name in storage.list_files(folder):
         try:
-            raw_folder.noted_copy(storage.join(folder, name))
+            read_report(storage.join(folder, name))
         except DamagedError as error:
             damaged.append(_Part(f"fetched/{name}", [error.message]))
     return damaged

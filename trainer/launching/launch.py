@@ -248,7 +248,7 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
         **config.rdzv_configs,
     )
     static = config.rdzv_backend == "static"
-    if not static and config.max_nodes > 1:
+    if not static:
         # With one store for all rounds a returning node waits in vain, and workers read old values.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     end, handler = time.monotonic() + config.rdzv_configs["timeout"], None

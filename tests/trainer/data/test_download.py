@@ -13,7 +13,7 @@ from trainer import storage
 from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data.download import download, fetch_partition, join, plan
+from trainer.data.download import download, plan
 from trainer.data.image_keys import place
 from trainer.data.raw_folder import SplitCounts, read_manifest
 from trainer.data.shards import shard
@@ -252,43 +252,19 @@ def test_where_it_fails_again_everything_stays(source, tmp_path, caplog):
     assert (Path(first.uri) / "manifest.json").stat().st_mtime_ns == written
 
 
-def brought(uri, root, partitions):
-    """Download with a number of partitions; return the manifest."""
-    planned = plan(uri, str(root), SOME_BAD)
-    for number in range(partitions):
-        fetch_partition(planned, SOME_BAD, number, partitions)
-    return join(planned, SOME_BAD, partitions)
-
-
-@pytest.mark.parametrize("numbers", [(1, 3), (3, 1)])
-def test_the_number_of_partitions_may_change(source, tmp_path, numbers):
-    uri, faults, reads = source
-    faults |= {"1.jpg": StorageError("refused"), "2.jpg": MissingError("404"), "3.jpg": MissingError("404")}
-    brought(uri, tmp_path / "a", numbers[0])
-    brought(uri, tmp_path / "b", numbers[0])
-    del faults["1.jpg"]
-    reads.clear()
-    other = brought(uri, tmp_path / "a", numbers[1])
-    assert reads == {"1.jpg": 1, "2.jpg": 1, "3.jpg": 1}, "nothing that is there is asked for again"
-    same = brought(uri, tmp_path / "b", numbers[0])
-    for key in ("content", "splits", "problems"):
-        assert getattr(other, key) == getattr(same, key)
-    assert images_of(other) == 28 and list(other.problems) == [reasons.IMAGE_MISSING]
-
-
-def test_what_one_number_of_partitions_found_missing_is_missing_for_another(source, tmp_path, monkeypatch):
+def test_what_was_missing_stays_missing_while_the_source_is_down(source, tmp_path, monkeypatch):
     uri, faults, reads = source
     faults |= {"1.jpg": StorageError("refused"), "2.jpg": StorageError("refused")}
-    brought(uri, tmp_path, 1)
+    download(uri, str(tmp_path), SOME_BAD)
     faults["1.jpg"] = MissingError("404")
-    images = brought(uri, tmp_path, 3)
-    assert {name: problem.count for name, problem in images.problems.items()} == {
+    manifest = download(uri, str(tmp_path), SOME_BAD)
+    assert {name: problem.count for name, problem in manifest.problems.items()} == {
         reasons.IMAGE_MISSING: 1,
         reasons.IMAGE_NOT_FETCHED: 1,
     }
     with monkeypatch.context() as down:
         down.setattr("trainer.data.download._MAX_FAILURES_IN_A_ROW", -8)
-        assert brought(uri, tmp_path, 1) == images
+        assert download(uri, str(tmp_path), SOME_BAD) == manifest
     faults.clear()
     reads.clear()
-    assert images_of(brought(uri, tmp_path, 1)) == 30 and reads == {"1.jpg": 1, "2.jpg": 1}
+    assert images_of(download(uri, str(tmp_path), SOME_BAD)) == 30 and reads == {"1.jpg": 1, "2.jpg": 1}

@@ -8,7 +8,6 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from source_rows import shards_of
@@ -17,14 +16,12 @@ from trainer import storage
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data import raw_folder
-from trainer.data.download import download, fetch_partition, plan
-from trainer.data.download import join as join_raw
+from trainer.data.download import download, plan
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import Category
 from trainer.data.shard_folder import ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import clean, join, place, shard, shard_partition
+from trainer.data.shards import clean, place, shard
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000)
 
@@ -91,42 +88,6 @@ def test_the_result_does_not_depend_on_the_processes_nor_on_the_place(make_coco,
     assert first.pop("index.json") != b"" and second.pop("index.json") != b""
     assert first == second
     assert replace(one, uri="") == replace(other, uri="")
-
-
-@pytest.mark.slow
-def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monkeypatch, partitions=12):
-    monkeypatch.setattr(raw_folder, "BLOCK", 7)
-    config = replace(CONFIG, max_bad_fraction=0.6)
-    root = make_coco(train=[f"{number}.jpg" for number in range(40)], val=["v.jpg"])
-    (root / "train" / "33.jpg").write_bytes(b"no image")
-    plans = [plan(str(root), str(tmp_path / name), config) for name in ("whole", "parts")]
-    for number in range(0, 24, 2):  # More than there are examples of a problem.
-        (root / "train" / f"{number}.jpg").unlink()
-    fetch_partition(plans[0], config)
-    raw_whole = join_raw(plans[0], config)
-    whole = shard(raw_whole, str(tmp_path / "whole"), config)
-    for number in reversed(range(partitions)):
-        fetch_partition(plans[1], config, number, partitions)
-    raw = join_raw(plans[1], config, partitions)
-    assert replace(raw, uri="", images="") == replace(raw_whole, uri="", images="")
-    for name in ("failed.csv", f"sizes-{raw.content}.npy", "train.parquet"):
-        assert (Path(raw.uri) / name).read_bytes() == (Path(raw_whole.uri) / name).read_bytes()
-    reports = (Path(raw.uri) / "fetched").glob("*.parquet")
-    counts = [len(pq.read_table(path)) for path in reports]
-    assert sum(counts) == 41 and len(counts) == partitions  # Each image is one partition's.
-    with pytest.raises(DataError, match="is missing"):
-        join(raw, str(tmp_path / "parts"), config)
-    written = []
-    for number in reversed(range(partitions)):
-        shard_partition(raw, str(tmp_path / "parts"), config, number, partitions)
-        written.append(len(list((tmp_path / "parts" / "shards").rglob("*.tar"))))
-    assert written[0] < written[-1]
-    index = join(raw, str(tmp_path / "parts"), config)
-    assert len(index.splits["train"].shards) > 3 and len(index.quarantined) == 1
-    assert replace(whole, uri="") == replace(index, uri="")
-    first, second = contents(whole), contents(index)
-    assert first.pop("index.json") != b"" and second.pop("index.json") != b""
-    assert first == second
 
 
 def test_a_second_call_finds_them(make_coco, tmp_path, caplog):

@@ -15,7 +15,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import tiles
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import join, place, shard, shard_partition
+from trainer.data.shards import place, shard
 from trainer.data.verification import repair
 
 CONFIG = DataConfig(processes=1, shard_bytes=100_000, tile=100, tile_overlap=0.2, jpeg_quality=100)
@@ -111,17 +111,12 @@ def test_their_fingerprint_is_their_own_and_shards_without_tiles_keep_theirs(lar
     assert len(set(places)) == 4 and places[3] == places[4]
 
 
-def test_they_do_not_depend_on_partitions_and_are_repaired(large, tmp_path):
-    whole = made(large, tmp_path / "data")
-    raw = download(large, str(tmp_path / "parts"), CONFIG)
-    for number in (1, 0):
-        shard_partition(raw, str(tmp_path / "parts"), CONFIG, number, 2)
-    parts = join(raw, str(tmp_path / "parts"), CONFIG)
-    assert replace(parts, uri="") == replace(whole, uri="")
-    tar = Path(parts.uri) / parts.splits["train"].shards[0].name
+def test_they_are_repaired(large, tmp_path):
+    raw = download(large, str(tmp_path), CONFIG)
+    index = shard(raw, str(tmp_path), CONFIG)
+    tar = Path(index.uri) / index.splits["train"].shards[0].name
     sound = tar.read_bytes()
-    assert sound == (Path(whole.uri) / tar.name).read_bytes()
     tar.write_bytes(sound[:-1000] + bytes(1000 - 1) + b"x")
-    assert not repair(parts.uri).problems and tar.read_bytes() == sound
+    assert not repair(index.uri).problems and tar.read_bytes() == sound
     before = tar.stat().st_mtime_ns
-    assert shard(raw, str(tmp_path / "parts"), CONFIG) == parts and tar.stat().st_mtime_ns == before
+    assert shard(raw, str(tmp_path), CONFIG) == index and tar.stat().st_mtime_ns == before

@@ -16,10 +16,11 @@ from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder, sources
-from trainer.data.download import download, fetch_partition, join, plan
+from trainer.data.download import download, fetch, plan
 from trainer.data.raw_folder import SplitCounts
 from trainer.data.sources.coco import ANNOTATIONS
 from trainer.data.sources.source import Category
+from trainer.launching.shared_work import SharedWork
 
 NAMES = {
     "train2017": [f"{number:012}.jpg" for number in range(1, 13)],
@@ -106,8 +107,7 @@ def test_a_web_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurr
         go_away(proxy, 5, 0.3)
     elif kind == "corrupt":
         proxy.fail(kind, times=6, after=300)
-    fetch_partition(planned, CONFIG)
-    raw = join(planned, CONFIG)
+    raw = fetch(planned, CONFIG, SharedWork())
     proxy.stop()
     assert raw.problems == {} and raw.splits == calm.splits and proxy.faults == []
     assert len(proxy.requests) >= 16

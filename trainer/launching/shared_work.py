@@ -1,0 +1,61 @@
+"""Work that the processes of torchrun share: each takes the next part from a counter in torchrun's store.
+
+Finished parts are files, so a restarted job repeats only what was open. A process that is not run by torchrun
+does all parts, without PyTorch.
+"""
+
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+T = TypeVar("T")
+_TIMEOUT = datetime.timedelta(days=1)
+"""Limit of a wait for another process, which may list a large source; a lost one ends the wait at once."""
+
+
+class SharedWork:
+    """The processes that share work, as one of them sees them."""
+
+    def __init__(self, rank: int = 0, size: int = 1, store: "Store | None" = None) -> None:
+        self.rank, self.size, self._store = rank, size, store
+
+    def parts(self, name: str, count: int) -> Iterator[int]:
+        """Yield the parts below `count` of the named work that no other process has taken."""
+        if self._store is None:
+            yield from range(count)
+            return
+        while (part := self._store.add(name, 1) - 1) < count:
+            yield part
+
+    def on_first(self, function: Callable[[], T]) -> T:
+        """Call a function in rank 0 once all processes have come here, and return its result in all."""
+        if self._store is None:
+            return function()
+        import torch.distributed as dist
+
+        dist.barrier()
+        result: list[Any] = [function() if self.rank == 0 else None]
+        dist.broadcast_object_list(result)
+        return result[0]
+
+
+@contextmanager
+def shared_work() -> Iterator[SharedWork]:
+    """Join the processes that torchrun started; they need no GPUs."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield SharedWork()
+        return
+    import torch.distributed as dist
+
+    store, rank, size = next(dist.rendezvous("env://", timeout=_TIMEOUT))
+    group = dist.PrefixStore("group", store)
+    dist.init_process_group("gloo", store=group, rank=rank, world_size=size, timeout=_TIMEOUT)
+    try:
+        yield SharedWork(rank, size, dist.PrefixStore("parts", store))
+    finally:
+        dist.destroy_process_group()  # No barrier: after an error the other processes may be gone.
