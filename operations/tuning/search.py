@@ -13,17 +13,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import asdict
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Lock
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import optuna
 from optuna import distributions, importance, pruners, samplers
 from optuna.storages import JournalStorage, journal
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from pydantic import dataclasses as models
 
 from components import starting_weights, steps
 from components.launchers.guarded_process import GuardedProcess
@@ -38,19 +40,26 @@ from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
 from trainer.report.figures import SERIES, as_plot, bars, figure, render
-from trainer.storage import Form
 from trainer.trackers.training_log import read_rows
 
 PAGE, BEST = "tuning.html", "best.yaml"
 _NUMBER = "number"
 """User attribute of Optuna's trials: our number. Optuna numbers trials in the order in which they start."""
-_TRIAL = Form(
-    "trial",
-    1,
-    {"number": int, "params": {"*": None}, "state": str, "validations": [float]},
-    remedy="delete it, and run the same command again: it trains that trial again",
-)
+_TRIAL_FIX = "delete it, and run the same command again: it trains that trial again"
 _POLL_SECONDS = 0.5
+
+
+@models.dataclass(config=json_files.STRICT, frozen=True)
+class _EndedTrial:
+    """The file of a trial of a search in a bucket."""
+
+    number: int
+    params: dict[str, Any]
+    state: str  # Of Optuna, in lower case.
+    value: float | None
+    validations: list[float]
+    kind: Literal["trial"] = "trial"
+    version: Literal[1] = 1
 
 
 class Study:
@@ -125,18 +134,18 @@ class Study:
         folder = storage.join(self.uri, "trials")
         for name in () if self.journal else storage.list_files(folder):
             uri = storage.join(folder, name)
-            record = storage.read_json(uri, _TRIAL)
+            record = storage.read_model(uri, _EndedTrial, _TRIAL_FIX)
             try:
                 trial = create_trial(
-                    state=TrialState[record["state"].upper()],
-                    value=record["value"],
-                    params=record["params"],
+                    state=TrialState[record.state.upper()],
+                    value=record.value,
+                    params=record.params,
                     distributions=self._distributions,
-                    intermediate_values=dict(enumerate(record["validations"], 1)),
-                    user_attrs={_NUMBER: record["number"]},
+                    intermediate_values=dict(enumerate(record.validations, 1)),
+                    user_attrs={_NUMBER: record.number},
                 )
             except (KeyError, TypeError, ValueError) as error:
-                raise FormError(f"{uri} is not a trial of this search: {error}", fix=_TRIAL.remedy) from None
+                raise FormError(f"{uri} is not a trial of this search: {error}", fix=_TRIAL_FIX) from None
             trials.append(trial)
         for trial in trials:
             trial.number = trial.user_attrs[_NUMBER]
@@ -164,16 +173,9 @@ class Study:
         ended = trial.study.trials[trial.number]
         ended.number = ended.user_attrs[_NUMBER]
         if self.journal is None:
-            record = {
-                "kind": "trial",
-                "version": 1,
-                "number": ended.number,
-                "params": ended.params,
-                "state": state.name.lower(),
-                "value": value,
-                "validations": list(ended.intermediate_values.values()),
-            }
-            storage.write_json(storage.join(self.uri, "trials", f"{ended.number:05d}.json"), record)
+            validations = list(ended.intermediate_values.values())
+            record = _EndedTrial(ended.number, ended.params, state.name.lower(), value, validations)
+            storage.write_json(storage.join(self.uri, "trials", f"{ended.number:05d}.json"), asdict(record))
         return ended
 
 

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from pydantic.dataclasses import dataclass
 
-from trainer.base import typed_json
+from trainer.base import json_files
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.base.safe_text import yaml_value
 from trainer.model import recipes
@@ -15,14 +15,14 @@ from trainer.model import recipes
 ENDED = "ended.json"  # Written into the folder of a search when all its trials have ended.
 
 
-@dataclass(frozen=True)
+@dataclass(config=json_files.STRICT, frozen=True)
 class Range:
     """Numbers from `low` to `high`, integers if both are."""
 
-    low: float
-    high: float
+    low: int | float
+    high: int | float
     log: bool = False  # Draw the logarithm.
-    step: float | None = None  # Distance between values; None: any number, or 1 for whole numbers.
+    step: int | float | None = None  # Distance between values; None: any number, or 1 for whole numbers.
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low < self.high < math.inf:
@@ -33,7 +33,7 @@ class Range:
             raise ValueError("log requires low above 0 and no step")
 
 
-@dataclass(frozen=True)
+@dataclass(config=json_files.STRICT, frozen=True)
 class Choices:
     """One of a few values."""
 
@@ -78,7 +78,7 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
             raise ValueError("there is nothing to search: the space has no keys, or all keys are set")
         for key, value in tree.items():
             kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
-            space[str(key)] = typed_json.load(kind, value, str(key), _FIX)
+            space[str(key)] = json_files.validate(kind, value, str(key), _FIX)
             if str(key).startswith(_SHARED):
                 raise ValueError("all trials share it; set it with --set")
         columns = {

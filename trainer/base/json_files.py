@@ -102,9 +102,9 @@ def translate_validation(error: "ValidationError", where: str, remedy: str) -> D
     shown = value if len(value) <= _EXCERPT else f"{value[:_EXCERPT]}..."
     if first["type"] == "json_invalid":
         return DamagedError(f"{where} is not JSON: {first['ctx']['error']}", fix=remedy)
-    if key == "version" and isinstance(first["input"], int):
+    if key in ("version", "form") and isinstance(first["input"], int):
         fix = "use the kubedet that wrote it, or another data root"
-        return DataError(f"{where} was written by another kubedet: its version is {shown}", fix=fix)
+        return DataError(f"{where} was written by another kubedet: its {key} is {shown}", fix=fix)
     if first["type"].startswith("missing"):
         return FormError(f"{where} lacks {key}", fix=remedy)
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

@@ -1,7 +1,7 @@
 """Types of a configuration's values, with their checks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
@@ -23,7 +23,6 @@ STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, 
 
 
 Resize = Literal["letterbox", "squash"]
-RESIZES = get_args(Resize)
 
 
 class InputSquare(NamedTuple):

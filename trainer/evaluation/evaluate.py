@@ -3,9 +3,11 @@
 import logging
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
+
+from pydantic import dataclasses as models
 
 from trainer import storage
 from trainer.base.errors import EvaluationError, MissingError
@@ -32,22 +34,10 @@ _LOG = logging.getLogger("evaluate")
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 _IDENTITY = ("fingerprint", "split", "checkpoint", "sha256", "tile")
 NO_BASELINE = "none"  # value of evaluation.baseline for no comparison
-_SUMMARY_FORM = storage.Form(
-    shape={
-        "fingerprint": str,
-        "split": str,
-        "predictions": str,
-        "predictions_sha256": str,
-        "checkpoint": str,
-        "shards?": str,
-        "truth?": str,
-    },
-    remedy="evaluate the model again",
-)
 _MODEL_FILES = (".pt", ".safetensors", ".onnx")
 
 
-@dataclass(frozen=True)
+@models.dataclass(config={"strict": True}, frozen=True)
 class EvaluationSummary:
     """The inputs of an evaluation, read from its metrics.json."""
 
@@ -280,9 +270,7 @@ def find_summary(uri: str) -> EvaluationSummary | None:
     file = next((candidate for candidate in candidates if storage.exists(candidate)), None)
     if file is None:
         return None
-    record = storage.read_json(file, _SUMMARY_FORM)
-    names = [field.name for field in fields(EvaluationSummary)]
-    summary = EvaluationSummary(**{name: record[name] for name in names if name in record})
+    summary = storage.read_model(file, EvaluationSummary, "evaluate the model again")
     # The folder may have been copied with its predictions.
     copied = storage.join(storage.parent(file), summary.predictions.rpartition("/")[2])
     return replace(summary, predictions=copied) if storage.exists(copied) else summary

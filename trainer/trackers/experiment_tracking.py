@@ -10,20 +10,32 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, Protocol
 
+from pydantic import dataclasses as models
+
 from trainer import storage
 from trainer.base.errors import KubedetError, install_extra
+from trainer.base.json_files import STRICT
 from trainer.config.parsing import flat
 from trainer.config.schema import Config
 
 State = Literal["finished", "stopped", "failed"]  # how a run ended; a stopped one can be resumed
 
 RUN_IDS = "trackers.json"  # file in the run's folder: the run's id at each tracker, for a resumed run
-_FORM = storage.Form("trackers", 1, {"ids": {"*": str}})
+
+
+@models.dataclass(config=STRICT, frozen=True)
+class _RunIds:
+    """Content of RUN_IDS."""
+
+    ids: dict[str, str] = field(default_factory=dict)  # By the tracker's name.
+    kind: Literal["trackers"] = "trackers"
+    version: Literal[1] = 1
+
 
 RETRY_SECONDS = 60.0  # pause after a failure of a tracker
 END_SECONDS: dict[State, float] = {"finished": 60.0, "stopped": 5.0, "failed": 5.0}
@@ -117,7 +129,7 @@ class Tracking:
         ids: dict[str, str] = {}
         try:
             if resumed and storage.exists(uri):
-                ids = storage.read_json(uri, _FORM)["ids"]
+                ids = storage.read_model(uri, _RunIds, "delete it").ids
         except KubedetError as error:
             _LOG.warning("%s; the trackers get a new run", error.message)
 
@@ -125,7 +137,7 @@ class Tracking:
             with lock:
                 if ids.get(name) != run_id:
                     ids[name] = run_id
-                    storage.write_json(uri, {"kind": "trackers", "version": 1, "ids": ids})
+                    storage.write_json(uri, asdict(_RunIds(ids)))
 
         self._senders = [
             _Sender(name, tracker, run, ids.get(name, ""), started) for name, tracker in trackers.items()
