@@ -1,11 +1,10 @@
 """Draws boxes and their names into images, in colors that color-blind people can distinguish."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from trainer.base.safe_text import one_line
@@ -94,8 +93,9 @@ Corners = tuple[float, float, float, float]
 
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
 """Of the labels, in turn: the palette of Okabe and Ito."""
+LETTERS = ("#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000", "#000000", "#ffffff")
+"""Of the names, white or black: the one with the higher contrast to the color."""
 _SIDE, _EDGE = 3, 2  # Margin of a name at its sides, and above and below it, in pixels.
-_ROWS = 4  # Rows above and below a box that are tried for its name.
 
 
 @dataclass(frozen=True)
@@ -107,77 +107,24 @@ class LabeledBox:
     text: str
 
 
-def ink(paper: str) -> str:
-    """Return the color of letters, white or black, that has the higher contrast to a color."""
-    brightness = _luminance(paper)
-    return "#ffffff" if 1.05 / (brightness + 0.05) >= (brightness + 0.05) / 0.05 else "#000000"
-
-
-def _luminance(paper: str) -> float:
-    """Return the relative luminance of a color, as WCAG 2 defines it."""
-    parts = [int(paper[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 def draw_boxes(image: Image.Image, boxes: Sequence[LabeledBox], *, line: int, size: int) -> None:
     """Draw boxes, the most important first, and their names into an RGB image, which is changed.
 
-    The frames are `line` pixels wide, the letters `size` pixels high.
+    The frames are `line` pixels wide, the letters `size` pixels high. A name is above its box, or inside if
+    there is no room.
     """
     pen, letters = ImageDraw.Draw(image), text_renderer(size)
-    papers = [COLORS[box.label % len(COLORS)] for box in boxes]
-    for box, paper in reversed(list(zip(boxes, papers, strict=True))):
+    drawn = [(box, COLORS[box.label % len(COLORS)], LETTERS[box.label % len(COLORS)]) for box in boxes[::-1]]
+    for box, paper, ink in drawn:
         x1, y1, x2, y2 = box.corners
         # A thin line around the frame makes it visible on any picture.
-        pen.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline=ink(paper), width=1)
+        pen.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline=ink, width=1)
         pen.rectangle(box.corners, outline=paper, width=line)
-    texts = [letters.shortened(box.text, image.width - 2 * _SIDE) for box in boxes]
-    sizes = [(letters.width(text) + 2 * _SIDE, letters.height + 2 * _EDGE) for text in texts]
-    places = place_labels([box.corners for box in boxes], sizes, image.size)
-    names = reversed(list(zip(papers, texts, sizes, places, strict=True)))
-    for paper, text, (width, height), (x, y) in names:
+    for box, paper, ink in drawn:
+        text = letters.shortened(box.text, image.width - 2 * _SIDE)
+        width, height = letters.width(text) + 2 * _SIDE, letters.height + 2 * _EDGE
+        left, top = box.corners[:2]
+        x = round(max(0, min(left, image.width - width)))
+        y = round(top - height if top >= height else max(0, min(top, image.height - height)))
         pen.rectangle((x, y, x + width - 1, y + height - 1), fill=paper)
-        letters.write(pen, (x + _SIDE, y + _EDGE), text, ink(paper))
-
-
-def place_labels(
-    boxes: Sequence[Corners], sizes: Sequence[tuple[int, int]], canvas: tuple[int, int]
-) -> list[tuple[int, int]]:
-    """Choose the top left corner of each box's name: near the box, inside the image, covering few other
-    names.
-
-    The first boxes (x1, y1, x2, y2) choose first; `sizes` and `canvas` are widths and heights.
-    """
-    taken = np.zeros((len(boxes), 4))
-    places: list[tuple[int, int]] = []
-    for number, (box, (width, height)) in enumerate(zip(boxes, sizes, strict=True)):
-        least, best = np.inf, (0, 0)
-        for x, y in _candidates(box, (width, height), canvas):
-            wide = np.minimum(taken[:number, 2], x + width) - np.maximum(taken[:number, 0], x)
-            high = np.minimum(taken[:number, 3], y + height) - np.maximum(taken[:number, 1], y)
-            covered = float((wide.clip(0) * high.clip(0)).sum())
-            if covered < least:
-                least, best = covered, (x, y)
-            if not covered:
-                break
-        taken[number] = (*best, best[0] + width, best[1] + height)
-        places.append(best)
-    return places
-
-
-def _candidates(box: Corners, size: tuple[int, int], canvas: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield the places for a name, the most usual first."""
-    (left, top, right, bottom), (width, height) = box, size
-    corners = [(x, y) for y in (top - height, top) for x in (left, right - width)]
-    corners += [(x, y) for x in (right, left - width) for y in (top, bottom - height)]
-    rows = [bottom, bottom - height]
-    for row in range(1, _ROWS):
-        rows += [top - (row + 1) * height, bottom + row * height]
-    corners += [(x, y) for y in rows for x in (left, right - width)]
-    for x, y in corners:
-        if 0 <= y <= canvas[1] - height:
-            yield round(max(0, min(x, canvas[0] - width))), round(y)
-    # Without room the name is over its box, moved into the image.
-    for y in (top, top - height, bottom):
-        yield round(max(0, min(left, canvas[0] - width))), round(max(0, min(y, canvas[1] - height)))
+        letters.write(pen, (x + _SIDE, y + _EDGE), text, ink)

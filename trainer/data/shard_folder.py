@@ -197,10 +197,9 @@ def sidecars(uri: str, names: list[str]) -> Iterator[Sidecar]:
 
 
 def read_known(index: ShardIndex, name: str) -> bytes:
-    """Return a file of a folder, checked against the index; older indexes have no hashes."""
-    known = index.files.get(name)
+    """Return a file of a folder, checked against the index."""
     try:
-        return storage.read_bytes(storage.join(index.uri, name), sha256=known.sha256 if known else "")
+        return storage.read_bytes(storage.join(index.uri, name), sha256=index.files[name].sha256)
     except DamagedError as error:
         raise DamagedError(error.message, fix=REPAIR.format(index.uri)) from None
 

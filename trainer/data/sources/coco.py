@@ -493,7 +493,6 @@ class CocoSource(Source):
             images = CocoImages(file, problems)
             locator = ImageLocator(file.uri, split, images)
             overlaps.add(split, locator.located(images, digest.update))
-            digest.update(b"federated" if images.federated else b"")  # Earlier versions did not read it.
             read = partial(images.annotated, categories, self.reading, locator.locate)
             splits[split] = Rows.of(read, problems)
         names = [f"{split} of {file.uri.removeprefix(f'{self.location}/')}" for split, file in files.items()]
