@@ -33,7 +33,7 @@ def test_a_space_reads_back_as_it_was_written(one_line):
         ("train.lr: {choices: []}", "train.lr: .*at least 1"),
         ("train.lr: {lowest: 1, high: 2}", "train.lr lacks low"),
         ("train.lr: 3", "train.lr: "),
-        ("train.lr: {low: 1e-4, high: 1}", "train.lr: low is '1e-4', not a number"),
+        ("train.lr: {low: 1e-4, high: 1}", "train.lr: low"),
         ("data.val_fraction: {low: 0.1, high: 0.2}", "data.val_fraction: all trials share it"),
         ("train.rate: {low: 0.1, high: 0.2}", "train.rate"),
         ("train.epochs: {choices: [one]}", "train.epochs"),

@@ -1,14 +1,32 @@
 """JSON of ours: checked by the hash in it, its version and its form."""
 
 import json
+from functools import partial
+from typing import Literal
 
 import pytest
+from pydantic.dataclasses import dataclass
 
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError
-from trainer.base.json_files import decode, encode
+from trainer.base.json_files import STRICT, decode, encode, parse
 
-FORM = storage.Form("thing", 3, {"name": str, "sizes": [int], "parts": {"*": {"share": float, "note?": str}}})
+
+@dataclass(config=STRICT, frozen=True)
+class Part:
+    share: float
+    note: str = ""
+
+
+@dataclass(config=STRICT, frozen=True)
+class Thing:
+    name: str
+    sizes: list[int]
+    parts: dict[str, Part]
+    kind: Literal["thing"] = "thing"
+    version: Literal[3] = 3
+
+
 THING = {"kind": "thing", "version": 3, "name": "ä", "sizes": [1, 2], "parts": {"a": {"share": 1}}}
 
 
@@ -16,7 +34,10 @@ THING = {"kind": "thing", "version": 3, "name": "ä", "sizes": [1, 2], "parts": 
 def test_what_is_written_is_read_without_its_hash(indent, tmp_path):
     uri = str(tmp_path / "x.json")
     storage.write_json(uri, THING, indent=indent)
-    assert storage.read_json(uri, FORM) == THING
+    assert storage.read_json(uri) == THING
+    assert storage.read_model(uri, Thing, "") == Thing("ä", [1, 2], {"a": Part(1)})
+    storage.write_json(uri, {}, indent=indent)
+    assert storage.read_json(uri) == {}
     assert len(json.loads((tmp_path / "x.json").read_text())["file_sha256"]) == 64
 
 
@@ -38,31 +59,39 @@ def test_what_is_cut_off_is_noticed(length):
 
 
 def test_json_of_others_is_taken_as_it_is():
-    assert decode("x", json.dumps(THING).encode(), FORM) == THING
+    assert parse(Thing, "x", json.dumps(THING).encode()).name == "ä"
     assert decode("x", b'["a"]') == ["a"] and decode("x", encode([1])) == [1]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "named"),
     [
-        ({"version": 99}, "newer kubedet: its version is 99"),
-        ({"version": "3"}, "version is '3', which is not a positive number"),
-        ({"kind": "other"}, "its kind is 'other', not 'thing'"),
-        ({"name": None}, "name is None, not a text"),
-        ({"sizes": [1, True]}, r"sizes\[1\] is True, not an integer"),
-        ({"sizes": {}}, r"sizes is \{\}, not a list"),
+        ({"version": 99}, "another kubedet: its version is 99"),
+        ({"version": "3"}, "version is '3'"),
+        ({"kind": "other"}, "kind is 'other'"),
+        ({"name": None}, "name is None"),
+        ({"sizes": [1, True]}, r"sizes\[1\] is True"),
+        ({"sizes": [1.5]}, r"sizes\[0\] is 1.5"),
+        ({"sizes": {}}, r"sizes is \{\}"),
         ({"parts": {"b": {}}}, r"lacks parts\.b\.share"),
-        ({"parts": {"b": {"share": 1, "note": 2}}}, r"parts\.b\.note is 2, not a text"),
-        ({"parts": []}, r"parts is \[\], not an object"),
+        ({"parts": {"b": {"share": 1, "note": 2}}}, r"parts\.b\.note is 2"),
+        ({"mroe": []}, "mroe is unknown"),
     ],
 )
-def test_another_form_is_named(changes, told):
-    with pytest.raises(DataError, match=told) as caught:
-        decode("the file", encode({**THING, **changes}), FORM)
+def test_errors_name_file_key_and_remedy(changes, named):
+    with pytest.raises(DataError, match=named) as caught:
+        parse(Thing, "the file", encode({**THING, **changes}), "write it again")
     assert "the file" in caught.value.message and caught.value.fix
 
 
 @pytest.mark.parametrize("data", [b"[]", b"3", b"null"])
 def test_something_else_than_an_object(data):
-    with pytest.raises(DataError, match="must be a JSON object"):
-        decode("the file", data, FORM)
+    with pytest.raises(DataError, match="its content is"):
+        parse(Thing, "the file", data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_json(data):
+    for read in (partial(parse, Thing), decode):
+        with pytest.raises(DamagedError, match="the file is not JSON"):
+            read("the file", data)
