@@ -376,7 +376,7 @@ def _kinds_in_kueue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
 def _hopeless_jobs(backend: ClusterBackend) -> Iterator[Check]:
     title = "jobs in queues"
     waiting = [job for job in backend.list_jobs() if job.reason and job.queue and job.phase == "suspended"]
-    in_vain = [job for job in waiting if kueue.in_vain(job, backend.timings.unserved)]
+    in_vain = [job for job in waiting if kueue.in_vain(job, backend.timings.unserved, backend.clock.now())]
     unknown = [job for job in waiting if job.reason == kueue.UNKNOWN]
     if unknown and not in_vain:
         detail = f"{len(waiting)} wait; their positions are not known"

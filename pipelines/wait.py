@@ -85,7 +85,7 @@ class Pods:
         for cluster, pod in self._newest():
             if pod.status.phase == "Pending":
                 reason, text, _ = reason_of(pod)
-                if not reason and has_waited(pod.metadata.creation_timestamp):
+                if not reason and has_waited(pod.metadata.creation_timestamp, cluster.clock.now()):
                     reason, text = newest_failure(cluster, [("Pod", pod.metadata.name)])
                 found += [Obstacle(_step_of(pod), reason, _short(text))] if reason else []
         return found

@@ -19,7 +19,7 @@ from trainer.export.export import export
 from trainer.model import recipes
 from trainer.training.loop import train
 
-pytest_plugins = ["fake_api", "fake_kfp"]
+pytest_plugins = ["cluster.fixtures", "fake_kfp"]
 
 TINY = {
     "loader.image_size": 96,

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from components.launchers.spec import JobSpec
+from trainer.base.clock import CLOCK, Clock
 from trainer.launching.job_status import Progress
 
 
@@ -130,6 +131,7 @@ class Backend(Protocol):
     """A cluster's namespace or a project of Run:ai, for the watch. Methods with a body are defaults."""
 
     timings: Timings
+    clock: Clock = CLOCK
 
     @property
     def options(self) -> str:

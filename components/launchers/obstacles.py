@@ -1,11 +1,11 @@
 """Why pods do not start or end: the remedy of each reason, and which obstacles only a person can remove."""
 
 import re
-import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from components.launchers.backend import JobStatus
+from trainer.base.clock import CLOCK, Clock
 
 RESUME_FIX = "run the same command again to continue from the last checkpoint"
 PERSON_SHARE = 10
@@ -132,13 +132,14 @@ def of_job(status: JobStatus) -> list[Obstacle]:
 class Obstacles:
     """Reports each obstacle once, and its end; measures how long those last that only a person can remove."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = CLOCK) -> None:
+        self._clock = clock
         self._reported: dict[str, set[str]] = {}
         self._since: dict[str, tuple[float, Obstacle]] = {}
 
     def news(self, current: Iterable[Obstacle]) -> Iterator[str]:
         """Yield a line for each new obstacle, and for each name that has none any more."""
-        now, by_name = time.monotonic(), {item.name: item for item in current}
+        now, by_name = self._clock.monotonic(), {item.name: item for item in current}
         for name in self._reported.keys() - by_name.keys():
             del self._reported[name]
             self._since.pop(name, None)
@@ -157,5 +158,5 @@ class Obstacles:
 
     def lasting(self, seconds: float) -> Obstacle | None:
         """Return an obstacle that has lasted for longer and that only a person can remove; None if none."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         return next((item for since, item in self._since.values() if now - since > seconds), None)

@@ -12,17 +12,16 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
 from components.launchers.kubernetes_names import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY, amount
 from components.launchers.process_variables import process_variables
 from components.launchers.spec import JobSpec
+from trainer.base.clock import CLOCK, Clock
 from trainer.base.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
@@ -201,7 +200,8 @@ _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\
 class RunaiBackend(Backend):
     """Runs jobs in a project of Run:ai; empty is a job's runai_queue, or that of `runai project set`."""
 
-    def __init__(self, project: str = "", timings: Timings | None = None) -> None:
+    def __init__(self, project: str = "", timings: Timings | None = None, clock: Clock = CLOCK) -> None:
+        self.clock = clock
         self.project, self.timings = project, timings or Timings(poll=5.0)
         self._kinds: dict[str, str] = {}
 
@@ -246,23 +246,23 @@ class RunaiBackend(Backend):
     ) -> Iterator[LogLine | JobStatus]:
         """See `Backend.follow`; with `rank` only the lines of that pod are read."""
         read: dict[str, tuple[str, str]] = {}  # Of each pod the time of the last line: seconds and fraction.
-        answered, final, began = time.monotonic(), False, datetime.now(UTC).isoformat()
+        answered, final, began = self.clock.monotonic(), False, self.clock.now().isoformat()
         while True:
             try:
                 status = self.status(name)
-                answered, final = time.monotonic(), status.phase.final
+                answered, final = self.clock.monotonic(), status.phase.final
                 yield replace(status, created=status.created or began)
                 for pod in status.pods:
                     if pod.rank == rank or (rank is None and (pod.rank == 0 or pod.phase == "Failed")):
                         yield from self._new_lines(name, pod.name, read)
             except LaunchError as error:  # The connection broke, or the pod does not run yet or no more.
-                if once or time.monotonic() - answered > self.timings.outage:
+                if once or self.clock.monotonic() - answered > self.timings.outage:
                     raise
                 if final:
                     logger.warning("%s", error.message)
             if once or final:
                 return
-            time.sleep(self.timings.poll)
+            self.clock.sleep(self.timings.poll)
 
     def _new_lines(self, name: str, pod: str, read: dict[str, tuple[str, str]]) -> Iterator[LogLine]:
         """Yield the lines of a pod that are newer than the time in `read`, and update it."""
@@ -292,14 +292,14 @@ class RunaiBackend(Backend):
         _check_managed(name, labels)
         with suppress(_AbsentError):
             self._call(*self._about(name, "delete"))
-        end = time.monotonic() + self.timings.removal
+        end = self.clock.monotonic() + self.timings.removal
         while wait and self.status(name).phase is not Phase.GONE:
-            if time.monotonic() > end:
+            if self.clock.monotonic() > end:
                 raise LaunchError(
                     f"the workload {name} was deleted, and still exists after {self.timings.removal:g} s",
                     fix="check its state: runai training list",
                 )
-            time.sleep(self.timings.poll)
+            self.clock.sleep(self.timings.poll)
 
     def _find(self, name: str) -> tuple[JobStatus, Mapping[str, str] | None]:
         """Return a job's status, GONE if there is none, and its labels; None if Run:ai does not show them."""

@@ -192,7 +192,7 @@ def _status(options: argparse.Namespace) -> int:
     if job.phase is Phase.PENDING:
         fixes = dict.fromkeys(f"fix: {item.fix}" for item in obstacles.of_job(job) if item.fix)
         reasons = [*backend.explain(job), *fixes]
-    elif job.phase is Phase.SUSPENDED and kueue.in_vain(job, backend.timings.unserved):
+    elif job.phase is Phase.SUSPENDED and kueue.in_vain(job, backend.timings.unserved, backend.clock.now()):
         reasons = [*_messages(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
     elif job.phase is Phase.FAILED:
         reasons = str(_failure(backend, job)).splitlines()

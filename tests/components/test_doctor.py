@@ -3,8 +3,8 @@
 import base64
 
 import pytest
-from fake_api import Fault
-from fake_kueue import give_kueue
+from cluster.api import Fault
+from cluster.kueue import Kueue
 
 from components import doctor
 from components.launchers.backend import Timings
@@ -27,7 +27,7 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-def look(fake_cluster):
+def look(served_cluster):
     return lambda **needs: {item.title: item for item in doctor.check_cluster(connect(), **needs)}
 
 
@@ -48,23 +48,25 @@ def claim(cluster, modes, phase="Bound"):
     cluster.add("persistentvolumeclaims", "default", {**body, "status": status})
 
 
-def test_a_cluster_that_has_all_is_healthy_and_nothing_is_changed_in_it(look, fake_cluster):
+def test_a_cluster_that_has_all_is_healthy_and_nothing_is_changed_in_it(look, served_cluster):
     checks = look()
     assert healthy(checks.values())
     assert {finding.state for finding in checks.values()} == {"ok"}
     assert "v1.33.0" in checks["API server"].detail
-    sent = {seen.path.rpartition("/")[2] for seen in fake_cluster.requests("POST")}
+    sent = {seen.path.rpartition("/")[2] for seen in served_cluster.requests("POST")}
     assert sent == {"selfsubjectaccessreviews", "pytorchjobs?dryRun=All"}
-    assert {seen.method for seen in fake_cluster.seen} == {"GET", "POST"}
+    assert {seen.method for seen in served_cluster.seen} == {"GET", "POST"}
 
 
 @pytest.mark.parametrize("absent", [{}, {"trainer.kubeflow.org"}, {"kubeflow.org"}], ids=str)
-def test_every_verb_is_asked_for_in_the_namespace_but_those_on_what_is_not_there(look, fake_cluster, absent):
+def test_every_verb_is_asked_for_in_the_namespace_but_those_on_what_is_not_there(
+    look, served_cluster, absent
+):
     kinds = {"kubeflow.org": "pytorchjobs", "trainer.kubeflow.org": "trainjobs"}
-    fake_cluster.installed = {name for group, name in kinds.items() if group not in absent}
+    served_cluster.installed = {name for group, name in kinds.items() if group not in absent}
     look()
     attributes = [
-        seen.body["spec"]["resourceAttributes"] for seen in fake_cluster.requests("POST", "reviews")
+        seen.body["spec"]["resourceAttributes"] for seen in served_cluster.requests("POST", "reviews")
     ]
     checked = {(item.get("group", ""), _resource(item), item["verb"]) for item in attributes}
     granted = [item for role in ROLES.values() for item in role.items()]
@@ -77,8 +79,8 @@ def _resource(item):
     return "/".join(filter(None, [item["resource"], item.get("subresource")]))
 
 
-def test_a_missing_permission_names_the_rule_to_add(look, fake_cluster):
-    fake_cluster.denied |= {("create", "pytorchjobs"), ("delete", "pytorchjobs"), ("create", "pods/exec")}
+def test_a_missing_permission_names_the_rule_to_add(look, served_cluster):
+    served_cluster.denied |= {("create", "pytorchjobs"), ("delete", "pytorchjobs"), ("create", "pods/exec")}
     checks = look()
     jobs = checks["permissions on pytorchjobs"]
     assert jobs.state == "missing"
@@ -98,8 +100,8 @@ def silent(cluster, plural):
     cluster.faults.append(Fault("POST", f"{plural}?dryRun", status=500, message=words, times=10**6))
 
 
-def test_a_cluster_without_any_kind_of_jobs_lacks_them(look, fake_cluster):
-    fake_cluster.installed.clear()
+def test_a_cluster_without_any_kind_of_jobs_lacks_them(look, served_cluster):
+    served_cluster.installed.clear()
     checks = look()
     assert [checks[title].state for title in (OPERATOR, TRAINER)] == ["missing"] * 2
     assert checks[OPERATOR].fix == "install the Training Operator (v1.9)"
@@ -111,8 +113,10 @@ def test_a_cluster_without_any_kind_of_jobs_lacks_them(look, fake_cluster):
     ("installed", "taken"),
     [({"pytorchjobs"}, OPERATOR), ({"trainjobs"}, TRAINER), ({"pytorchjobs", "trainjobs"}, OPERATOR)],
 )
-def test_one_kind_of_jobs_is_enough_and_the_one_that_is_taken_is_named(look, fake_cluster, installed, taken):
-    fake_cluster.installed = installed
+def test_one_kind_of_jobs_is_enough_and_the_one_that_is_taken_is_named(
+    look, served_cluster, installed, taken
+):
+    served_cluster.installed = installed
     checks = look()
     assert healthy(checks.values())
     assert [
@@ -123,13 +127,13 @@ def test_one_kind_of_jobs_is_enough_and_the_one_that_is_taken_is_named(look, fak
         assert ("does not know them" in checks[title].detail) is (plural not in installed)
 
 
-def test_a_controller_that_does_not_answer_is_told_and_the_other_taken(look, fake_cluster):
-    fake_cluster.installed = {"pytorchjobs", "trainjobs"}
-    silent(fake_cluster, "pytorchjobs")
+def test_a_controller_that_does_not_answer_is_told_and_the_other_taken(look, served_cluster):
+    served_cluster.installed = {"pytorchjobs", "trainjobs"}
+    silent(served_cluster, "pytorchjobs")
     checks = look()
     assert checks[OPERATOR].state == "warning" and "does not answer" in checks[OPERATOR].detail
     assert "launcher=kubernetes takes them" in checks[TRAINER].detail
-    silent(fake_cluster, "trainjobs")
+    silent(served_cluster, "trainjobs")
     checks = look()
     assert [checks[title].state for title in (OPERATOR, TRAINER)] == ["missing"] * 2
     assert "pods and logs of the Training Operator" in checks[OPERATOR].fix
@@ -143,33 +147,33 @@ def runtime(cluster, *, managed="kubedet", **spec):
     cluster.add("trainingruntimes", "default", shared)
 
 
-def test_the_shared_runtime_is_found_and_one_of_another_version_or_owner_is_told(look, fake_cluster):
-    runtime(fake_cluster, another="field")  # As the API server adds some.
+def test_the_shared_runtime_is_found_and_one_of_another_version_or_owner_is_told(look, served_cluster):
+    runtime(served_cluster, another="field")  # As the API server adds some.
     assert look()[RUNTIME].state == "ok"
-    runtime(fake_cluster, mlPolicy={"numNodes": 1})
+    runtime(served_cluster, mlPolicy={"numNodes": 1})
     finding = look()[RUNTIME]
     assert finding.state == "warning" and "differs from this version" in finding.detail
     assert finding.fix.startswith("kubectl apply")
-    runtime(fake_cluster, managed="somebody")
+    runtime(served_cluster, managed="somebody")
     assert "not created by kubedet" in look()[RUNTIME].detail
-    fake_cluster.denied.add(("get", "trainingruntimes"))
+    served_cluster.denied.add(("get", "trainingruntimes"))
     assert "not known" in look()[RUNTIME].detail
 
 
-def test_a_namespace_that_is_not_there_is_missing(look, fake_cluster):
-    fake_cluster.write_kubeconfig("nowhere")
+def test_a_namespace_that_is_not_there_is_missing(look, served_cluster):
+    served_cluster.write_kubeconfig("nowhere")
     absent = Fault("POST", "dryRun", status=404, message='namespaces "nowhere" not found', times=10**6)
-    fake_cluster.faults.append(absent)
+    served_cluster.faults.append(absent)
     checks = look()
     assert checks["namespace nowhere"].state == "missing"
     # The kind of jobs itself is there.
     assert checks[OPERATOR].state == "warning" and checks[OPERATOR].fix.startswith("create the namespace")
 
 
-def test_a_secret_needs_a_key_that_is_read_and_its_values_stay_secret(look, fake_cluster):
+def test_a_secret_needs_a_key_that_is_read_and_its_values_stay_secret(look, served_cluster):
     assert look(secret="keys")["secret keys"].state == "missing"
     body = {"metadata": {"name": "keys"}, "data": {"other": base64.b64encode(b"hush").decode()}}
-    fake_cluster.add("secrets", "default", body)
+    served_cluster.add("secrets", "default", body)
     assert look(secret="keys")["secret keys"].state == "missing"
     body["data"]["AWS_ACCESS_KEY_ID"] = base64.b64encode(b"hush").decode()
     checks = look(secret="keys")
@@ -188,18 +192,18 @@ def test_a_secret_needs_a_key_that_is_read_and_its_values_stay_secret(look, fake
         (["ReadWriteMany"], "Lost", 1, "missing"),
     ],
 )
-def test_a_claim_must_be_shared_by_the_nodes(look, fake_cluster, modes, phase, nodes, state):
-    claim(fake_cluster, modes, phase)
+def test_a_claim_must_be_shared_by_the_nodes(look, served_cluster, modes, phase, nodes, state):
+    claim(served_cluster, modes, phase)
     finding = look(claim="data", nodes=nodes)["volume claim data"]
     assert finding.state is state
     assert bool(finding.fix) is (state != "ok")
 
 
-def test_devices_are_counted_on_nodes_that_take_pods(look, fake_cluster):
-    node(fake_cluster, "a", {"nvidia.com/gpu": "8", "rdma/hca": "1k"})
-    node(fake_cluster, "b", {"nvidia.com/gpu": "4"})
-    node(fake_cluster, "c", {"nvidia.com/gpu": "8"}, ready="Unknown")
-    node(fake_cluster, "d", {"nvidia.com/gpu": "8"}, unschedulable=True)
+def test_devices_are_counted_on_nodes_that_take_pods(look, served_cluster):
+    node(served_cluster, "a", {"nvidia.com/gpu": "8", "rdma/hca": "1k"})
+    node(served_cluster, "b", {"nvidia.com/gpu": "4"})
+    node(served_cluster, "c", {"nvidia.com/gpu": "8"}, ready="Unknown")
+    node(served_cluster, "d", {"nvidia.com/gpu": "8"}, unschedulable=True)
     checks = look(resources={"nvidia.com/gpu": 8, "rdma/hca": 0, "rdma/other": 0})
     detail = checks["nvidia.com/gpu"].detail
     assert detail.startswith(
@@ -226,20 +230,20 @@ def pod(cluster, name, on, cpu="", owner="", phase="Running", gpus=0, **spec):
     )
 
 
-def test_what_other_pods_request_is_no_room_for_a_step(look, fake_cluster):
-    node(fake_cluster, "a", {"cpu": "2", "nvidia.com/gpu": "1"})
-    pod(fake_cluster, "finished", "a", cpu="2", phase="Succeeded")
+def test_what_other_pods_request_is_no_room_for_a_step(look, served_cluster):
+    node(served_cluster, "a", {"cpu": "2", "nvidia.com/gpu": "1"})
+    pod(served_cluster, "finished", "a", cpu="2", phase="Succeeded")
     assert look(step={"cpu": "2"})["room for a step (cpu 2)"].state == "ok"
-    pod(fake_cluster, "proxy", "a", cpu="100m", owner="DaemonSet")
-    pod(fake_cluster, "dns", "a", cpu="330m", owner="ReplicaSet")
+    pod(served_cluster, "proxy", "a", cpu="100m", owner="DaemonSet")
+    pod(served_cluster, "dns", "a", cpu="330m", owner="ReplicaSet")
     finding = look(step={"cpu": "2"})["room for a step (cpu 2)"]
     assert finding.state == "missing" and "a has cpu 2, of which pods request 0.43" in finding.detail
     assert look(step={"cpu": "1500m"})["room for a step (cpu 1500m)"].state == "ok"
-    pod(fake_cluster, "a-run", "a", cpu="500m", owner="Workflow", gpus=1)
+    pod(served_cluster, "a-run", "a", cpu="500m", owner="Workflow", gpus=1)
     found = look(step={"cpu": "1500m"}, resources={"nvidia.com/gpu": 1})
     assert found["room for a step (cpu 1500m)"].state == "warning"
     assert "pods request 0.93" in found["room for a step (cpu 1500m)"].detail
-    node(fake_cluster, "b", {"memory": "24478856Ki"})
+    node(served_cluster, "b", {"memory": "24478856Ki"})
     assert (
         "b has memory 23.3Gi, of which"
         in look(step={"memory": "99Gi"})["room for a step (memory 99Gi)"].detail
@@ -248,9 +252,9 @@ def test_what_other_pods_request_is_no_room_for_a_step(look, fake_cluster):
 
 
 @pytest.fixture
-def backend_of_both(fake_cluster):
-    fake_cluster.installed |= {"trainjobs"}
-    fake_cluster.add("trainingruntimes", "default", shared_runtime())
+def backend_of_both(served_cluster):
+    served_cluster.installed |= {"trainjobs"}
+    served_cluster.add("trainingruntimes", "default", shared_runtime())
     return connect()
 
 
@@ -259,20 +263,20 @@ def queue(backend_of_both):
     return lambda name="gpus": {item.title: item for item in doctor.check_queue(backend_of_both, name)}
 
 
-def test_a_queue_that_takes_jobs_of_both_kinds_is_well_and_nothing_is_made(queue, fake_cluster):
-    give_kueue(fake_cluster)
+def test_a_queue_that_takes_jobs_of_both_kinds_is_well_and_nothing_is_made(queue, served_cluster):
+    Kueue(served_cluster)
     checks = queue()
     assert {item.state for item in checks.values()} == {"ok"}
     assert checks["Kueue"].detail == "Kueue (API kueue.x-k8s.io/v1beta2)"
     state = "Ready: Can submit new workloads to localQueue"
     assert checks["queue gpus"].detail == f"of ClusterQueue gpus-of-all; 2 wait, 1 are admitted; {state}"
     assert checks["jobs in queues"].detail == "0 wait, none of them in vain"
-    posts = fake_cluster.requests("POST")
+    posts = served_cluster.requests("POST")
     assert posts and all("dryRun=All" in seen.path for seen in posts)
 
 
-def test_a_kind_that_no_integration_serves_is_told_with_the_other(queue, fake_cluster):
-    give_kueue(fake_cluster, serves=[TRAIN])
+def test_a_kind_that_no_integration_serves_is_told_with_the_other(queue, served_cluster):
+    Kueue(served_cluster, serves=[TRAIN])
     finding = queue()["PyTorchJobs in Kueue"]
     assert finding.state == "warning"
     assert finding.fix == (
@@ -280,12 +284,12 @@ def test_a_kind_that_no_integration_serves_is_told_with_the_other(queue, fake_cl
     )
 
 
-def test_jobs_that_wait_in_vain_are_named(queue, backend_of_both, fake_cluster):
-    give_kueue(fake_cluster, serves=[])
+def test_jobs_that_wait_in_vain_are_named(queue, backend_of_both, served_cluster):
+    Kueue(served_cluster, serves=[])
     for name in ("old", "new"):
         fields = {"command": ("true",), "image": "i:1", "kueue_queue": "gpus"}
         backend_of_both.submit(JobSpec(name=name, **fields))
-    fake_cluster.job("old")["metadata"]["creationTimestamp"] = LONG_AGO
+    served_cluster.job("old")["metadata"]["creationTimestamp"] = LONG_AGO
     finding = queue()["jobs in queues"]
     assert finding.state == "missing"
     assert finding.detail == "wait in vain: old (in queue gpus: Kueue has no Workload for it)"

@@ -4,8 +4,8 @@ import re
 import time
 
 import pytest
-from fake_api import Fault
-from fake_pod import endless, fine
+from cluster.api import Fault
+from cluster.pods import endless, fine
 
 from components import environment, jobs
 from components.jobs import Request, name_of, remove
@@ -101,39 +101,39 @@ def test_a_runs_job_has_one_name():
 
 
 @pytest.fixture
-def job(fake_cluster):
+def job(served_cluster):
     """Start a run's job, whose pod has a life, in a cluster that is asked by HTTP."""
 
     def start(life):
-        fake_cluster.lives[f"{name_of(RUN)}-worker-0"] = life
+        served_cluster.lives[f"{name_of(RUN)}-worker-0"] = life
         ClusterBackend.connect().submit(on_cluster().spec(COMMAND))
 
     return start
 
 
-def test_the_end_of_a_run_deletes_a_job_that_goes_on(fake_cluster, job):
+def test_the_end_of_a_run_deletes_a_job_that_goes_on(served_cluster, job):
     job(endless)
     remove("kubernetes", RUN)
-    assert len(fake_cluster.requests("DELETE", name_of(RUN))) == 1
+    assert len(served_cluster.requests("DELETE", name_of(RUN))) == 1
     # Once it is gone there is nothing more to do.
     remove("kubernetes", RUN)
-    assert len(fake_cluster.requests("DELETE", name_of(RUN))) == 1
+    assert len(served_cluster.requests("DELETE", name_of(RUN))) == 1
 
 
-def test_the_end_of_a_run_leaves_an_ended_job_to_its_readers(fake_cluster, job):
+def test_the_end_of_a_run_leaves_an_ended_job_to_its_readers(served_cluster, job):
     backend = ClusterBackend.connect()
     job(fine)
     name = name_of(RUN)
     while not backend.status(name).phase.final:
         time.sleep(0.01)
     remove("kubernetes", RUN)
-    assert fake_cluster.requests("DELETE", name) == [] and backend.status(name).phase == "succeeded"
+    assert served_cluster.requests("DELETE", name) == [] and backend.status(name).phase == "succeeded"
 
 
 @pytest.mark.parametrize("verb", ["GET", "DELETE"])
-def test_a_job_that_cannot_be_looked_at_or_deleted_is_not_passed_over(fake_cluster, job, verb):
+def test_a_job_that_cannot_be_looked_at_or_deleted_is_not_passed_over(served_cluster, job, verb):
     job(endless)
-    fake_cluster.faults.append(Fault(verb, "pytorchjobs", status=403, times=3))
+    served_cluster.faults.append(Fault(verb, "pytorchjobs", status=403, times=3))
     with pytest.raises(KubedetError, match="403"):
         remove("kubernetes", RUN)
 

@@ -1,7 +1,7 @@
 """The clean-up: what it removes, and what it says of steps that failed."""
 
 import pytest
-from fake_api import Fault
+from cluster.api import Fault
 
 from components import environment, run_end
 from components.jobs import name_of
@@ -10,7 +10,7 @@ RUN = "0b9c8d7e-1111-2222-3333-444455556666"
 
 
 @pytest.fixture
-def add(fake_cluster, monkeypatch):
+def add(served_cluster, monkeypatch):
     """Add the pod of a step, in a cluster that the clean-up seems to run in."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     usual = {"image": "i", "imageID": "i", "ready": False, "restartCount": 0}
@@ -20,7 +20,7 @@ def add(fake_cluster, monkeypatch):
         state = {"terminated": {"exitCode": code, "reason": reason, "message": message,
                                 "finishedAt": f"2026-11-22T10:00:0{code % 10}Z"}}  # fmt: skip
         containers = [{"name": "wait", "state": {}, **usual}, {"name": "main", "state": state, **usual}]
-        return fake_cluster.add(
+        return served_cluster.add(
             "pods",
             "default",
             {
@@ -70,8 +70,8 @@ def test_a_run_that_went_well_is_not_searched(add, tmp_path, state):
     assert outcome == {"state": "succeeded"} and "retried" not in text
 
 
-def test_pods_that_cannot_be_read_do_not_keep_it_from_its_work(add, fake_cluster, tmp_path, caplog):
-    fake_cluster.faults.append(Fault("GET", "/pods", status=403))
+def test_pods_that_cannot_be_read_do_not_keep_it_from_its_work(add, served_cluster, tmp_path, caplog):
+    served_cluster.faults.append(Fault("GET", "/pods", status=403))
     outcome, text = written(tmp_path, "FAILED")
     assert outcome["state"] == "failed" and "The reason is unknown" in text
     assert "cannot be read" in caplog.text
@@ -101,13 +101,13 @@ BROKEN = {"name": "score", "code": 1, "message": "no such split"}
     ],
 )  # fmt: skip
 def test_the_outcome_follows_from_what_the_steps_recorded(
-    add, fake_cluster, tmp_path, monkeypatch, state, steps, spec, began, outcome, reason, notices
+    add, served_cluster, tmp_path, monkeypatch, state, steps, spec, began, outcome, reason, notices
 ):
     sent = []
     monkeypatch.setattr(run_end.hooks, "at_end", lambda end: sent.append(end.outcome))
     monkeypatch.setenv("KFP_POD_NAME", "clean-up")
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
-    fake_cluster.add(
+    served_cluster.add(
         "pods",
         "default",
         {
@@ -116,7 +116,7 @@ def test_the_outcome_follows_from_what_the_steps_recorded(
             "status": {},
         },
     )
-    fake_cluster.add(
+    served_cluster.add(
         "workflows", "default", {"metadata": {"name": "run-x"}, "spec": spec, "status": {"startedAt": began}}
     )
     for step in steps:

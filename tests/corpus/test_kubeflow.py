@@ -1,49 +1,30 @@
 """Public reports about Kubeflow: each situation, and what kubedet answers."""
 
-import threading
-
 import pytest
 import yaml
-from fake_pod import endless, fine
+from cluster.fixtures import connect_backend
+from cluster.pods import endless, fine
 from kinds import both, plain, pod_name
 
-from components.launchers.backend import Timings
 from components.launchers.cluster import watch
-from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 from pipelines.graph import compile_pipeline
 from pipelines.parameters import CompileOptions
 from trainer.base.errors import LaunchError
 
-QUICK = Timings(
-    connect=1.0,
-    read=1.0,
-    patience=2.0,
-    outage=2.0,
-    backoff=0.02,
-    longest_backoff=0.1,
-    poll=0.05,
-    heartbeat=30.0,
-    quiet=0.5,
-    drain=10.0,
-    removal=1.2,
-    stop=1.0,
-    replaced=0.4,
-)
-
 
 @pytest.fixture
-def kind(request, fake_cluster):
-    """The kind of jobs that the fake cluster knows: PyTorchJobs, unless the test is for `both`."""
+def kind(request, simulated):
+    """The kind of jobs that the cluster knows: PyTorchJobs, unless the test is for `both`."""
     kind = KINDS[getattr(request, "param", "pytorchjob")]
-    fake_cluster.installed = {kind.plural}
+    simulated.installed = {kind.plural}
     return kind
 
 
 @pytest.fixture
-def backend(kind):
-    return ClusterBackend.connect(timings=QUICK, kinds=[kind])
+def backend(kind, simulated):
+    return connect_backend(simulated, [kind])
 
 
 @pytest.fixture(scope="module")
@@ -67,53 +48,53 @@ def job(**fields):
 
 
 @pytest.mark.slow
-def test_sdk_182_a_log_that_is_followed_waits_for_its_pod(kubedet, fake_cluster, kind):
+def test_sdk_182_a_log_that_is_followed_waits_for_its_pod(kubedet, served_cluster, kind):
     """Following the log of a job whose pod was pending returned at once, with nothing."""
 
     def late(pod):
         pod.sleep(1.0)
         fine(pod)
 
-    fake_cluster.lives[pod_name(kind, 0, job="a")] = late
+    served_cluster.lives[pod_name(kind, 0, job="a")] = late
     kubedet("job", "submit", "--name", "a", "--image", "i:1", "--", "true")
     assert kubedet("job", "logs", "--follow", "a")[1] == "{0}: hello from {0}\n".format(
         pod_name(kind, 0, job="a")
     )
 
 
-def test_sdk_435_sdk_682_lines_come_while_the_job_runs(backend, fake_cluster, kind, capsys):
+def test_sdk_435_sdk_682_lines_come_while_the_job_runs(backend, simulated, kind, capsys):
     """Logs came as one list when the job had ended, or were printed besides; here line by line, once."""
-    read, lines = threading.Event(), []
+    lines = []
 
     def life(pod):
         pod.run()
         pod.say("first")
-        pod.until(read)
+        pod.until(lambda: lines)
         pod.say("last")
         pod.exit(0)
 
-    fake_cluster.lives[pod_name(kind, 0)] = life
+    simulated.lives[pod_name(kind, 0)] = life
     backend.submit(job())
     for line in backend.logs("train"):
         lines.append(line.text)
-        read.set()
+        simulated.notify()
     assert lines == ["first", "last"] and capsys.readouterr().out == ""
     (pod,) = backend.status("train").pods
     assert list(backend.pod_lines("train", pod, follow=False, tail=1)) == ["last"]
 
 
 @both
-def test_pipelines_8051_a_job_of_which_no_pod_is_made(backend, fake_cluster, kind):
+def test_pipelines_8051_a_job_of_which_no_pod_is_made(backend, simulated, kind):
     """The launcher of a job waited forever, although no controller made its pods; here it ends."""
-    fake_cluster.operator = fake_cluster.trainer.works = False
-    fake_cluster.event("train", "FailedCreate", "exceeded quota: gpus", kind=kind.title)
+    simulated.asleep = {kind.plural}
+    simulated.event("train", "FailedCreate", "exceeded quota: gpus", kind=kind.title)
     with pytest.raises(LaunchError) as caught:
         watch.run(backend, job(start_timeout=1), lambda line: None)
     assert "exceeded quota: gpus" in caught.value.message
 
 
 @both
-def test_trainer_2000_all_nodes_start_again_together(backend, fake_cluster, kind):
+def test_trainer_2000_all_nodes_start_again_together(backend, simulated, kind):
     """After the loss of a node the others waited for it in vain; here all come again."""
 
     def lost_its_peer(pod):
@@ -126,7 +107,7 @@ def test_trainer_2000_all_nodes_start_again_together(backend, fake_cluster, kind
         pod.exit(0)
 
     lines = []
-    fake_cluster.lives |= {
+    simulated.lives |= {
         pod_name(kind, 0): [lost_its_peer, resumed],
         pod_name(kind, 1): [lambda pod: pod.evict(), fine],
     }
@@ -134,14 +115,14 @@ def test_trainer_2000_all_nodes_start_again_together(backend, fake_cluster, kind
     assert f"[{pod_name(kind, 0)}] resumed" in lines and "job train: succeeded" in lines
 
 
-def test_pipelines_4333_a_step_whose_pod_is_deleted(graph, backend, fake_cluster, kind):
+def test_pipelines_4333_a_step_whose_pod_is_deleted(graph, backend, simulated, kind):
     """A deleted pod was not retried; here each step is, and the launcher's next try takes up the same job."""
     assert all(task["retryPolicy"]["maxRetryCount"] >= 1 for task in tasks(graph).values())
-    fake_cluster.lives[pod_name(kind, 0)] = endless
+    simulated.lives[pod_name(kind, 0)] = endless
     backend.submit(job())
-    first = fake_cluster.job("train")["metadata"]["uid"]
+    first = simulated.job("train")["metadata"]["uid"]
     backend.submit(job())
-    assert fake_cluster.job("train")["metadata"]["uid"] == first
+    assert simulated.job("train")["metadata"]["uid"] == first
 
 
 def test_pipelines_7939_nothing_is_taken_from_the_cache(graph):
@@ -151,11 +132,11 @@ def test_pipelines_7939_nothing_is_taken_from_the_cache(graph):
     )
 
 
-def test_pipelines_9893_pods_that_train_have_shared_memory(tmp_path, backend, fake_cluster, kind):
+def test_pipelines_9893_pods_that_train_have_shared_memory(tmp_path, backend, simulated, kind):
     """Data loaders and processes of a node died of a bus error in the 64 MB that a container has."""
-    fake_cluster.lives[pod_name(kind, 0)] = endless
+    simulated.lives[pod_name(kind, 0)] = endless
     backend.submit(job())
-    pod = fake_cluster.pod(pod_name(kind, 0)).body["spec"]
+    pod = simulated.pod(pod_name(kind, 0)).body["spec"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
     (volume,) = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm"]
     assert volume == {"medium": "Memory", "sizeLimit": "8Gi"}

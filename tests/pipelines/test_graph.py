@@ -72,13 +72,13 @@ def trains(pod):
 
 
 @pytest.mark.slow
-def test_a_training_in_a_cluster(fake_cluster, tmp_path):
+def test_a_training_in_a_cluster(served_cluster, tmp_path):
     name = name_of("the-run")
-    fake_cluster.lives[f"{name}-worker-0"] = trains
+    served_cluster.lives[f"{name}-worker-0"] = trains
     job = {"mounts": [{"claim": "scratch", "path": str(tmp_path)}], "memory_limit": "4Gi"}
     done = run(
         tmp_path,
-        fake_cluster.environment,
+        served_cluster.environment,
         launcher="kubernetes",
         source="sample:images=12,seed=5,size=96",
         overrides=TINY,
@@ -89,7 +89,7 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
         min_new_images=1,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    cluster_job = fake_cluster.job(name)
+    cluster_job = served_cluster.job(name)
     (container,) = cluster_job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/kubedet:1"
     assert container["resources"]["limits"]["memory"] == "4Gi"
@@ -102,12 +102,12 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.extra
-def test_a_search_whose_trials_have_a_pod_each(fake_cluster, tmp_path):
+def test_a_search_whose_trials_have_a_pod_each(served_cluster, tmp_path):
     lines = {
         "space": "{train.lr: {low: 0.001, high: 0.01}}", "study": "first", "trials": 2, "parallelism": 2,
         "source": "sample:images=12,seed=5,size=96", "overrides": TINY | {"loader.workers": 1},
     }  # fmt: skip
-    done = run(tmp_path, fake_cluster.environment | {environment.RUN_ID: "the-run"}, **lines)
+    done = run(tmp_path, served_cluster.environment | {environment.RUN_ID: "the-run"}, **lines)
     output = words(done)
     assert done.returncode == 0, output
     study = tmp_path / "data" / "tuning" / "first"

@@ -148,10 +148,10 @@ RUN = "11111111-2222-3333-4444-555555555555"
 
 
 @pytest.fixture
-def cluster(fake_cluster):
+def cluster(served_cluster):
     """A fake cluster, and a function that puts a pod of the run there."""
-    fake_cluster.put = lambda node, **state: run_pods.put(fake_cluster, RUN, node, **state)
-    return fake_cluster
+    served_cluster.put = lambda node, **state: run_pods.put(served_cluster, RUN, node, **state)
+    return served_cluster
 
 
 def seen(namespace=""):

@@ -293,26 +293,26 @@ def judged(kfp_server):
     return judge_
 
 
-def test_an_error_of_the_api_comes_first(judged, fake_cluster):
+def test_an_error_of_the_api_comes_first(judged, served_cluster):
     run_pods.put(
-        fake_cluster, "r", "train(0).executor(0)", main={"terminated": {"exitCode": 1, "message": "p"}}
+        served_cluster, "r", "train(0).executor(0)", main={"terminated": {"exitCode": 1, "message": "p"}}
     )
     error = judged([{"display_name": "train", "state": "FAILED", "error": {"message": "said"}}])
     assert error.message == "the run try failed\n  Train: said"
 
 
-def test_a_driver_that_fails_is_named_with_its_cause(judged, fake_cluster):
+def test_a_driver_that_fails_is_named_with_its_cause(judged, served_cluster):
     log = "F1122 09:47:35.7 17 main.go:127] KFP driver: driver.Container(x) failed: no such Secret\nError: x"
-    run_pods.put(fake_cluster, "r", "train-driver(0)", main={"terminated": {"exitCode": 1}}, log=log)
+    run_pods.put(served_cluster, "r", "train-driver(0)", main={"terminated": {"exitCode": 1}}, log=log)
     error = judged(failed("train-driver", "train-driver(0)", "exit-handler-1", "root"))
     assert error.message == "the run try failed\n  Train (its driver): no such Secret"
     assert "kubectl -n kubeflow logs -l pipeline/runid=r" in error.fix
 
 
-def test_several_steps_have_their_own_remedies(judged, fake_cluster):
+def test_several_steps_have_their_own_remedies(judged, served_cluster):
     for name in ("train", "evaluate"):
         ended = {"terminated": {"exitCode": 1, "message": f"{name} broke\nbadly\n  fix: mend {name}"}}
-        run_pods.put(fake_cluster, "r", f"{name}(0).executor(0)", main=ended)
+        run_pods.put(served_cluster, "r", f"{name}(0).executor(0)", main=ended)
     error = judged(failed("train", "evaluate"))
     assert "\n  Train: train broke\n    badly\n    fix: mend train" in error.message
     assert "\n  Evaluate and decide: evaluate broke" in error.message and error.fix == "see the steps above"

@@ -1,8 +1,8 @@
 """Tests that mean every kind of job, and the names that its pods have.
 
 @both
-def test_something(run, fake_cluster, first):
-    fake_cluster.lives[first] = endless
+def test_something(run, simulated, first):
+    simulated.lives[first] = endless
     assert f"[{first}] hello" in run()          # `run` takes made up words off the lines.
 """
 
@@ -28,7 +28,8 @@ def plain(text):
     return re.sub(r"(-node-0-\d+)-[a-z0-9]{5}\b", r"\1", text)
 
 
-def make_by_hand(fake_cluster, kind, name):
-    fake_cluster.operator = fake_cluster.trainer.works = False
-    fake_cluster.create_job("default", {**kind.probe(), "metadata": {"name": name}})
-    fake_cluster.operator = fake_cluster.trainer.works = True
+def make_by_hand(simulated, kind, name):
+    """Create a job as somebody else does; no pod is made."""
+    simulated.asleep = {kind.plural}
+    simulated.create_job("default", {**kind.probe(), "metadata": {"name": name}})
+    simulated.asleep = set()

@@ -1,10 +1,7 @@
-"""Pods of a pipeline's run in a fake cluster, as Kubeflow Pipelines 2.17 makes them with Argo 4."""
+"""Pods of a pipeline's run in a simulated cluster, as Kubeflow Pipelines 2.17 makes them with Argo 4."""
 
 import itertools
 from datetime import UTC, datetime, timedelta
-
-from fake_cluster import PODS
-from fake_pod import FakePod
 
 _numbers = itertools.count(1)
 _START = datetime.now(UTC) - timedelta(hours=1)
@@ -15,7 +12,7 @@ def put(cluster, run_id, node, *, phase="Failed", main=None, log="", namespace="
     number = next(_numbers)
     name = f"kubedet-abcde-system-container-impl-{number}"
     body = cluster.add(
-        PODS,
+        "pods",
         namespace,
         {
             "metadata": {
@@ -36,6 +33,5 @@ def put(cluster, run_id, node, *, phase="Failed", main=None, log="", namespace="
             {"name": name, "state": state, "image": "i", "imageID": "", "ready": False, "restartCount": 0}
             for name, state in (("main", main), ("wait", of_argo))
         ]
-    pod = cluster.pods[body["metadata"]["uid"]] = FakePod(cluster, body)
-    pod.say(*log.splitlines())
+    cluster.pods[body["metadata"]["uid"]].say(*log.splitlines())
     return name

@@ -11,11 +11,11 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from trainer import storage
+from trainer.base.clock import CLOCK, Clock
 from trainer.base.errors import EXIT_RETRY, KubedetError, MissingError
 
 EXIT_ABANDONED = 75
@@ -27,27 +27,36 @@ _LOG = logging.getLogger("launcher")
 
 
 @contextmanager
-def renewed(uri: str, interval: float = 20.0) -> Iterator[None]:
+def renewed(
+    uri: str,
+    interval: float = 20.0,
+    clock: Clock = CLOCK,
+    write: Callable[[str, object], object] = storage.write_json,
+) -> Iterator[None]:
     """Rewrite the heartbeat's file in a thread while the context lasts; log each outage of the store once."""
-    closing = threading.Event()
+    closing = False
+    changed = clock.condition()
 
     def renew() -> None:
         failed = False
-        while not closing.is_set():
+        while not closing:
             try:
-                storage.write_json(uri, {"time": time.time()})
+                write(uri, {"time": clock.now().timestamp()})
                 failed = False
             except KubedetError as error:
                 if not failed:
                     _LOG.warning("the heartbeat cannot be written; still trying: %s", error)
                 failed = True
-            closing.wait(interval)
+            with changed:
+                changed.wait_for(lambda: closing, interval)
 
-    threading.Thread(target=renew, name="heartbeat", daemon=True).start()
+    clock.start(renew)
     try:
         yield
     finally:
-        closing.set()
+        with changed:
+            closing = True
+            changed.notify_all()
 
 
 class Watch:
@@ -59,26 +68,34 @@ class Watch:
     node if the launcher is gone.
     """
 
-    def __init__(self, uri: str, timeout: float, abandoned: int = EXIT_ABANDONED) -> None:
+    def __init__(
+        self,
+        uri: str,
+        timeout: float,
+        abandoned: int = EXIT_ABANDONED,
+        clock: Clock = CLOCK,
+        read: Callable[[str], bytes] = storage.read_bytes,
+    ) -> None:
+        self._clock, self._read = clock, read
         self.uri, self.timeout, self.interval = uri, timeout, min(5.0, timeout / 18)
         self.abandoned = abandoned
         self.expired = False
         """Whether the launcher is gone."""
         self._content: bytes | None = None
-        self._changed_at = time.monotonic()
+        self._changed_at = clock.monotonic()
         self._earlier_age = 0.0
 
     def look(self) -> float:
         """Read the heartbeat; returns the seconds since its last change."""
-        began = time.monotonic()
+        began = self._clock.monotonic()
         content: bytes | None
         try:
-            content = storage.read_bytes(self.uri)
+            content = self._read(self.uri)
         except MissingError:
             content = b""
         except KubedetError:
             content = None
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if content is None or now - began > self.timeout / 3:  # The launcher may have no store either.
             self._changed_at, self._earlier_age = now, 0.0
             return 0.0
@@ -86,7 +103,8 @@ class Watch:
             self._earlier_age = 0.0
             if self._content is None:
                 with suppress(ValueError, LookupError, TypeError):  # By its writer's clock.
-                    self._earlier_age = max(0.0, time.time() - float(json.loads(content)["time"]))
+                    written = float(json.loads(content)["time"])
+                    self._earlier_age = max(0.0, self._clock.now().timestamp() - written)
             self._content, self._changed_at = content, now
         unchanged = now - self._changed_at
         age = unchanged + self._earlier_age
@@ -124,5 +142,5 @@ class Watch:
         stopped waits until its heartbeat is renewed or expired.
         """
         while not self.expired and code == EXIT_RETRY and self.look() > self.timeout / 2:
-            time.sleep(self.interval)
+            self._clock.sleep(self.interval)
         return self.abandoned if self.expired and code > 127 else code

@@ -2,13 +2,10 @@
 
 import logging
 import random
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from subprocess import Popen
 from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
@@ -35,12 +32,17 @@ _TAIL_LINES = 100  # Last lines that are shown of a failed pod other than rank 0
 class ClusterBackend(Backend):
     """Runs jobs in one namespace of a cluster; a new job is the first of `kinds` that the cluster can run."""
 
-    def __init__(self, cluster: client.Cluster, kinds: Iterable[Kind] = _ALL_KINDS) -> None:
-        self.cluster, self.timings = cluster, cluster.timings
+    def __init__(
+        self,
+        cluster: client.Cluster,
+        kinds: Iterable[Kind] = _ALL_KINDS,
+        start_guard: Callable[..., Any] = delete_with_run,
+    ) -> None:
+        self.cluster, self.timings, self.clock = cluster, cluster.timings, cluster.clock
         self.kinds = Kinds(cluster, tuple(kinds))
         self._queues = kueue.Queues(cluster)
         self._own: OwnPod | None = None
-        self._guard: Popen[bytes] | None = None
+        self._start_guard = start_guard
         self._submitted: dict[str, tuple[str, str]] = {}  # Hash and uid of each job.
         self._histories: dict[str, pods.PodHistory] = defaultdict(lambda: pods.PodHistory(cluster))
 
@@ -80,9 +82,7 @@ class ClusterBackend(Backend):
         if workflow := self._workflow():
             resources = [kind.resource for kind in self.kinds.possible]
             configuration = self.cluster.api.configuration
-            self._guard = delete_with_run(
-                configuration, namespace, workflow["name"], own.name, resources, job.name
-            )
+            self._start_guard(configuration, namespace, workflow["name"], own.name, resources, job.name)
         # Until the uid is known: a stop signal may come at any moment.
         self._submitted[job.name] = job.fingerprint, ""
         self._submitted[job.name] = job.fingerprint, self._create_or_adopt(job)
@@ -117,7 +117,7 @@ class ClusterBackend(Backend):
                 if error.transient:
                     lost = error
                 elif error.status == 409:
-                    time.sleep(next(self.timings.waits()))
+                    self.clock.sleep(next(self.timings.waits()))
                 else:
                     raise
             else:
@@ -206,7 +206,7 @@ class ClusterBackend(Backend):
 
     def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
         timings, history = self.timings, self._histories[name]
-        waits, answered = timings.waits(), time.monotonic()
+        waits, answered = timings.waits(), self.clock.monotonic()
         try:
             with MergedLogs(self.cluster, follow=not once) as logs:
                 while True:
@@ -216,7 +216,7 @@ class ClusterBackend(Backend):
                             history.watch(kind, job)
                         status = self._status(name, kind, job, 0.0)
                     except ApiError as error:
-                        if not error.transient or time.monotonic() - answered > timings.outage:
+                        if not error.transient or self.clock.monotonic() - answered > timings.outage:
                             raise
                         self.cluster.report_trouble(error.message)
                         wait = next(waits)
@@ -231,7 +231,7 @@ class ClusterBackend(Backend):
                             ended = {pod.uid for pod in status.pods if pod.phase in ("Succeeded", "Failed")}
                             yield from logs.rest(timings.drain, ended=None if once or not ended else ended)
                             return
-                        waits, answered = timings.waits(), time.monotonic()
+                        waits, answered = timings.waits(), self.clock.monotonic()
                         wait = timings.poll * random.uniform(0.75, 1.25)
                     yield from logs.lines(wait)
         finally:
@@ -239,7 +239,7 @@ class ClusterBackend(Backend):
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
         """Yield the lines of one pod of a job; of existing ones only the last `tail`, or all (0)."""
-        return PodLog(self.cluster, pod.name, pod.uid, threading.Event(), tail=tail).lines(follow=follow)
+        return PodLog(self.cluster, pod.name, pod.uid, tail=tail).lines(follow=follow)
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
         """Run a command in a pod with this process's output and terminal; returns the exit code."""
@@ -314,12 +314,12 @@ class ClusterBackend(Backend):
         a reason of its own does not start.
         """
         reason, cluster = "", self.cluster
-        if len(status.pods) < status.nodes and pods.has_waited(status.created):
+        if len(status.pods) < status.nodes and pods.has_waited(status.created, self.clock.now()):
             reason, message = pods.newest_failure(cluster, kind.event_objects(status.name), "Creat")
         elif silent := next(
             (pod for pod in status.pods if pod.phase == "Pending" and not (pod.reason or pod.leaving)), None
         ):
-            if pods.has_waited(silent.created):
+            if pods.has_waited(silent.created, self.clock.now()):
                 reason, message = pods.newest_failure(cluster, [("Pod", silent.name)])
             known = replace(silent, reason=reason, message=message) if reason else silent
             status = replace(status, pods=tuple(known if pod is silent else pod for pod in status.pods))

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from yaml import YAMLError
 from components.launchers.backend import Timings
 from components.launchers.cluster.kinds import KINDS, Resource
 from components.launchers.cluster.roles import allow
+from trainer.base.clock import CLOCK, Clock
 from trainer.base.errors import EXIT_USAGE, ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
@@ -112,23 +112,31 @@ class _Api(client.ApiClient):
 
 
 class Cluster:
-    """A namespace of a cluster; several threads may use one. `load` reads the credentials."""
+    """A namespace of a cluster; several threads may use one. `load` reads the credentials.
 
-    def __init__(self, load: Load, namespace: str, timings: Timings) -> None:
+    `pool` sends the requests in place of the PoolManager of urllib3.
+    """
+
+    def __init__(
+        self, load: Load, namespace: str, timings: Timings, *, clock: Clock = CLOCK, pool: Any = None
+    ) -> None:
         self._load = load
         self._configuration = client.Configuration()
         self._configuration.retries = False  # Otherwise urllib3 tries three times.
         self.refresh()
         self.namespace = namespace
-        self.timings = timings
+        self.timings, self.clock = timings, clock
         self._reported_at, self._in_trouble = float("-inf"), False
         self.api = _Api(self._configuration, timings)
+        self._pool = pool
+        if pool is not None:
+            self.api.rest_client.pool_manager = pool
         self.core = client.CoreV1Api(self.api)
         self.custom = client.CustomObjectsApi(self.api)
 
     def within(self, namespace: str) -> "Cluster":
         """Return another namespace of the same cluster."""
-        return Cluster(self._load, namespace, self.timings)
+        return Cluster(self._load, namespace, self.timings, clock=self.clock, pool=self._pool)
 
     def refresh(self) -> None:
         """Load the credentials again: tokens are rotated."""
@@ -136,7 +144,7 @@ class Cluster:
 
     def report_trouble(self, reason: str) -> None:
         """Log that a request failed and is retried: at most once a minute."""
-        now = time.monotonic()
+        now = self.clock.monotonic()
         if now - self._reported_at >= _REPORT_EVERY:
             self._reported_at, self._in_trouble = now, True
             logger.warning("the API server has trouble: %s; still trying", reason)
@@ -158,7 +166,7 @@ class Cluster:
         server: its controller may be starting. `verb` and `resource` (pods/log) are those of RBAC; `patience`
         is how many seconds it is tried: 0 is once, None is Timings.patience.
         """
-        began = time.monotonic()
+        began = self.clock.monotonic()
         patience = self.timings.patience if patience is None else patience
         waits = self.timings.waits()
         refreshed = False
@@ -183,11 +191,11 @@ class Cluster:
                 retry_after = 0.0
             wait = max(next(waits), retry_after)
             longest = max(patience, self.timings.outage) if patience and refusal.webhook_away else patience
-            if not refusal.transient or time.monotonic() + wait > began + longest:
+            if not refusal.transient or self.clock.monotonic() + wait > began + longest:
                 raise refusal from None
             if wait > _MIN_REPORTED_WAIT:
                 self.report_trouble(refusal.message)
-            time.sleep(wait)
+            self.clock.sleep(wait)
 
     def request(
         self, verb: str, resource: Resource, name: str = "", *, patience: float | None = None, **options: Any

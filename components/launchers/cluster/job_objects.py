@@ -1,7 +1,6 @@
 """Requests on jobs of any kind, and the kind of each job."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -34,8 +33,8 @@ def is_managed(body: Body) -> bool:
 def create_all(cluster: Cluster, manifests: list[Body]) -> str:
     """Create a job and what it refers to, which the job then owns; returns the job's uid."""
     *dependencies, job = manifests
-    timings = cluster.timings
-    waits, end = timings.waits(), time.monotonic() + timings.patience
+    timings, clock = cluster.timings, cluster.clock
+    waits, end = timings.waits(), clock.monotonic() + timings.patience
     while True:
         for dependency in dependencies:
             _create_or_orphan(cluster, dependency, job)
@@ -47,8 +46,8 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
             names = [dependency["metadata"]["name"] for dependency in dependencies]
             message = error.message.replace("'", '"')  # Trainer's and Kueue's webhooks quote differently.
             unseen = any(f'"{name}" not found' in message for name in names)
-            if unseen and time.monotonic() < end:
-                time.sleep(next(waits))
+            if unseen and clock.monotonic() < end:
+                clock.sleep(next(waits))
                 continue
             if not error.transient and error.status != 409:  # Else there may be a job that needs them.
                 for dependency in dependencies:
@@ -115,8 +114,8 @@ def remove(
         except ApiError as error:
             if not error.absent and error.status != 409:
                 raise
-    timings = cluster.timings
-    waits, end = timings.waits(), time.monotonic() + timings.removal
+    timings, clock = cluster.timings, cluster.clock
+    waits, end = timings.waits(), clock.monotonic() + timings.removal
     while wait:
         job = cluster.find(kind.resource, name)
         if job is not None and uid and job["metadata"]["uid"] != uid:
@@ -124,14 +123,14 @@ def remove(
         pod_names = [pod.metadata.name for pod in pods.of_job(cluster, kind, name)]
         if job is None and not pod_names:
             return
-        if time.monotonic() > end:
+        if clock.monotonic() > end:
             rest = ", ".join(pod_names) or f"the {kind.title} {name}, held by a finalizer"
             raise LaunchError(
                 f"{kind.title} {name} was deleted, but after {timings.removal:.0f} s there is still: {rest}",
                 fix="check whether its node responds; `kubectl delete pod --force` removes pods of a "
                 "dead node",
             )
-        time.sleep(min(next(waits), timings.poll))
+        clock.sleep(min(next(waits), timings.poll))
 
 
 class Kinds:
@@ -145,8 +144,8 @@ class Kinds:
 
     def of_new(self) -> Kind:
         """Return the kind of a new job: the first whose controller answers, waiting as for an API server."""
-        timings = self._cluster.timings
-        waits, end = timings.waits(), time.monotonic() + timings.outage
+        timings, clock = self._cluster.timings, self._cluster.clock
+        waits, end = timings.waits(), clock.monotonic() + timings.outage
         while self._chosen is None:
             refusals: dict[Kind, ApiError] = {}
             for kind in self.possible:
@@ -161,10 +160,10 @@ class Kinds:
             if forbidden := next((error for error in refusals.values() if error.forbidden), None):
                 raise forbidden
             away = next((error for error in refusals.values() if error.webhook_away), None)
-            if away is None or time.monotonic() > end:
+            if away is None or clock.monotonic() > end:
                 raise _no_jobs(refusals)
             self._cluster.report_trouble(away.message)
-            time.sleep(next(waits))
+            clock.sleep(next(waits))
         return self._chosen
 
     def find(self, name: str, *, patience: float | None = None) -> tuple[Kind, Body | None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from kubernetes import client
@@ -163,10 +163,10 @@ def _message(condition: Mapping[str, Any]) -> str:
     return message.partition("; preemptor path:")[0].rstrip("; ")[:_MESSAGE_LIMIT]
 
 
-def in_vain(job: JobStatus, seconds: float) -> bool:
+def in_vain(job: JobStatus, seconds: float, now: datetime) -> bool:
     """Whether a job waits in a queue that will never admit it; Kueue may take `seconds` to look at it."""
     if job.reason in (UNSERVED, ADMITTED) and job.phase is Phase.SUSPENDED:
-        return (datetime.now(UTC) - datetime.fromisoformat(job.created)).total_seconds() > seconds
+        return (now - datetime.fromisoformat(job.created)).total_seconds() > seconds
     return job.reason in (NO_QUEUE, DEACTIVATED)
 
 

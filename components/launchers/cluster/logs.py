@@ -1,13 +1,9 @@
 """The logs of pods: one followed without loss or repetition, several merged, and the progress in them."""
 
 import logging
-import threading
-import time
 from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterator
 from datetime import UTC, datetime, timedelta
-from queue import Empty, Full, Queue
 
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
@@ -19,6 +15,7 @@ from components.launchers.cluster.pods import main_container
 logger = logging.getLogger(__name__)
 
 _OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
+_MAX_UNREAD_LINES = 1000
 _PREVIOUS_TRIES = 5  # To read the log of a container's previous instance, which the node may have dropped.
 
 
@@ -28,12 +25,18 @@ class PodLog:
     Every line has the time at which it was printed. A new stream asks for the lines since shortly before the
     last one, and drops those that were read: they are recognized by time and text, equal ones are counted.
 
-    `stopped` ends the following. Another pod of the same name than that of `uid` is not followed. `tail` is
-    how many of the last lines are read, 0 is all.
+    `stopped` says whether to end the following. A pod of the same name with another uid is not followed.
+    `tail` is the number of last lines to read; 0 reads all.
     """
 
     def __init__(
-        self, cluster: Cluster, pod: str, uid: str, stopped: threading.Event, *, tail: int = 0
+        self,
+        cluster: Cluster,
+        pod: str,
+        uid: str,
+        stopped: Callable[[], bool] = lambda: False,
+        *,
+        tail: int = 0,
     ) -> None:
         self._cluster, self._pod, self._uid = cluster, pod, uid
         self._stopped, self._tail = stopped, tail
@@ -46,9 +49,9 @@ class PodLog:
 
     def lines(self, *, follow: bool = True) -> Iterator[str]:
         """Yield the lines until the pod has ended or is gone; without `follow` only those that exist now."""
-        timings = self._cluster.timings
-        waits, progress, restarts, previous_tries, ends = timings.waits(), time.monotonic(), 0, 0, 0
-        while not self._stopped.is_set() and (state := self._state()):
+        timings, clock = self._cluster.timings, self._cluster.clock
+        waits, progress, restarts, previous_tries, ends = timings.waits(), clock.monotonic(), 0, 0, 0
+        while not self._stopped() and (state := self._state()):
             present_restarts, started, ended = state
             if not follow or (ended and not started):
                 if started:
@@ -65,10 +68,10 @@ class PodLog:
             else:
                 complete = started and (yield from self._read(follow=not ended))
             if self._read_lines > read_before:
-                waits, progress, ends = timings.waits(), time.monotonic(), 0
+                waits, progress, ends = timings.waits(), clock.monotonic(), 0
                 continue
             if not ended:
-                progress = time.monotonic()  # A pod may print nothing for long.
+                progress = clock.monotonic()  # A pod may print nothing for long.
             if complete and ended:
                 # A stream that the server lost ends like a complete one, so it is read again.
                 ends = ends + 1 if self._rest == rest else 0
@@ -76,9 +79,9 @@ class PodLog:
                     if rest:
                         yield _split(rest)[1]
                     return
-            if time.monotonic() - progress > timings.drain:
+            if clock.monotonic() - progress > timings.drain:
                 raise ApiError(f"the end of the log of pod {self._pod} cannot be read")
-            self._stopped.wait(min(next(waits), timings.backoff if ended else timings.poll))
+            clock.sleep(min(next(waits), timings.backoff if ended else timings.poll))
 
     def _present(self) -> Iterator[str]:
         complete = yield from self._read()
@@ -145,7 +148,7 @@ class PodLog:
                 for raw in raws:
                     if self._is_new(raw, replay):
                         yield _split(raw)[1]
-                if self._stopped.is_set():
+                if self._stopped():
                     return False
             complete = True
         except (HTTPError, OSError):
@@ -204,30 +207,35 @@ class MergedLogs:
     """The lines of several pods, each log read by a thread; without `follow` only those that exist now."""
 
     def __init__(self, cluster: Cluster, *, follow: bool = True) -> None:
-        self._cluster, self._follow = cluster, follow
-        self._lines: Queue[LogLine] = Queue(maxsize=1000)
-        self._readers: dict[str, threading.Thread] = {}
-        self._stopped = threading.Event()
+        self._cluster, self._clock, self._follow = cluster, cluster.clock, follow
+        self._lines: deque[LogLine] = deque()
+        self._changed = self._clock.condition()  # Notified after each change of these fields.
+        self._followed: set[str] = set()  # Uids of pods.
+        self._reading: set[str] = set()  # Those of them whose logs have not ended.
+        self._stopped = False
 
     def __enter__(self) -> "MergedLogs":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped.set()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
 
     def follow(self, pod: str, uid: str, *, tail: int = 0) -> None:
         """Start to read a pod's log, or its `tail` last lines, unless that was started already."""
-        if uid not in self._readers:
-            log = PodLog(self._cluster, pod, uid, self._stopped, tail=tail)
-            self._readers[uid] = threading.Thread(target=self._read, args=[pod, log], daemon=True)
-            self._readers[uid].start()
+        if uid not in self._followed:
+            log = PodLog(self._cluster, pod, uid, lambda: self._stopped, tail=tail)
+            self._followed.add(uid)
+            self._reading.add(uid)
+            self._clock.start(self._read, pod, uid, log)
 
     def lines(self, seconds: float) -> Iterator[LogLine]:
         """Yield the lines that come within a time."""
-        end = time.monotonic() + seconds
-        while (remaining := end - time.monotonic()) > 0:
-            with suppress(Empty):
-                yield self._lines.get(timeout=remaining)
+        end = self._clock.monotonic() + seconds
+        while (remaining := end - self._clock.monotonic()) > 0:
+            if line := self._next(remaining):
+                yield line
 
     def rest(self, seconds: float, ended: Collection[str] | None = None) -> Iterator[LogLine]:
         """Yield lines until every log has ended; wait only a limited time for a log that does not end.
@@ -235,25 +243,36 @@ class MergedLogs:
         It waits `seconds` for a further line, and ten times as long in all. If the uids of the pods that have
         `ended` are known, logs of others are read while these are read, and for a sixth of the time.
         """
-        start = last_line_at = time.monotonic()
-        while (now := time.monotonic()) < min(last_line_at + seconds, start + 10 * seconds):
-            alive = {uid for uid, thread in self._readers.items() if thread.is_alive()}
-            awaited = alive if ended is None else alive & set(ended)
-            finished = not awaited and (not alive or now > start + seconds / 6)
-            try:
-                yield self._lines.get(timeout=0.0 if finished else 0.05)
+        monotonic = self._clock.monotonic
+        start = last_line_at = monotonic()
+        while (now := monotonic()) < min(last_line_at + seconds, start + 10 * seconds):
+            reading = self._reading.copy()
+            awaited = reading if ended is None else reading & set(ended)
+            finished = not awaited and (not reading or now > start + seconds / 6)
+            if line := self._next(0.0 if finished else 0.05):
                 last_line_at = now
-            except Empty:
-                if finished:
-                    return
+                yield line
+            elif finished:
+                return
         logger.warning("the logs did not come to an end in time; lines may be missing")
 
-    def _read(self, pod: str, log: PodLog) -> None:
+    def _next(self, seconds: float) -> LogLine | None:
+        """Return the next line, None if there is none within a time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._lines, seconds):
+                return None
+            line = self._lines.popleft()
+            self._changed.notify_all()
+            return line
+
+    def _read(self, pod: str, uid: str, log: PodLog) -> None:
         try:
             for line in log.lines(follow=self._follow):
-                while not self._stopped.is_set():
-                    with suppress(Full):
-                        self._lines.put(LogLine(pod, line), timeout=1.0)
-                        break
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopped or len(self._lines) < _MAX_UNREAD_LINES)
+                    self._lines.append(LogLine(pod, line))
+                    self._changed.notify_all()
         except ApiError as error:
             logger.warning("the log of pod %s is not shown: %s", pod, error)
+        finally:
+            self._reading.discard(uid)

@@ -67,7 +67,7 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
 def run_has_ended(cluster: Cluster, workflow: str) -> bool:
     """Return whether a run has ended, by its Workflow; asks once."""
     body = cluster.find(_WORKFLOWS, workflow, **_GLANCE)
-    return body is None or has_ended(body)
+    return body is None or has_ended(body, cluster.clock.now())
 
 
 def read_workflow(cluster: Cluster) -> dict[str, Any]:

@@ -1,11 +1,10 @@
 """Status of a job and its pods, how replaced pods ended, and the cluster's events about them."""
 
 import itertools
-import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from kubernetes.client import ApiException
@@ -146,10 +145,10 @@ def _message(event: Any) -> str:
     return " ".join((event.message or "").split())[:_EVENT_LENGTH]
 
 
-def has_waited(created: Any) -> bool:
+def has_waited(created: Any, now: datetime) -> bool:
     """Whether something that was created then (datetime or RFC 3339) had time to start."""
     moment = datetime.fromisoformat(created) if isinstance(created, str) else created
-    return (datetime.now(UTC) - moment).total_seconds() > SLOW
+    return (now - moment).total_seconds() > SLOW
 
 
 def _rfc3339(moment: Any) -> str:
@@ -218,19 +217,19 @@ class PodHistory:
         self._suspended: set[str] = set()
         """Pods from before a suspension, which may take a while to terminate."""
         self._observed: set[str] = set()  # Pods of the statuses since the last suspension.
-        self._news = threading.Condition()
-        self._stopped = threading.Event()
+        self._news = cluster.clock.condition()
+        self._stopped = False
         self._watching = False
 
     def watch(self, kind: Kind, job: Body) -> None:
         """Start the watch, unless it was started."""
         if not self._watching:
             self._watching = True
-            threading.Thread(target=self._watch, args=[kind, job], daemon=True).start()
+            self._cluster.clock.start(self._watch, kind, job)
 
     def stop(self) -> None:
         """End the watch."""
-        self._stopped.set()
+        self._stopped = True
 
     def completed(self, status: JobStatus) -> JobStatus:
         """Return a status whose pods count the pods before them as restarts, and report how the last one
@@ -292,7 +291,7 @@ class PodHistory:
             "_request_timeout": (timings.connect, timings.quiet),
         }
         watch, waits = Watch(), timings.waits()
-        while not self._stopped.is_set():
+        while not self._stopped:
             begin = {"resource_version": watch.resource_version} if watch.resource_version else {}
             try:
                 for change in watch.stream(
@@ -300,7 +299,7 @@ class PodHistory:
                 ):
                     waits = timings.waits()
                     self._note(_status(change["object"], kind, job), deleted=change["type"] == "DELETED")
-                    if self._stopped.is_set():
+                    if self._stopped:
                         return
             except ApiException as error:
                 if error.status in (403, 405):
@@ -312,4 +311,4 @@ class PodHistory:
                     watch = Watch()
             except (HTTPError, OSError, ValueError, LookupError):
                 pass  # A stream that broke, or was silent for long: the next one goes on where it was.
-            self._stopped.wait(next(waits))
+            cluster.clock.sleep(next(waits))

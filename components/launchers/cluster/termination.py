@@ -36,7 +36,7 @@ _FIELDS = {
 }
 
 
-def has_ended(workflow: Mapping[str, Any]) -> bool:
+def has_ended(workflow: Mapping[str, Any], now: datetime) -> bool:
     """Return whether the run of a Workflow is terminated, deleted, finished or past its deadline."""
     spec, status = workflow.get("spec") or {}, workflow.get("status") or {}
     if spec.get("shutdown") or status.get("finishedAt") or workflow["metadata"].get("deletionTimestamp"):
@@ -45,8 +45,8 @@ def has_ended(workflow: Mapping[str, Any]) -> bool:
     if seconds is None:
         return False
     # Kubeflow Pipelines terminates a run by a deadline of 0.
-    began = datetime.fromisoformat(started) if started else datetime.now(UTC)
-    return seconds == 0 or (datetime.now(UTC) - began).total_seconds() > float(seconds)
+    began = datetime.fromisoformat(started) if started else now
+    return seconds == 0 or (now - began).total_seconds() > float(seconds)
 
 
 def delete_with_run(
@@ -162,7 +162,7 @@ def _ask(server: _Server, workflow: str) -> bool | None:
         response = server.ask("GET", workflow)
         text = response.read()
         if response.status == 200:
-            return has_ended(json.loads(text))
+            return has_ended(json.loads(text), datetime.now(UTC))
     except (OSError, http.client.HTTPException, ValueError, LookupError):
         return None
     return True if response.status == 404 else None
@@ -193,7 +193,7 @@ def main() -> None:
             server.status("GET", request["jobs"][0], accept=_METADATA)
         stopping = signal.sigtimedwait(_STOP_SIGNALS, 0.2)
         leaves = pod.seen is not None and bool(pod.seen["metadata"].get("deletionTimestamp"))
-        ended = run.seen is not None and has_ended(run.seen)
+        ended = run.seen is not None and has_ended(run.seen, datetime.now(UTC))
         if not ended and (stopping or (leaves and not leaving)):
             answer = _ask(server, request["workflow"])
             if answer is False:

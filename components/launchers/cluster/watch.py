@@ -2,11 +2,10 @@
 
 import re
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from types import FrameType
 from typing import NoReturn
@@ -171,9 +170,10 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
         try:
             backend.withdraw(job.name, wait=False)
             # A creation that was under way may arrive late.
-            end = time.monotonic() + (backend.timings.late if submitted is None else 0.0)
-            while time.monotonic() < end:
-                time.sleep(backend.timings.backoff)
+            clock = backend.clock
+            end = clock.monotonic() + (backend.timings.late if submitted is None else 0.0)
+            while clock.monotonic() < end:
+                clock.sleep(backend.timings.backoff)
                 backend.withdraw(job.name, wait=False)
         except LaunchError as error:
             raise Interrupted(
@@ -195,12 +195,13 @@ class Watch:
         """Last lines, by rank: a pod that replaces another may have another name."""
         self._ranks: dict[str, int] = {}
         self._reported: set[tuple[str, ...]] = set()
-        self._obstacles = obstacles.Obstacles()
+        self._obstacles = obstacles.Obstacles(backend.clock)
         self._restarts = Restarts()
         self._queue_message, self._queue_told = "", float("-inf")
         self._queue_reason, self._queue_since = "", 0.0
         self._status = JobStatus(job.name, Phase.GONE)
-        self._phase_since = self._spoken = time.monotonic()
+        self._clock = backend.clock
+        self._phase_since = self._spoken = self._clock.monotonic()
         self._waiting_since: float | None = None
 
     def to_the_end(self) -> None:
@@ -216,10 +217,10 @@ class Watch:
             if hint := self._hints.line(event.text):
                 self._tell(f"hint: {hint}")
         timings = self._backend.timings
-        end = time.monotonic() + timings.replaced
+        end = self._clock.monotonic() + timings.replaced
         # Another job may replace ours in a moment.
-        while self._status.phase is Phase.GONE and time.monotonic() < end:
-            time.sleep(min(timings.poll, timings.replaced / 4))
+        while self._status.phase is Phase.GONE and self._clock.monotonic() < end:
+            self._clock.sleep(min(timings.poll, timings.replaced / 4))
             try:
                 self._check_identity(self._backend.status(self._job.name))
             except ApiError:
@@ -229,13 +230,13 @@ class Watch:
             raise of_job(self._status, last, self._hints)
 
     def _tell(self, text: str) -> None:
-        self._spoken = time.monotonic()
+        self._spoken = self._clock.monotonic()
         self._out(text)
 
     def _look(self, status: JobStatus) -> None:
         self._check_identity(status)
         before, self._status = self._status, status
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if status.phase is not before.phase:
             self._phase_since = now
         if self._is_queue_news(status, now) or status.phase is not before.phase:
@@ -247,7 +248,7 @@ class Watch:
         # The controller may have been first.
         is_late = status.phase is Phase.FAILED and status.reason == "DeadlineExceeded"
         if job.deadline and not status.phase.final:
-            age = datetime.now(UTC) - datetime.fromisoformat(status.created)
+            age = self._clock.now() - datetime.fromisoformat(status.created)
             is_late = age.total_seconds() > job.deadline
         if is_late:
             self._give_up(

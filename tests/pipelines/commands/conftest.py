@@ -12,7 +12,7 @@ FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)
 
 
 @pytest.fixture
-def kubedet(kubedet, monkeypatch, fake_cluster):
+def kubedet(kubedet, monkeypatch, served_cluster):
     """Runs a command line against the fake cluster, in haste; returns exit code, stdout and stderr."""
 
     def connect(cls, namespace="", *, kinds=ALL, timings=None):

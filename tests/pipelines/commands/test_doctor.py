@@ -1,8 +1,7 @@
 """`kubedet doctor`."""
 
 import pytest
-from fake_exec import give_exec
-from fake_pod import endless
+from cluster.pods import endless
 from patience import until
 
 
@@ -13,8 +12,8 @@ def test_all_is_well(kubedet, tmp_path):
     assert out.endswith("\na run has what it needs\n")
 
 
-def test_missing_requirements_have_a_fix_and_exit_code_1(kubedet, fake_cluster):
-    fake_cluster.denied.add(("list", "events"))
+def test_missing_requirements_have_a_fix_and_exit_code_1(kubedet, served_cluster):
+    served_cluster.denied.add(("list", "events"))
     code, out, _ = kubedet("doctor", "--credentials", "none")
     assert code == 1
     assert "missing  permissions on events: not allowed: list\n         fix: allow it" in out
@@ -29,19 +28,18 @@ def test_no_cluster_at_all_is_missing(kubedet, monkeypatch, tmp_path):
     assert out.startswith("missing  cluster: ")
 
 
-def test_this_machine_alone_is_looked_at(kubedet, fake_cluster):
+def test_this_machine_alone_is_looked_at(kubedet, served_cluster):
     code, out, _ = kubedet("doctor", "--local")
     assert code == 0
     assert "ok       packages: " in out
-    assert not fake_cluster.seen
+    assert not served_cluster.seen
 
 
 @pytest.mark.slow
-def test_a_running_job_is_looked_into(kubedet, fake_cluster):
-    give_exec(fake_cluster)
-    fake_cluster.lives["a-worker-0"] = endless
+def test_a_running_job_is_looked_into(kubedet, served_cluster):
+    served_cluster.lives["a-worker-0"] = endless
     kubedet("job", "submit", "--name", "a", "--image", "i:1", "--", "true")
-    until(lambda: fake_cluster.pod("a-worker-0").body["status"]["phase"] == "Running")
+    until(lambda: served_cluster.pod("a-worker-0").body["status"]["phase"] == "Running")
     words = ["--shared-memory", "1", "--interface", "net77", "--rdma", "--gpus", 4096]
     code, out, _ = kubedet("doctor", "--job", "a", *words)
     assert code == 1 and "ok       a-worker-0: shared memory: " in out
@@ -81,8 +79,8 @@ def test_the_version_of_kubeflow_pipelines_is_judged(kfp_server, kubedet, monkey
         (["--resource", "gpu=many", "--resource", "=1"], "'gpu=many' is not NAME or NAME=N; --resource '=1'"),
     ],
 )
-def test_bad_options_are_refused_before_anything_is_asked(kubedet, fake_cluster, words, message):
+def test_bad_options_are_refused_before_anything_is_asked(kubedet, served_cluster, words, message):
     code, _, err = kubedet("doctor", *words)
     assert code == 2
     assert message in err
-    assert not fake_cluster.seen
+    assert not served_cluster.seen

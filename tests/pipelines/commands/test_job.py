@@ -5,9 +5,8 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from fake_exec import give_exec
-from fake_kueue import give_kueue
-from fake_pod import endless
+from cluster.kueue import Kueue
+from cluster.pods import endless
 from kinds import plain, pod_name
 from patience import until
 from terminal import Terminal
@@ -26,11 +25,11 @@ def in_haste(monkeypatch):
 
 
 @pytest.fixture
-def submit(kubedet, fake_cluster):
+def submit(kubedet, served_cluster):
     """Submits a job whose pods have a life, and whose other options may be given."""
 
     def submit(name, life=endless, *words):
-        fake_cluster.lives |= {f"{name}-worker-{number}": life for number in range(2)}
+        served_cluster.lives |= {f"{name}-worker-{number}": life for number in range(2)}
         return kubedet("job", "submit", "--name", name, "--image", "i:1", *words, "--", "true")
 
     return submit
@@ -42,27 +41,26 @@ def fails(pod):
     pod.exit(3)
 
 
-def test_submit_sends_the_job_and_says_what_to_do_next(kubedet, fake_cluster):
+def test_submit_sends_the_job_and_says_what_to_do_next(kubedet, served_cluster):
     words = ["-n", "team", "--name", "big", "--image", "i:1", "--nodes", 2, "--", "train", "--", "-x"]
     code, out, _ = kubedet("job", "submit", *words)
     assert code == 0
     assert "kubedet job status -n team big" in out
-    container = fake_cluster.job("big", "team")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    container = served_cluster.job("big", "team")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert container["containers"][0]["command"] == ["train", "--", "-x"]
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_running_job_is_listed_entered_and_stopped(kubedet, fake_cluster, kind):
-    give_exec(fake_cluster)
-    fake_cluster.installed = {each.plural for each in KINDS.values()}
+def test_a_running_job_is_listed_entered_and_stopped(kubedet, served_cluster, kind):
+    served_cluster.installed = {each.plural for each in KINDS.values()}
     ranks = [pod_name(kind, rank) for rank in (0, 1)]
-    fake_cluster.lives |= dict.fromkeys(ranks, endless)
+    served_cluster.lives |= dict.fromkeys(ranks, endless)
 
     def run(verb, *words):
         return kubedet("job", verb, "--backend", kind.name, *words)
 
     assert run("submit", "--name", "train", "--image", "i:1", "--nodes", 2, "--", "true")[0] == 0
-    until(lambda: all(pod and pod.containers[0] for pod in map(fake_cluster.pod, ranks)))
+    until(lambda: all(pod and pod.containers[0] for pod in map(served_cluster.pod, ranks)))
     row = run("list")[1].splitlines()[1].split()
     assert row[:3] == ["train", kind.title, "running"] and "2/2" in row
     (status,) = json.loads(run("list", "-o", "json")[1])
@@ -70,10 +68,10 @@ def test_a_running_job_is_listed_entered_and_stopped(kubedet, fake_cluster, kind
     assert plain(run("logs", "train")[1]) == f"{ranks[0]}: hello from {ranks[0]}\n"
     assert plain(run("logs", "train", "--rank", 1)[1]) == f"hello from {ranks[1]}\n"
     assert run("exec", "train", "--rank", 1, "--", "sh", "-c", "echo $0; exit 5", "x")[:2] == (5, "x\n")
-    ((name, containers, _),) = fake_cluster.executed
-    assert plain(name) == ranks[1] and containers == [fake_cluster.pod(ranks[1]).container]
+    ((name, containers, _),) = served_cluster.executed
+    assert plain(name) == ranks[1] and containers == [served_cluster.pod(ranks[1]).container]
     assert run("stop", "train")[1].endswith("\ndeleted train\n")
-    assert not [key for key in fake_cluster.objects if key[0] in ("pods", "trainingruntimes")]
+    assert not [key for key in served_cluster.objects if key[0] in ("pods", "trainingruntimes")]
 
 
 def test_submit_and_wait_shows_the_log_and_ends_as_the_job_did(submit):
@@ -85,9 +83,9 @@ def test_submit_and_wait_shows_the_log_and_ends_as_the_job_did(submit):
     assert "the loss is nan" in err
 
 
-def test_status_shows_pods_and_says_what_holds_them_back(kubedet, submit, fake_cluster):
+def test_status_shows_pods_and_says_what_holds_them_back(kubedet, submit, served_cluster):
     submit("stuck", lambda pod: (pod.unschedulable("0/3 nodes have nvidia.com/gpu"), pod.sleep(60)))
-    until(lambda: fake_cluster.pod("stuck-worker-0").body["status"].get("conditions"))
+    until(lambda: served_cluster.pod("stuck-worker-0").body["status"].get("conditions"))
     code, out, _ = kubedet("job", "status", "stuck")
     assert code == 0
     assert out.splitlines()[0] == "stuck  pending"
@@ -105,22 +103,22 @@ def test_a_missing_job_is_an_error(kubedet, verb):
     assert err == "error: namespace default has no job 'none'\n  fix: see `kubedet job list -n default`\n"
 
 
-def test_a_command_where_none_belongs_is_refused(kubedet, fake_cluster):
+def test_a_command_where_none_belongs_is_refused(kubedet, served_cluster):
     code, _, err = kubedet("job", "stop", "a", "--", "rm", "x")
     assert code == 2
     assert "takes no command: rm x" in err
-    assert not fake_cluster.seen
+    assert not served_cluster.seen
 
 
-def test_the_log_of_one_pod(kubedet, submit, fake_cluster):
+def test_the_log_of_one_pod(kubedet, submit, served_cluster):
     submit("two", endless, "--nodes", 2)
-    until(lambda: len(fake_cluster.pod("two-worker-1").containers[0]) == 1)
+    until(lambda: len(served_cluster.pod("two-worker-1").containers[0]) == 1)
     assert kubedet("job", "logs", "--pod", "two-worker-1", "two")[1] == "hello from two-worker-1\n"
     said = kubedet("job", "logs", "two", "--rank", 5)[2]
     assert "two has no pod of rank 5\n  fix: its pods: two-worker-0, two-worker-1" in said
 
 
-def test_wait_ends_as_the_job_does_or_notices_that_it_is_gone(kubedet, submit, fake_cluster):
+def test_wait_ends_as_the_job_does_or_notices_that_it_is_gone(kubedet, submit, served_cluster):
     submit("bad", fails)
     code, _, err = kubedet("job", "wait", "bad")
     assert code == 3 and "exit code 3: the loss is nan" in err and "fix: lower train.lr" in err
@@ -131,21 +129,21 @@ def test_wait_ends_as_the_job_does_or_notices_that_it_is_gone(kubedet, submit, f
 
     def life(pod):
         pod.run()
-        while not before or len(fake_cluster.requests("GET", "pytorchjobs/a")) < before[0] + 2:
+        while not before or len(served_cluster.requests("GET", "pytorchjobs/a")) < before[0] + 2:
             pod.sleep(0.01)
-        fake_cluster.delete_job("default", "a")
+        served_cluster.delete_job("a")
 
     submit("a", life)
-    before.append(len(fake_cluster.requests("GET", "pytorchjobs/a")))
+    before.append(len(served_cluster.requests("GET", "pytorchjobs/a")))
     code, _, err = kubedet("job", "wait", "a")
     assert code == 1 and "a no longer exists" in err
 
 
-def test_the_status_of_a_job_that_kueue_does_not_serve_has_a_remedy(kubedet, submit, fake_cluster):
-    give_kueue(fake_cluster, serves=())
+def test_the_status_of_a_job_that_kueue_does_not_serve_has_a_remedy(kubedet, submit, served_cluster):
+    Kueue(served_cluster, serves=())
     submit("a", endless, "--backend", "pytorchjob", "--set", "kueue_queue=gpus")
     assert "fix: " not in kubedet("job", "status", "a")[1]  # It is there since a moment.
-    fake_cluster.job("a")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    served_cluster.job("a")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     out = kubedet("job", "status", "a")[1]
     assert "a: in queue gpus: Kueue has no Workload for it" in out
     assert "fix: name kubeflow.org/pytorchjob in integrations.frameworks" in out
@@ -164,12 +162,11 @@ MENU = [sys.executable, "-m", "pipelines.cli", "job", "menu"]
 
 
 @pytest.mark.slow
-def test_jobs_are_handled_by_keys(fake_cluster, tmp_path):
-    give_exec(fake_cluster)
+def test_jobs_are_handled_by_keys(served_cluster, tmp_path):
     name = "kubedet-0123456789ab-train"
-    fake_cluster.lives[f"{name}-worker-0"] = endless
+    served_cluster.lives[f"{name}-worker-0"] = endless
     ClusterBackend.connect().submit(JobSpec(name=name, image="i:1", command=("true",)))
-    with Terminal(MENU, fake_cluster.environment | {"HOME": str(tmp_path)}, (40, 80)) as terminal:
+    with Terminal(MENU, served_cluster.environment | {"HOME": str(tmp_path)}, (40, 80)) as terminal:
         terminal.until(f"{name} ")  # In full, in 80 columns.
         terminal.until("q quit")
         terminal.type("x 7\r")

@@ -121,11 +121,11 @@ def test_a_run_without_new_images_reports_it(kfp_server, capsys, condition, coun
     assert capsys.readouterr().out.count("nothing new: nothing was trained") == count
 
 
-def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server, fake_cluster, capsys):
+def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server, served_cluster, capsys):
     kfp_server.states = ["RUNNING", ("FAILED", [{"display_name": "train", "state": "FAILED"}])]
     ended = {"exitCode": 1, "reason": "Error", "message": "unknown recipe 'nope'\n  fix: use debug"}
     kfp_server.started = lambda run: run_pods.put(
-        fake_cluster, run["run_id"], "train(0).executor(0)", main={"terminated": ended}
+        served_cluster, run["run_id"], "train(0).executor(0)", main={"terminated": ended}
     )
     assert cli.main([*ARGUMENTS, "--wait"]) == 1
     error = "error: the run try failed\n  Train: unknown recipe 'nope'\n  fix: use debug\n"
@@ -141,10 +141,10 @@ def test_a_run_that_was_stopped_has_not_succeeded(kfp_server, capsys, state, mes
     assert message in capsys.readouterr().err
 
 
-def test_what_steps_recorded_is_shown_at_the_end(kfp_server, fake_cluster, capsys):
+def test_what_steps_recorded_is_shown_at_the_end(kfp_server, served_cluster, capsys):
     recorded = {"exitCode": 0, "message": "held back\ncoco/AP 0.1 < 0.5"}
     kfp_server.started = lambda run: run_pods.put(
-        fake_cluster,
+        served_cluster,
         run["run_id"],
         "evaluate(0).executor(0)",
         main={"terminated": recorded},
@@ -155,16 +155,16 @@ def test_what_steps_recorded_is_shown_at_the_end(kfp_server, fake_cluster, capsy
 
 
 @pytest.fixture
-def cluster(kfp_server, fake_cluster):
+def cluster(kfp_server, served_cluster):
     """A cluster with Kubeflow Pipelines and a node of 4 cores, 16 GiB and 8 GPUs."""
     labels = {"app": "ml-pipeline"}
-    fake_cluster.add(
+    served_cluster.add(
         "pods", "kubeflow", {"metadata": {"name": "api", "labels": labels}, "spec": {"containers": []}}
     )
     allocatable = {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "8"}
     status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
-    fake_cluster.add("nodes", "", {"metadata": {"name": "a"}, "spec": {}, "status": status})
-    return fake_cluster
+    served_cluster.add("nodes", "", {"metadata": {"name": "a"}, "spec": {}, "status": status})
+    return served_cluster
 
 
 @pytest.mark.parametrize("option", ["--credentials", "--claim"])
@@ -218,7 +218,7 @@ def test_a_run_that_reached_its_deadline(kfp_server, capsys):
     assert "deadline" not in capsys.readouterr().err
 
 
-def test_waiting_says_once_why_a_step_does_not_start_and_that_it_is_over(kfp_server, fake_cluster, capsys):
+def test_waiting_says_once_why_a_step_does_not_start_and_that_it_is_over(kfp_server, served_cluster, capsys):
     kfp_server.states = [("RUNNING", [{"display_name": "train", "state": "RUNNING"}])] * 5 + ["SUCCEEDED"]
     words = "0/3 nodes are available: 3 Insufficient memory."
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
@@ -226,8 +226,8 @@ def test_waiting_says_once_why_a_step_does_not_start_and_that_it_is_over(kfp_ser
 
     def put(run):
         node = "train(0).executor(0)"
-        name = run_pods.put(fake_cluster, run["run_id"], node, phase="Pending", conditions=[unscheduled])
-        pod["status"] = fake_cluster.objects["pods", "kubeflow", name]["status"]
+        name = run_pods.put(served_cluster, run["run_id"], node, phase="Pending", conditions=[unscheduled])
+        pod["status"] = served_cluster.objects["pods", "kubeflow", name]["status"]
 
     kfp_server.started = put
     kfp_server.answered = lambda: len(kfp_server.states) == 3 and pod["status"].update(phase="Running")
@@ -244,11 +244,11 @@ def test_a_step_whose_end_follows_that_of_the_run_is_shown(kfp_server, capsys):
     assert "Clean up: succeeded" in capsys.readouterr().out
 
 
-def test_a_step_that_only_a_person_can_help_ends_the_run(kfp_server, fake_cluster, capsys):
+def test_a_step_that_only_a_person_can_help_ends_the_run(kfp_server, served_cluster, capsys):
     kfp_server.states = [("RUNNING", [])]
     gone = {"reason": "ErrImagePull", "message": 'failed to pull "registry.example/none": not found'}
     kfp_server.started = lambda run: run_pods.put(
-        fake_cluster, run["run_id"], "prepare(0).executor(0)", phase="Pending", main={"waiting": gone}
+        served_cluster, run["run_id"], "prepare(0).executor(0)", phase="Pending", main={"waiting": gone}
     )
     assert cli.main([*ARGUMENTS, "--wait", "--job", "start_timeout=1"]) == 1
     shown = capsys.readouterr()

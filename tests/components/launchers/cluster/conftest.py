@@ -1,31 +1,14 @@
-"""A backend that is quick to try again, before a fake API server."""
+"""A backend of a simulated cluster, that is quick to try again."""
 
 import pytest
-from fake_pod import endless
+from cluster.fixtures import QUICK, connect_backend
+from cluster.pods import endless
 from kinds import plain, pod_name
 
-from components.launchers.backend import Timings
 from components.launchers.cluster import watch
-from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 from trainer.base.errors import KubedetError
-
-QUICK = Timings(
-    connect=1.0,
-    read=1.0,
-    patience=2.0,
-    outage=2.0,
-    backoff=0.02,
-    longest_backoff=0.1,
-    poll=0.05,
-    heartbeat=30.0,
-    quiet=0.5,
-    drain=10.0,
-    removal=1.2,
-    stop=1.0,
-    replaced=0.4,
-)
 
 
 @pytest.fixture
@@ -34,10 +17,10 @@ def timings():
 
 
 @pytest.fixture
-def kind(request, fake_cluster):
-    """The kind of jobs that the fake cluster knows: PyTorchJobs, unless the test is for `both`."""
+def kind(request, simulated):
+    """The kind of jobs that the cluster knows: PyTorchJobs, unless the test is for `both`."""
     kind = KINDS[getattr(request, "param", "pytorchjob")]
-    fake_cluster.installed = {kind.plural}
+    simulated.installed = {kind.plural}
     return kind
 
 
@@ -52,8 +35,8 @@ def second(kind):
 
 
 @pytest.fixture
-def backend(kind):
-    return ClusterBackend.connect(timings=QUICK, kinds=[kind])
+def backend(kind, simulated):
+    return connect_backend(simulated, [kind])
 
 
 @pytest.fixture
@@ -87,5 +70,5 @@ def run(backend, job):
 
 
 @pytest.fixture
-def endless_pods(fake_cluster, first, second):
-    fake_cluster.lives |= {first: endless, second: endless}
+def endless_pods(simulated, first, second):
+    simulated.lives |= {first: endless, second: endless}

@@ -1,10 +1,9 @@
 """Requests: which are retried, and the messages of refusals."""
 
 import re
-import time
 
 import pytest
-from fake_api import Fault
+from cluster.api import Fault
 
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, connect
@@ -23,35 +22,34 @@ WEBHOOK = 'admission webhook "validator.pytorchjob.training-operator.kubeflow.or
     ],
     ids=str,
 )  # fmt: skip
-def test_what_passes_is_tried_again(cluster, fake_cluster, fault):
+def test_what_passes_is_tried_again(cluster, simulated, fault):
     times = 1 if "delay" in fault else 3
-    fake_cluster.faults.append(Fault("GET", "pods", times=times, **fault))
+    simulated.faults.append(Fault("GET", "pods", times=times, **fault))
     assert pods.of_job(cluster, KIND, "train", patience=5) == []
-    assert len(fake_cluster.requests("GET", "pods")) == times + 1
+    assert len(simulated.requests("GET", "pods")) == times + 1
 
 
-def test_retry_after_is_obeyed(cluster, fake_cluster):
-    fake_cluster.faults.append(Fault("GET", "pods", status=429, retry_after=1))
-    begun = time.monotonic()
+def test_retry_after_is_obeyed(cluster, simulated):
+    simulated.faults.append(Fault("GET", "pods", status=429, retry_after=1))
+    begun = simulated.clock.monotonic()
     pods.of_job(cluster, KIND, "train")
-    assert time.monotonic() - begun >= 1.0
+    assert simulated.clock.monotonic() - begun >= 1.0
 
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"drop": True}], ids=str)
-def test_patience_has_an_end(cluster, fake_cluster, fault):
-    fake_cluster.faults.append(Fault("GET", times=1000, **fault))
-    begun = time.monotonic()
+def test_patience_has_an_end(cluster, simulated, fault):
+    simulated.faults.append(Fault("GET", times=1000, **fault))
+    begun = simulated.clock.monotonic()
     with pytest.raises(ApiError, match="cannot list pods in namespace default") as error:
         pods.of_job(cluster, KIND, "train", patience=0.3)
-    assert time.monotonic() - begun < 20
+    assert simulated.clock.monotonic() - begun < 20
     assert error.value.transient and error.value.exit_code == 1 and error.value.fix
 
 
-def test_a_token_that_was_rotated_is_read_again(cluster, fake_cluster):
-    fake_cluster.token = "second"
-    fake_cluster.write_kubeconfig()
+def test_a_token_that_was_rotated_is_read_again(cluster, simulated):
+    simulated.token = simulated.valid_token = "second"
     assert pods.of_job(cluster, KIND, "train") == []
-    assert len(fake_cluster.seen) == 2
+    assert len(simulated.seen) == 2
 
 
 @pytest.mark.parametrize(
@@ -68,8 +66,8 @@ def test_a_token_that_was_rotated_is_read_again(cluster, fake_cluster):
         (422, "spec.pytorchReplicaSpecs: Required value", "definition of such a job"),
     ],
 )
-def test_a_refusal_is_reported_once_and_with_a_remedy(cluster, fake_cluster, status, message, fix):
-    fake_cluster.faults.append(Fault("POST", status=status, message=message, times=2))
+def test_a_refusal_is_reported_once_and_with_a_remedy(cluster, simulated, status, message, fix):
+    simulated.faults.append(Fault("POST", status=status, message=message, times=2))
     body = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"}}
     with pytest.raises(ApiError) as error:
         cluster.request("create", KIND.resource, "train", body=body)
@@ -78,20 +76,20 @@ def test_a_refusal_is_reported_once_and_with_a_remedy(cluster, fake_cluster, sta
     assert message in messages.message
     assert re.search(fix, messages.fix)
     assert messages.exit_code == EXIT_USAGE
-    assert len(fake_cluster.seen) == (2 if status == 401 else 1)
+    assert len(simulated.seen) == (2 if status == 401 else 1)
 
 
-def test_what_belongs_to_the_cluster_is_in_no_namespace(cluster, fake_cluster):
-    fake_cluster.denied.add(("list", "nodes"))
+def test_what_belongs_to_the_cluster_is_in_no_namespace(cluster, simulated):
+    simulated.denied.add(("list", "nodes"))
     with pytest.raises(ApiError) as error:
         cluster.call("list", "nodes", cluster.core.list_node)
     assert error.value.message.startswith("cannot list nodes: 403")
     assert error.value.fix.startswith("allow it with a ClusterRole: ")
 
 
-def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake_cluster):
+def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, simulated):
     assert cluster.find(KIND.resource, "train") is None
-    fake_cluster.installed.clear()
+    simulated.installed.clear()
     with pytest.raises(ApiError, match="404") as error:
         cluster.find(KIND.resource, "train")
     assert "install the Training Operator" in error.value.fix
@@ -114,7 +112,7 @@ def test_a_broken_kubeconfig_is_reported(tmp_path, monkeypatch, text):
         connect()
 
 
-def test_the_namespace_is_the_given_one_or_the_kubeconfigs(fake_cluster):
-    fake_cluster.write_kubeconfig(namespace="team")
+def test_the_namespace_is_the_given_one_or_the_kubeconfigs(served_cluster):
+    served_cluster.write_kubeconfig(namespace="team")
     assert connect().namespace == "team"
     assert connect("mine").namespace == "mine"

@@ -2,18 +2,16 @@
 
 import itertools
 import re
-import threading
-import time
 from dataclasses import replace
 from functools import partial
 
 import pytest
-from fake_kueue import BOTH, PREEMPTED, QUOTA, give_kueue
-from fake_pod import endless, fine
+from cluster.fixtures import connect_backend
+from cluster.kueue import BOTH, PREEMPTED, QUOTA, Kueue
+from cluster.pods import endless, fine
 from kinds import both
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
-from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kueue import framework, release
 from components.launchers.cluster.pods import PodHistory
@@ -21,8 +19,8 @@ from trainer.base.errors import LaunchError
 
 
 @pytest.fixture
-def kueue(fake_cluster):
-    return give_kueue(fake_cluster)
+def kueue(simulated):
+    return Kueue(simulated)
 
 
 @pytest.fixture
@@ -32,22 +30,22 @@ def waiting(backend, job, kueue):
     return lambda: backend.status("train")
 
 
-def asked(fake_cluster):
-    return [seen.path for seen in fake_cluster.requests(path="kueue.x-k8s.io")]
+def asked(simulated):
+    return [seen.path for seen in simulated.requests(path="kueue.x-k8s.io")]
 
 
 def test_a_job_that_waits_for_quota_reports_position_and_reason(waiting, kueue):
-    kueue.waits("train", QUOTA)
-    kueue.ahead("pytorchjob-a-1", "pytorchjob-b-2")
+    kueue.set_waiting("train", QUOTA)
+    kueue.put_ahead("pytorchjob-a-1", "pytorchjob-b-2")
     status = waiting()
     assert (status.phase, status.reason) == (Phase.SUSPENDED, "Queued")
     assert status.message == f"position 3 in queue gpus: {QUOTA}"
-    kueue.leave("pytorchjob-a-1")
+    kueue.drop("pytorchjob-a-1")
     assert waiting().message.startswith("position 2 in queue gpus: ")
 
 
 def test_a_job_that_never_fits_is_told_so(waiting, kueue):
-    kueue.waits("train", "insufficient quota: request (300m) > maximum capacity (200m)")
+    kueue.set_waiting("train", "insufficient quota: request (300m) > maximum capacity (200m)")
     assert "capacity (200m); it never fits unless it asks for less" in waiting().message
 
 
@@ -63,14 +61,14 @@ def test_a_job_that_never_fits_is_told_so(waiting, kueue):
 )
 def test_what_holds_a_job_back_is_one_word(waiting, kueue, message, reason, word):
     """Kueue has other reasons where its gate UnadmittedWorkloadsExplicitStatus is on."""
-    kueue.waits("train", message, reason)
+    kueue.set_waiting("train", message, reason)
     status = waiting()
     assert (status.reason, status.message.partition(": ")[2]) == (word, message)
 
 
 @both
-def test_an_evicted_job_reports_reason_and_position(fake_cluster, waiting, kueue, first):
-    fake_cluster.lives[first] = endless
+def test_an_evicted_job_reports_reason_and_position(simulated, waiting, kueue, first):
+    simulated.lives[first] = endless
     kueue.admit("train")
     assert waiting().reason != "Queued"
     kueue.evict("train")
@@ -78,60 +76,60 @@ def test_an_evicted_job_reports_reason_and_position(fake_cluster, waiting, kueue
     assert (status.phase, status.reason) == (Phase.SUSPENDED, "Preempted")
     taken = PREEMPTED.partition("; preemptor")[0]
     assert status.message == f"taken back by Kueue (Preempted: {taken}), position 1 in queue gpus"
-    kueue.waits("train", QUOTA)
+    kueue.set_waiting("train", QUOTA)
     assert waiting().message == f"taken back by Kueue (Preempted: {taken}), position 1 in queue gpus: {QUOTA}"
 
 
-def test_an_older_kueue_is_asked_in_its_own_version(fake_cluster, backend, job):
-    kueue = give_kueue(fake_cluster, versions=("v1beta1",))
+def test_an_older_kueue_is_asked_in_its_own_version(simulated, backend, job):
+    kueue = Kueue(simulated, versions=("v1beta1",))
     backend.submit(job(kueue_queue="gpus"))
-    kueue.waits("train", QUOTA)
+    kueue.set_waiting("train", QUOTA)
     assert backend.status("train").message == f"position 1 in queue gpus: {QUOTA}"
-    seen = len(asked(fake_cluster))
+    seen = len(asked(simulated))
     assert backend.status("train").reason == "Queued"
-    assert not any("v1beta2" in path for path in asked(fake_cluster)[seen:])  # Once is enough.
+    assert not any("v1beta2" in path for path in asked(simulated)[seen:])  # Once is enough.
     assert str(release(backend.cluster)) == "Kueue (API kueue.x-k8s.io/v1beta1)"
 
 
-def test_a_workload_without_the_jobs_label_is_found_by_its_owner(fake_cluster, backend, job, kueue):
+def test_a_workload_without_the_jobs_label_is_found_by_its_owner(simulated, backend, job, kueue):
     kueue.labels = False
     backend.submit(job(kueue_queue="gpus"))
     assert backend.status("train").reason == "Queued"
 
 
-def test_the_reason_is_reported_if_positions_may_not_be_read(fake_cluster, waiting, kueue):
-    fake_cluster.denied.add(("get", "localqueues/pendingworkloads"))
-    kueue.waits("train", QUOTA)
+def test_the_reason_is_reported_if_positions_may_not_be_read(simulated, waiting, kueue):
+    simulated.denied.add(("get", "localqueues/pendingworkloads"))
+    kueue.set_waiting("train", QUOTA)
     assert waiting().message == f"in queue gpus: {QUOTA}"
     waiting()
-    assert len([path for path in asked(fake_cluster) if "pendingworkloads" in path]) == 1
+    assert len([path for path in asked(simulated) if "pendingworkloads" in path]) == 1
 
 
-def test_without_the_right_to_see_workloads_the_right_is_named(fake_cluster, waiting):
-    fake_cluster.denied.add(("list", "workloads"))
+def test_without_the_right_to_see_workloads_the_right_is_named(simulated, waiting):
+    simulated.denied.add(("list", "workloads"))
     status = waiting()
     assert (status.phase, status.reason) == (Phase.SUSPENDED, "QueueUnknown")
     assert 'apiGroups ["kueue.x-k8s.io"], resources ["workloads"], verbs ["list"]' in status.message
 
 
-def test_a_list_reads_each_queue_once(fake_cluster, backend, job, kueue):
-    kueue.queue("cpus")
+def test_a_list_reads_each_queue_once(simulated, backend, job, kueue):
+    kueue.add_queue("cpus")
     for name, queue in (("a", "gpus"), ("b", "gpus"), ("c", "cpus")):
         backend.submit(job(name=name, kueue_queue=queue))
     statuses = {status.name: status for status in backend.list_jobs()}
     assert {name: status.reason for name, status in statuses.items()} == dict.fromkeys("abc", "Queued")
     assert statuses["b"].message == "position 2 in queue gpus"
-    assert len(asked(fake_cluster)) == 3
+    assert len(asked(simulated)) == 3
 
 
 @pytest.fixture
-def quick(kind, timings):
+def quick(simulated, kind, timings):
     """The backend, which waits only half a second for Kueue."""
-    return ClusterBackend.connect(timings=replace(timings, unserved=0.5, place=0.3), kinds=[kind])
+    return connect_backend(simulated, [kind], replace(timings, unserved=0.5, place=0.3))
 
 
 @pytest.fixture
-def meanwhile(run):
+def meanwhile(run, simulated):
     """Do something, one step after the other, as soon as the run has said what each step waits for."""
 
     def begin(*steps):
@@ -139,12 +137,11 @@ def meanwhile(run):
             start = 0
             for words, act in steps:
                 while not any(words in line for line in run.lines[start:]):
-                    time.sleep(0.01)
+                    simulated.clock.sleep(0.01)
                 start = len(run.lines)
                 act()
 
-        thread = threading.Thread(target=walk, daemon=True)
-        thread.start()
+        simulated.clock.start(walk)
 
     return begin
 
@@ -153,12 +150,12 @@ def job_lines(lines):
     return [line for line in lines if line.startswith("job ")]
 
 
-def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_cluster, meanwhile):
-    kueue = give_kueue(fake_cluster)
+def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, simulated, meanwhile):
+    kueue = Kueue(simulated)
 
     def quota():
-        kueue.waits("train", QUOTA)
-        threading.Timer(2.0, kueue.admit, ["train"]).start()
+        kueue.set_waiting("train", QUOTA)
+        simulated.later(2.0, kueue.admit, "train")
 
     meanwhile(("position 1 in queue gpus", quota))
     lines = job_lines(run(quick, kueue_queue="gpus", start_timeout=1))
@@ -171,9 +168,9 @@ def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_clust
 
 
 @both
-def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster, kind):
+def test_a_job_that_no_controller_releases_is_given_up(run, quick, simulated, kind):
     ours, (other,) = framework(kind), [name for name in BOTH if name != framework(kind)]
-    give_kueue(fake_cluster, serves=[other])
+    Kueue(simulated, serves=[other])
     with pytest.raises(LaunchError) as error:
         run(quick, kueue_queue="gpus", start_timeout=600)
     assert re.match(
@@ -184,20 +181,20 @@ def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster,
     assert (
         f"make it a {other.split('/')[1]}" in error.value.fix and "leave kueue_queue out" in error.value.fix
     )
-    assert fake_cluster.job("train") is None
+    assert simulated.job("train") is None
 
 
-def test_so_is_one_where_there_is_no_kueue(run, quick, fake_cluster):
+def test_so_is_one_where_there_is_no_kueue(run, quick, simulated):
     with pytest.raises(LaunchError, match="no Kueue is installed: the cluster does not know its Workloads"):
         run(quick, kueue_queue="gpus", start_timeout=600)
-    assert fake_cluster.job("train") is None
+    assert simulated.job("train") is None
 
 
 @pytest.mark.parametrize(
     ("spoil", "message", "fix"),
     [
         (
-            lambda kueue: kueue.waits("train", "LocalQueue gpus doesn't exist", "Inadmissible"),
+            lambda kueue: kueue.set_waiting("train", "LocalQueue gpus doesn't exist", "Inadmissible"),
             "in queue gpus: LocalQueue gpus doesn't exist",
             "set kueue_queue to one",
         ),
@@ -207,30 +204,27 @@ def test_so_is_one_where_there_is_no_kueue(run, quick, fake_cluster):
             "kubectl describe workload",
         ),
         (
-            lambda kueue: kueue._condition("train", "Admitted", "True", "Admitted", ""),
+            lambda kueue: kueue.set_condition("train", "Admitted", "True", "Admitted", ""),
             "in queue gpus: admitted, and not released yet",
             "run the same command again",
         ),
     ],
     ids=["no queue", "deactivated", "admitted and never released"],
 )
-def test_one_that_its_queue_never_lets_go_is_given_up(
-    run, quick, fake_cluster, meanwhile, spoil, message, fix
-):
-    kueue = give_kueue(fake_cluster)
+def test_one_that_its_queue_never_lets_go_is_given_up(run, quick, simulated, meanwhile, spoil, message, fix):
+    kueue = Kueue(simulated)
     meanwhile(("in queue gpus", lambda: spoil(kueue)))
     with pytest.raises(LaunchError, match=r"the job train was given up after \d+ s") as error:
         run(quick, kueue_queue="gpus", start_timeout=1)
     assert message in error.value.message and fix in error.value.fix
-    assert fake_cluster.job("train") is None
+    assert simulated.job("train") is None
 
 
-def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, fake_cluster, meanwhile):
+def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, simulated, meanwhile):
     def release():
-        time.sleep(1.5)
-        job = fake_cluster.job("train")
-        job["spec"]["runPolicy"]["suspend"] = False
-        fake_cluster.start(job)
+        simulated.clock.sleep(1.5)
+        job = simulated.job("train")
+        simulated.suspend(job, False)
 
     meanwhile(("suspended", release))
     lines = run(quick, suspend=True, start_timeout=1)
@@ -240,11 +234,11 @@ def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, fake_clu
 
 @both
 def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
-    run, quick, fake_cluster, meanwhile, first
+    run, quick, simulated, meanwhile, first
 ):
-    kueue = give_kueue(fake_cluster)
-    fake_cluster.lives[first] = [endless, endless, endless, fine]
-    fake_cluster.termination_seconds = 0.3
+    kueue = Kueue(simulated)
+    simulated.lives[first] = [endless, endless, endless, fine]
+    simulated.termination_seconds = 0.3
     again = ("taken back by Kueue (Preempted: ", lambda: kueue.admit("train"))
     runs = ("running", lambda: kueue.evict("train"))
     meanwhile(("position 1 in queue", lambda: kueue.admit("train")), runs, again, runs, again, runs, again)
@@ -258,11 +252,11 @@ def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
     assert not [line for line in lines if "restarted" in line]
 
 
-@pytest.mark.parametrize("kind", [kind.title for kind in KINDS.values()])
-def test_pods_that_end_slowly_when_their_job_is_taken_back_are_no_restarts(kind):
+@pytest.mark.parametrize("title", [kind.title for kind in KINDS.values()])
+def test_pods_that_end_slowly_when_their_job_is_taken_back_are_no_restarts(cluster, title):
     """A TrainJob's pods have other names each time: old ones and new ones are there side by side."""
-    count = PodHistory(None).completed
-    of = partial(JobStatus, "train", kind=kind, queue="gpus")
+    count = PodHistory(cluster).completed
+    of = partial(JobStatus, "train", kind=title, queue="gpus")
     first, second, third = (PodStatus(f"train-{uid}", "Running", 0, uid=uid) for uid in "123")
     count(of(Phase.RUNNING, pods=(first,)))
     count(of(Phase.SUSPENDED, pods=(first,)))

@@ -1,24 +1,24 @@
 """What a job inherits from the pod that starts it."""
 
 import pytest
-from fake_api import Fault
+from cluster.api import Fault
+from cluster.fixtures import connect_backend
 
 from components.launchers.cluster import client
-from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.own_pod import OwnPod, ends_with_the_run, read_own_pod
 
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u-1"}
 
 
 @pytest.fixture
-def step(fake_cluster, monkeypatch):
+def step(simulated, monkeypatch):
     """The pod of a pipeline's step, which this process seems to run in."""
 
     def make(**metadata):
         owners = [WORKFLOW | {"controller": True, "blockOwnerDeletion": True}]
         containers = [{"name": "wait", "image": "argoexec"}, {"name": "main", "image": "component:1"}]
         metadata = {"name": "step-pod", "ownerReferences": owners} | metadata
-        return fake_cluster.add(
+        return simulated.add(
             "pods", "default", {"metadata": metadata, "spec": {"containers": containers}, "status": {}}
         )
 
@@ -26,10 +26,10 @@ def step(fake_cluster, monkeypatch):
     return make
 
 
-def test_the_job_belongs_to_the_workflow_and_runs_its_image(step, backend, fake_cluster, job):
+def test_the_job_belongs_to_the_workflow_and_runs_its_image(step, backend, simulated, job):
     step()
     backend.submit(job(image=""))
-    body = fake_cluster.job("train")
+    body = simulated.job("train")
     assert body["metadata"]["ownerReferences"] == [WORKFLOW]
     assert (
         body["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["image"]
@@ -38,20 +38,22 @@ def test_the_job_belongs_to_the_workflow_and_runs_its_image(step, backend, fake_
 
 
 @pytest.mark.parametrize(("named", "taken"), [("", "of-the-task"), ("of-the-job", "of-the-job")])
-def test_a_queue_that_the_task_was_given_is_the_jobs(step, backend, fake_cluster, job, named, taken):
+def test_a_queue_that_the_task_was_given_is_the_jobs(step, backend, simulated, job, named, taken):
     step(labels={"kueue.x-k8s.io/queue-name": "of-the-task"})
     backend.submit(job(kueue_queue=named))
-    assert fake_cluster.job("train")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == taken
+    assert simulated.job("train")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == taken
     backend.submit(job(kueue_queue=named))  # The next attempt finds the same job.
 
 
-def test_an_owner_of_another_namespace_is_none(step, backend, fake_cluster, job, monkeypatch, tmp_path):
+def test_an_owner_of_another_namespace_is_none(step, backend, simulated, job, monkeypatch, tmp_path):
     """The garbage collector would delete the job at once."""
     step()
     (tmp_path / "namespace").write_text("default")
     monkeypatch.setattr(client, "_NAMESPACE_FILE", tmp_path / "namespace")
-    ClusterBackend.connect("team", kinds=backend.kinds.possible).submit(job(namespace="team", image=""))
-    body = fake_cluster.job("train", "team")
+    connect_backend(simulated, backend.kinds.possible, namespace="team").submit(
+        job(namespace="team", image="")
+    )
+    body = simulated.job("train", "team")
     assert "ownerReferences" not in body["metadata"]
     assert "'image': 'component:1'" in str(body)
 
@@ -61,24 +63,24 @@ def test_only_a_workflow_owns_jobs(step, cluster):
     assert read_own_pod(cluster).workflow is None
 
 
-def test_outside_of_a_cluster_there_is_nothing(cluster, fake_cluster, monkeypatch):
+def test_outside_of_a_cluster_there_is_nothing(cluster, simulated, monkeypatch):
     for name in ("KFP_POD_NAME", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     assert read_own_pod(cluster) == OwnPod()
-    assert not fake_cluster.seen
+    assert not simulated.seen
 
 
-def test_a_pod_that_cannot_be_read_is_no_error(step, cluster, fake_cluster, caplog):
+def test_a_pod_that_cannot_be_read_is_no_error(step, cluster, simulated, caplog):
     step()
-    fake_cluster.denied.add(("get", "pods"))
+    simulated.denied.add(("get", "pods"))
     assert read_own_pod(cluster) == OwnPod()
     assert "no owner" in caplog.text
 
 
 @pytest.fixture
-def workflow(fake_cluster):
+def workflow(simulated):
     def make(spec=None, **metadata):
-        return fake_cluster.add(
+        return simulated.add(
             "workflows", "default", {"metadata": {"name": "run-x"} | metadata, "spec": spec or {}}
         )
 
@@ -108,11 +110,11 @@ def test_a_workflow_that_is_gone_has_taken_its_run_along(step, cluster):
 
 
 @pytest.mark.parametrize("fault", [{"status": 403}, {"status": 503}, {"delay": 5}], ids=str)
-def test_a_job_stays_if_the_workflow_cannot_be_read(step, workflow, cluster, fake_cluster, fault):
+def test_a_job_stays_if_the_workflow_cannot_be_read(step, workflow, cluster, simulated, fault):
     """It ends by itself if no launcher adopts it."""
     step()
     workflow()
     mine = read_own_pod(cluster)
-    fake_cluster.faults.append(Fault("GET", "workflows", times=9, **fault))
+    simulated.faults.append(Fault("GET", "workflows", times=9, **fault))
     assert not ends_with_the_run(cluster, mine)
-    assert len(fake_cluster.requests("GET", "workflows")) == 1  # There is no time for a second.
+    assert len(simulated.requests("GET", "workflows")) == 1  # There is no time for a second.

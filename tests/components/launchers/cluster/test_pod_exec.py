@@ -3,10 +3,9 @@
 import socket
 import sys
 
-import fake_exec
 import pytest
-from fake_exec import give_exec
-from fake_pod import endless
+from cluster import exec_stream
+from cluster.pods import endless
 from terminal import Terminal
 
 from components.launchers.backend import PodStatus
@@ -18,13 +17,14 @@ POD = PodStatus("p-worker-0", "Running", 0, container="pytorch")
 
 
 @pytest.fixture
-def cluster(fake_cluster):
+def cluster(served_cluster):
     """A client of a cluster that has the pod p-worker-0."""
-    give_exec(fake_cluster)
-    fake_cluster.lives["p-worker-0"] = endless
+    served_cluster.lives["p-worker-0"] = endless
     pod = {"metadata": {}, "spec": {"containers": []}}
     replicas = {"Worker": {"replicas": 1, "template": pod}}
-    fake_cluster.create_job("default", {"metadata": {"name": "p"}, "spec": {"pytorchReplicaSpecs": replicas}})
+    served_cluster.create_job(
+        "default", {"metadata": {"name": "p"}, "spec": {"pytorchReplicaSpecs": replicas}}
+    )
     return connect()
 
 
@@ -32,9 +32,9 @@ def run(cluster, *command):
     return pod_exec.captured(cluster, POD, command)
 
 
-def test_a_command_runs_in_the_container_that_trains(cluster, fake_cluster):
+def test_a_command_runs_in_the_container_that_trains(cluster, served_cluster):
     assert run(cluster, "printf", "%s|", "a b", "$HOME", "ü") == (0, "a b|$HOME|ü|")
-    assert fake_cluster.executed == [("p-worker-0", ["pytorch"], ["printf", "%s|", "a b", "$HOME", "ü"])]
+    assert served_cluster.executed == [("p-worker-0", ["pytorch"], ["printf", "%s|", "a b", "$HOME", "ü"])]
 
 
 def test_a_large_output_arrives_whole(cluster):
@@ -55,21 +55,21 @@ def test_a_program_that_is_not_there_is_reported(cluster):
         run(cluster, "nonsense")
 
 
-def test_a_missing_permission_names_the_verbs(cluster, fake_cluster):
-    fake_cluster.denied.add(("create", "pods/exec"))
+def test_a_missing_permission_names_the_verbs(cluster, served_cluster):
+    served_cluster.denied.add(("create", "pods/exec"))
     with pytest.raises(ConfigError, match="is forbidden") as raised:
         run(cluster, "true")
     assert 'resources ["pods/exec"], verbs ["create", "get"]' in raised.value.fix
 
 
 def test_a_connection_that_breaks_is_reported(cluster, monkeypatch):
-    monkeypatch.setattr(fake_exec, "_serve", lambda connection, *_: connection.shutdown(socket.SHUT_RDWR))
+    monkeypatch.setattr(exec_stream, "serve", lambda connection, *_: connection.shutdown(socket.SHUT_RDWR))
     with pytest.raises(LaunchError, match="the connection to p-worker-0 was lost"):
         run(cluster, "true")
 
 
 @pytest.mark.slow
-def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(cluster, fake_cluster, monkeypatch):
+def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(cluster, served_cluster, monkeypatch):
     script = (
         "from components.launchers.cluster import pod_exec, client; import sys;"
         "from components.launchers.backend import PodStatus;"
@@ -77,7 +77,7 @@ def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(cluster, fake_c
         "PodStatus('p-worker-0', 'Running', 0, container='pytorch'), ['sh']))"
     )
     monkeypatch.setenv("PS1", "> ")
-    with Terminal([sys.executable, "-c", script], fake_cluster.environment, size=(33, 77)) as terminal:
+    with Terminal([sys.executable, "-c", script], served_cluster.environment, size=(33, 77)) as terminal:
         terminal.until("> ")
         terminal.type("stty size; tty -s && echo ter''minal\r")
         terminal.until("33 77")

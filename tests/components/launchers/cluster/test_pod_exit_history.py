@@ -1,25 +1,22 @@
 """How pods ended, through broken streams and deleted pods."""
 
-import time
-
 import pytest
-from fake_api import Fault
-from fake_pod import endless
+from cluster.api import Fault
+from cluster.pods import endless
 from kinds import both
-from patience import until
 
 from components.launchers.backend import Ending
 from components.launchers.cluster.pods import PodHistory
 
 
 @pytest.fixture
-def ends(backend, job, fake_cluster, kind, first):
+def ends(backend, job, simulated, kind, first):
     """The ends of the job `train`, whose pods run until the test ends them."""
-    fake_cluster.lives[first] = endless
+    simulated.lives[first] = endless
     backend.submit(job())
     ends = PodHistory(backend.cluster)
-    ends.watch(kind, fake_cluster.job("train"))
-    until(lambda: fake_cluster.requests("GET", "watch=True"))
+    ends.watch(kind, simulated.job("train"))
+    simulated.clock.until(lambda: simulated.requests("GET", "watch=True"))
     yield ends
     ends.stop()
 
@@ -29,56 +26,54 @@ def look(ends, backend):
     """Look at the pods; returns how the one before the present one ended."""
 
     def look():
-        deadline = time.monotonic() + 60
         while True:
             status = backend.status("train")
             if [pod.phase for pod in status.pods] == ["Running"]:
                 return ends.completed(status).pods[0].before
-            assert time.monotonic() < deadline
 
     return look
 
 
 @pytest.fixture
-def kill(fake_cluster, first):
+def kill(simulated, first):
     """Kill the pod, as it does that runs out of memory, and wait for the next one."""
-    return lambda: end(fake_cluster, first, 137, "OOMKilled")
+    return lambda: end(simulated, first, 137, "OOMKilled")
 
 
-def end(fake_cluster, name, *how):
-    old = fake_cluster.pod(name)
+def end(simulated, name, *how):
+    old = simulated.pod(name)
     old.exit(*how)
-    until(lambda: fake_cluster.pod(name) not in (old, None) and fake_cluster.pod(name).containers[0])
+    simulated.clock.until(
+        lambda: simulated.pod(name) not in (old, None) and simulated.pod(name).containers[0]
+    )
 
 
 @both
-def test_a_deleted_pod_is_reported(look, fake_cluster, kind, first):
+def test_a_deleted_pod_is_reported(look, simulated, kind, first):
     assert look() is None
-    old = fake_cluster.pod(first)
-    fake_cluster.delete_pod(old)
-    if kind.name == "pytorchjob":  # JobSet does it by itself.
-        fake_cluster._make_pod(fake_cluster.job("train"), "worker", 0, {"spec": old.body["spec"]})
+    old = simulated.pod(first)
+    simulated.delete_pod(old)
     assert look() == Ending("deleted")
 
 
-def test_nothing_is_lost_between_two_streams(look, fake_cluster, timings, kill):
+def test_nothing_is_lost_between_two_streams(look, simulated, timings, kill):
     """A watch that is silent is begun anew again and again, and goes on with the last change it knows of."""
     assert look() is None
     for _ in range(3):
-        fake_cluster.faults.append(Fault("GET", "watch=True", status=503))
-        time.sleep(timings.quiet + 0.02)  # About here the stream ends, and the next one fails.
+        simulated.faults.append(Fault("GET", "watch=True", status=503))
+        simulated.clock.sleep(timings.quiet + 0.02)  # About here the stream ends, and the next one fails.
         kill()
         assert look() == Ending("OOMKilled", "", 137)
-    resumed = [seen for seen in fake_cluster.requests("GET", "watch=True") if "resourceVersion=" in seen.path]
+    resumed = [seen for seen in simulated.requests("GET", "watch=True") if "resourceVersion=" in seen.path]
     assert resumed
 
 
-def test_changes_that_are_not_kept_any_more_are_no_end(look, fake_cluster, timings, kill):
+def test_changes_that_are_not_kept_any_more_are_no_end(look, simulated, timings, kill):
     assert look() is None
-    fake_cluster.forgotten = 10**6
-    time.sleep(2 * timings.quiet)
+    simulated.forgotten = 10**6
+    simulated.clock.sleep(2 * timings.quiet)
     kill()
-    deadline = time.monotonic() + 60
+    deadline = simulated.clock.monotonic() + 60
     while look() != Ending("OOMKilled", "", 137):
-        assert time.monotonic() < deadline
+        assert simulated.clock.monotonic() < deadline
         kill()

@@ -1,10 +1,7 @@
 """Which restarts count, and when a job is given up for them."""
 
-import time
-
 import pytest
-from fake_cluster import gone
-from fake_pod import endless, fine
+from cluster.pods import endless, fine
 from kinds import both
 
 from components.launchers.backend import Ending, PodStatus
@@ -40,44 +37,44 @@ def killed(*lines, after=0.5):
 
 
 @both
-def test_memory_that_runs_out_again_and_again_ends_the_job_and_is_named(run, fake_cluster, first):
+def test_memory_that_runs_out_again_and_again_ends_the_job_and_is_named(run, simulated, first):
     """The operator deletes a pod that ended in the same moment: no look at the job shows why."""
-    fake_cluster.lives[first] = killed("step 1")
+    simulated.lives[first] = killed("step 1")
     with pytest.raises(LaunchError) as error:
         run()
     assert f"pod {first} was killed 3 times" in error.value.message
     assert "OOMKilled, exit code 137" in error.value.message and "step 1" in error.value.message
     assert "raise memory_limit" in error.value.fix
     assert f"pod {first}: restarted, 1 of 10 (OOMKilled, exit code 137)" in run.lines
-    assert gone(fake_cluster)
+    assert simulated.job() is None
 
 
-def test_a_pod_that_cannot_be_scheduled_again_reports_its_last_end(run, fake_cluster, first):
+def test_a_pod_that_cannot_be_scheduled_again_reports_its_last_end(run, simulated, first):
     full = "0/3 nodes are available"
-    fake_cluster.lives[first] = [killed("step 1", after=0.4), lambda pod: pod.unschedulable(full)]
+    simulated.lives[first] = [killed("step 1", after=0.4), lambda pod: pod.unschedulable(full)]
     with pytest.raises(LaunchError, match="does not run after 1 s") as error:
         run(start_timeout=1)
     assert "the one before it ended: OOMKilled, exit code 137" in error.value.message
 
 
 @both
-def test_memory_that_runs_out_late_is_no_end(run, fake_cluster, first):
+def test_memory_that_runs_out_late_is_no_end(run, simulated, first):
     resumed = [f"train: resumed at step {step} of 900: 8 images a step" for step in range(1, 4)]
-    fake_cluster.lives[first] = [*(killed(line, after=0.4) for line in ["step 1", *resumed]), fine]
+    simulated.lives[first] = [*(killed(line, after=0.4) for line in ["step 1", *resumed]), fine]
     lines = run(backoff=2)
     assert "job train: succeeded" in lines
     lines_said = [line for line in lines if "restarted" in line]
     assert len(lines_said) == 4 and all("of 2 (OOMKilled, exit code 137)" in line for line in lines_said)
 
 
-def test_without_the_right_to_watch_restarts_are_counted(run, fake_cluster, first):
-    fake_cluster.denied.add(("watch", "pods"))
-    fake_cluster.lives[first] = [killed("step 1"), fine]
+def test_without_the_right_to_watch_restarts_are_counted(run, simulated, first):
+    simulated.denied.add(("watch", "pods"))
+    simulated.lives[first] = [killed("step 1"), fine]
     (line,) = [line for line in run() if "restarted" in line]
     assert line.startswith(f"pod {first}: restarted, 1 of 10")
 
 
-def test_a_container_that_is_killed_in_its_pod_is_known_too(run, fake_cluster, first):
+def test_a_container_that_is_killed_in_its_pod_is_known_too(run, simulated, first):
     def restarts(pod):
         pod.run()
         for _ in range(5):
@@ -85,7 +82,7 @@ def test_a_container_that_is_killed_in_its_pod_is_known_too(run, fake_cluster, f
             pod.restart(137, "OOMKilled")
         pod.sleep(60)
 
-    fake_cluster.lives[first] = restarts
+    simulated.lives[first] = restarts
     with pytest.raises(LaunchError, match="OOMKilled") as error:
         run(restart_policy="OnFailure")
     assert "raise memory_limit" in error.value.fix
@@ -105,34 +102,34 @@ def cannot_start(code, reason):
     ("code", "reason", "policy"), [(128, "StartError", "ExitCode"), (127, "ContainerCannotRun", "Never")]
 )
 def test_a_program_that_does_not_exist_is_not_tried_again(
-    run, fake_cluster, code, reason, policy, first, second
+    run, simulated, code, reason, policy, first, second
 ):
-    fake_cluster.lives |= {first: endless, second: cannot_start(code, reason)}
-    begun = time.monotonic()
+    simulated.lives |= {first: endless, second: cannot_start(code, reason)}
+    begun = simulated.clock.monotonic()
     with pytest.raises(LaunchError) as error:
         run(nodes=2, command=("no-such-program", "-x"), restart_policy=policy)
-    assert time.monotonic() - begun < 60
+    assert simulated.clock.monotonic() - begun < 60
     assert PROGRAM in error.value.message and second in error.value.message
     assert "holds the program" in error.value.fix
     if policy == "ExitCode" and code > 127:  # Else the operator has ended the job.
         assert "program 'no-such-program' of image i:1" in error.value.message
         assert error.value.exit_code == EXIT_USAGE
-        assert gone(fake_cluster)
+        assert simulated.job() is None
 
 
-def test_a_node_that_cannot_start_anything_is_given_another_chance(run, fake_cluster, first):
+def test_a_node_that_cannot_start_anything_is_given_another_chance(run, simulated, first):
     def broken(pod):
         pod.sleep(0.2)
         pod.exit(128, "StartError", "nvidia-container-cli: initialization error: driver not loaded")
 
-    fake_cluster.lives[first] = [broken, fine]
+    simulated.lives[first] = [broken, fine]
     assert "job train: succeeded" in run()
-    fake_cluster.delete_job("default", "train")
-    fake_cluster.lives[first] = broken
+    simulated.delete_job()
+    simulated.lives[first] = broken
     with pytest.raises(LaunchError, match=r"cannot start.*driver not loaded") as error:
         run()
     assert "check the node" in error.value.fix
-    assert gone(fake_cluster)
+    assert simulated.job() is None
 
 
 @pytest.mark.parametrize(
@@ -148,21 +145,21 @@ def test_a_node_that_cannot_start_anything_is_given_another_chance(run, fake_clu
         ("CreateContainerConfigError", 'secret "keys" not found', "create the Secret", False),
     ],
 )
-def test_what_can_never_run_ends_the_job(run, fake_cluster, reason, message, fix, at_once, first):
-    fake_cluster.lives[first] = lambda pod: pod.wait(reason, message)
-    begun = time.monotonic()
+def test_what_can_never_run_ends_the_job(run, simulated, reason, message, fix, at_once, first):
+    simulated.lives[first] = lambda pod: pod.wait(reason, message)
+    begun = simulated.clock.monotonic()
     with pytest.raises(LaunchError, match="cannot start") as error:
         run(start_timeout=600 if at_once else 6)
-    assert time.monotonic() - begun < 60
+    assert simulated.clock.monotonic() - begun < 60
     assert message in error.value.message and fix in error.value.fix
     assert error.value.exit_code == EXIT_USAGE
     # And it was told at once, with the remedy.
     assert any(f"waits: {reason}" in line and fix in line for line in run.lines)
-    assert gone(fake_cluster)
+    assert simulated.job() is None
 
 
 @both
-def test_a_failed_job_does_not_wait_for_a_peer_that_takes_its_time(run, fake_cluster, first, second, kind):
+def test_a_failed_job_does_not_wait_for_a_peer_that_takes_its_time(run, simulated, first, second, kind):
     """A peer that ignores SIGTERM goes on, and talks, until its grace is over."""
 
     def stubborn(pod):
@@ -178,10 +175,10 @@ def test_a_failed_job_does_not_wait_for_a_peer_that_takes_its_time(run, fake_clu
         pod.exit(3)
 
     # Trainer says that a job failed only when all of its pods are gone.
-    fake_cluster.termination_seconds = 600 if kind.name == "pytorchjob" else 0.5
-    fake_cluster.lives |= {first: stubborn, second: fails}
-    begun = time.monotonic()
+    simulated.termination_seconds = 600 if kind.name == "pytorchjob" else 0.5
+    simulated.lives |= {first: stubborn, second: fails}
+    begun = simulated.clock.monotonic()
     with pytest.raises(LaunchError, match="exit code 3") as error:
         run(nodes=2)
-    assert time.monotonic() - begun < 60
+    assert simulated.clock.monotonic() - begun < 60
     assert "out of luck" in error.value.message

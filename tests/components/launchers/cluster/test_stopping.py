@@ -1,148 +1,168 @@
-"""SIGTERM and SIGINT delete the job first, at any moment."""
+"""SIGTERM and SIGINT delete the job first, at any moment; the end of the run does so without a signal."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from fake_api import Fault
-from fake_cluster import gone
-from fake_pod import endless
+from cluster.api import Fault
+from cluster.clock import Process
+from cluster.fixtures import QUICK, connect_backend
+from cluster.pods import endless
+from kinds import both
 from patience import until
 
+from components.launchers.cluster import watch
+from trainer.base.errors import Interrupted
+
+WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u-1"}
+
+
+class Launcher(Process):
+    """A process that runs a job; `error` is how it ended."""
+
+    def __init__(self, simulated, kind, spec, timings=QUICK):
+        self.lines, self.error, self._simulated = [], None, simulated
+        backend = connect_backend(simulated, [kind], timings)
+
+        def work():
+            with pytest.raises(Interrupted) as caught:
+                watch.run(backend, spec, self.lines.append)
+            self.error = caught.value
+
+        super().__init__(simulated.clock, work)
+
+    def wait_for(self, text):
+        self._simulated.clock.until(lambda: any(text in line for line in self.lines))
+
+    def wait(self):
+        self._simulated.clock.until(lambda: self.ended)
+        return self.error
+
+
+@pytest.fixture
+def start(simulated, kind, job, first):
+    def start():
+        simulated.lives[first] = endless
+        return Launcher(simulated, kind, job())
+
+    return start
+
+
+@pytest.fixture
+def running(start):
+    """A launcher whose job runs."""
+    launcher = start()
+    launcher.wait_for("hello")
+    return launcher
+
+
+@both
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_deletes_the_job_first(simulated, running, number):
+    sent = len(simulated.seen)
+    running.signal(number)
+    error = running.wait()
+    assert simulated.seen[sent].method == "DELETE" and simulated.job() is None
+    assert error.exit_code == 143 and "run the same command again" in error.fix
+    assert f"deleted on {number.name}" in running.lines[-1]
+    assert signal.getsignal(signal.SIGTERM) not in (None, watch.run)
+
+
+def test_a_signal_is_heard_while_an_answer_is_waited_for(simulated, running, kind):
+    """And a deletion that the server is too busy for is repeated; a second signal changes nothing."""
+    faults = [Fault("GET", kind.plural, delay=120, times=9), Fault("DELETE", status=503)]
+    simulated.faults += faults
+    simulated.clock.until(lambda: faults[0].times < 9)
+    running.signal(signal.SIGTERM)
+    running.signal(signal.SIGTERM)
+    running.wait()
+    assert simulated.job() is None
+
+
+def test_a_signal_while_the_job_is_created_leaves_nothing(simulated, start, kind):
+    simulated.faults.append(Fault("POST", kind.plural, delay=0.7))
+    launcher = start()
+    simulated.clock.until(lambda: simulated.faults[0].times == 0)
+    launcher.signal(signal.SIGTERM)
+    launcher.wait()
+    simulated.clock.sleep(1)
+    assert simulated.job() is None
+
+
+def test_a_deletion_that_fails_is_reported(running, simulated, kind):
+    """The user learns that GPUs are still held."""
+    simulated.denied.add(("delete", kind.plural))
+    running.signal(signal.SIGTERM)
+    error = running.wait()
+    assert "403" in error.message and "kubedet job stop -n default train" in error.fix
+
+
+def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(simulated, start, monkeypatch):
+    monkeypatch.setenv("KFP_POD_NAME", "step-pod")
+    put_step(simulated)
+    launcher = start()
+    launcher.wait_for("hello")
+    launcher.signal(signal.SIGTERM)
+    assert "the run goes on: so does the job train" in launcher.wait().message
+    uid = simulated.job()["metadata"]["uid"]
+    start().wait_for("hello")
+    assert simulated.job()["metadata"]["uid"] == uid and not simulated.requests("DELETE")
+
+
+def test_the_loser_of_a_name_leaves_the_winners_job_alone(simulated, running, kind):
+    """Its own job was deleted and another created between two looks."""
+    simulated.faults.append(Fault("GET", kind.plural, delay=30, times=99))
+    simulated.clock.until(lambda: simulated.faults[0].times < 99)
+    body = simulated.job()
+    other = {**body, "metadata": {**body["metadata"], "labels": {"kubedet/spec-hash": "other"}}}
+    simulated.delete_job()
+    simulated.create_job("default", other)
+    running.signal(signal.SIGTERM)
+    running.wait()
+    assert simulated.requests("DELETE") and simulated.job()
+
+
+def put_step(cluster):
+    """Add the pod of a step, and its Workflow, which is returned."""
+    spec = {"containers": [{"name": "main", "image": "component:1"}]}
+    metadata = {"name": "step-pod", "ownerReferences": [WORKFLOW]}
+    cluster.add("pods", "default", {"metadata": metadata, "spec": spec, "status": {}})
+    return cluster.add("workflows", "default", {"metadata": {"name": "run-x"}, "spec": {}})
+
+
 SCRIPT = """
-import os, signal, sys, time
 from components.launchers.cluster import watch
 from components.launchers.cluster.backend import ClusterBackend
-from components.launchers.cluster.kinds import KINDS
-from components.launchers.backend import Timings
 from components.launchers.spec import JobSpec
-from trainer.base.errors import KubedetError
-job = JobSpec(command=("python",), name="train", image="i:1")
-handed = signal.getsignal(signal.SIGTERM)
-try:
-    backend = ClusterBackend.connect(timings=Timings(read=60, late=1.5), kinds=[KINDS[os.environ["KIND"]]])
-    watch.run(backend, job)
-except KubedetError as error:
-    print(f"error: {error}", flush=True)
-    assert signal.getsignal(signal.SIGTERM) is handed
-    sys.exit(error.exit_code)
+watch.run(ClusterBackend.connect(), JobSpec(command=("python",), name="train", image="i:1"))
 """
 
 
 @pytest.fixture
-def surroundings(kind):
-    return {"KIND": kind.name}
+def step(served_cluster):
+    return put_step(served_cluster)
 
 
 @pytest.fixture
-def launcher(fake_cluster, surroundings):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
-        env={**fake_cluster.environment, **surroundings},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+def process(served_cluster, step):
+    """The launcher in a real process, which starts a guard process."""
+    served_cluster.lives["train-worker-0"] = endless
+    command = [sys.executable, "-c", SCRIPT]
+    environment = {**served_cluster.environment, "KFP_POD_NAME": "step-pod"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
 
 
 @pytest.fixture
-def running(fake_cluster, launcher, first):
-    """The launcher, once its job runs, which ends only when a test ends it."""
-    fake_cluster.lives[first] = endless
-    assert "running" in launcher.stdout.readline()
-    return launcher
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    [("pytorchjob", signal.SIGTERM), ("trainjob", signal.SIGTERM), ("pytorchjob", signal.SIGINT)],
-    indirect=["kind"],
-    ids=["SIGTERM", "SIGTERM of a TrainJob", "SIGINT"],
-)
-def test_a_signal_deletes_the_job_first(fake_cluster, running, number):
-    assert "hello" in running.stdout.readline()
-    begun = time.monotonic()
-    os.kill(running.pid, number)
-    out = running.stdout.read()
-    assert running.wait(60) == 143
-    (deletion,) = fake_cluster.requests("DELETE")
-    assert deletion.at - begun < 10.0
-    assert gone(fake_cluster)
-    assert f"deleted on {number.name}" in out and "run the same command again" in out
-
-
-@pytest.mark.slow
-def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, running, kind):
-    """And a deletion that the server is too busy for is asked for again; a second signal changes nothing."""
-    fake_cluster.faults += [Fault("GET", kind.plural, delay=120, times=9), Fault("DELETE", status=503)]
-    until(lambda: fake_cluster.faults[0].times < 9)
-    begun = time.monotonic()
-    os.kill(running.pid, signal.SIGTERM)
-    os.kill(running.pid, signal.SIGTERM)
-    assert running.wait(60) == 143
-    assert time.monotonic() - begun < 60
-    assert gone(fake_cluster)
-
-
-@pytest.mark.slow
-def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher, first, kind):
-    fake_cluster.faults.append(Fault("POST", kind.plural, delay=0.7))
-    fake_cluster.lives[first] = endless
-    until(lambda: fake_cluster.requests("POST"))
-    os.kill(launcher.pid, signal.SIGTERM)
-    assert launcher.wait(60) == 143
-    time.sleep(0.3)
-    assert gone(fake_cluster)
-
-
-def test_a_deletion_that_fails_is_reported(launcher, fake_cluster, first, kind):
-    """Whoever reads it knows that GPUs are still held."""
-    fake_cluster.lives[first] = endless
-    fake_cluster.denied.add(("delete", kind.plural))
-    while "hello" not in (line := launcher.stdout.readline()):
-        assert line, "the launcher ended"
-    launcher.terminate()
-    output, _ = launcher.communicate(timeout=60)
-    assert launcher.returncode == 143
-    assert re.search(r"could not be deleted.*403", output) and "kubedet job stop -n default train" in output
-
-
-@pytest.fixture
-def step(fake_cluster, surroundings):
-    """The launcher runs in a step's pod of a Workflow, which is returned."""
-    surroundings["KFP_POD_NAME"] = "step-pod"
-    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u-1"}
-    containers = [{"name": "main", "image": "component:1"}]
-    metadata = {"name": "step-pod", "ownerReferences": [owner]}
-    body = {"metadata": metadata, "spec": {"containers": containers}, "status": {}}
-    fake_cluster.add("pods", "default", body)
-    return fake_cluster.add("workflows", "default", {"metadata": {"name": "run-x"}, "spec": {}})
-
-
-@pytest.mark.slow
-def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
-    fake_cluster, step, running, surroundings
-):
-    assert "hello" in running.stdout.readline()
-    os.kill(running.pid, signal.SIGTERM)
-    out = running.stdout.read()
-    assert running.wait(60) == 143
-    assert not fake_cluster.requests("DELETE", "jobs") and not gone(fake_cluster)
-    assert "the run goes on: so does the job train" in out
-    uid = fake_cluster.job("train")["metadata"]["uid"]
-    attempt = SCRIPT.replace("watch.run(", "ClusterBackend.connect().submit(job); print(")
-    env = {**fake_cluster.environment, **surroundings}
-    subprocess.run([sys.executable, "-c", attempt], env=env, check=True, timeout=60)
-    assert fake_cluster.job("train")["metadata"]["uid"] == uid and not fake_cluster.requests("DELETE")
+def guard(process, served_cluster):
+    """The id of the guard process, once the job runs."""
+    assert "running" in process.stdout.readline()
+    until(lambda: served_cluster.requests("GET", "workflows?watch=true"))
+    return int(subprocess.check_output(["pgrep", "-P", str(process.pid), "-f", "termination"]))
 
 
 def is_running(pid):
@@ -160,61 +180,39 @@ ENDINGS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ENDINGS, ids=str)
-def test_the_end_of_the_run_deletes_the_job_without_a_signal(fake_cluster, step, running, change):
-    until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
-    assert not fake_cluster.requests("DELETE")
+def test_the_end_of_the_run_deletes_the_job_without_a_signal(served_cluster, step, guard, change):
+    assert not served_cluster.requests("DELETE")
     step |= change
-    fake_cluster.changed("MODIFIED", step, "workflows")
-    until(lambda: gone(fake_cluster))
+    served_cluster.changed("MODIFIED", step, "workflows")
+    until(lambda: served_cluster.job() is None)
 
 
 @pytest.mark.slow
-def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(fake_cluster, step, launcher, first):
+def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(served_cluster, step, process, guard):
     """A busy node kills the launcher right after SIGTERM; and watching Workflows may be forbidden."""
-    fake_cluster.denied.add(("watch", "workflows"))
-    fake_cluster.lives[first] = endless
-    assert "running" in launcher.stdout.readline()
-    until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
-    guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))
-    os.kill(launcher.pid, signal.SIGSTOP)
+    served_cluster.denied.add(("watch", "workflows"))
+    os.kill(process.pid, signal.SIGSTOP)
     os.kill(guard, signal.SIGTERM)
-    # Only the pod ends, as far as the Workflow says; Argo starts the step again if the pod is gone.
-    until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
-    assert not fake_cluster.requests("DELETE", "jobs")
+    # Only the pod ends, by the Workflow; Argo starts the step again if the pod is gone.
+    until(lambda: served_cluster.requests("DELETE", "pods/step-pod"))
+    assert not served_cluster.requests("DELETE", "jobs")
     step["spec"]["activeDeadlineSeconds"] = 0
     os.kill(guard, signal.SIGTERM)
-    until(lambda: gone(fake_cluster))
+    until(lambda: served_cluster.job() is None)
 
 
 @pytest.mark.slow
-def test_a_pod_that_is_being_deleted_is_removed_before_argo_sees_it_fail(fake_cluster, step, running):
-    until(lambda: fake_cluster.requests("GET", "pods?watch=true&fieldSelector"))
-    pod = fake_cluster.objects["pods", "default", "step-pod"]
+def test_a_pod_that_is_being_deleted_is_removed_before_argo_sees_it_fail(served_cluster, guard):
+    until(lambda: served_cluster.requests("GET", "pods?watch=true&fieldSelector"))
+    pod = served_cluster.objects["pods", "default", "step-pod"]
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    fake_cluster.changed("MODIFIED", pod)
-    until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
-    assert not fake_cluster.requests("DELETE", "jobs")
+    served_cluster.changed("MODIFIED", pod, "pods")
+    until(lambda: served_cluster.requests("DELETE", "pods/step-pod"))
+    assert not served_cluster.requests("DELETE", "jobs")
 
 
 @pytest.mark.slow
-def test_the_process_that_waits_for_the_end_of_the_run_ends_with_its_launcher(fake_cluster, step, running):
-    guard = int(subprocess.check_output(["pgrep", "-P", str(running.pid), "-f", "termination"]))
-    running.kill()
+def test_the_process_that_waits_for_the_end_of_the_run_ends_with_its_launcher(served_cluster, process, guard):
+    process.kill()
     until(lambda: not is_running(guard))
-    assert not fake_cluster.requests("DELETE")
-
-
-@pytest.mark.slow
-def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, running, kind):
-    """Its own was deleted and another put in its place between two looks."""
-    assert "hello" in running.stdout.readline()
-    fake_cluster.faults.append(Fault("GET", kind.plural, delay=30, times=99))
-    until(lambda: fake_cluster.faults[0].times < 99)
-    body = fake_cluster.job("train")
-    fake_cluster.trainer.collection_seconds = 60
-    other = {**body, "metadata": {**body["metadata"], "labels": {"kubedet/spec-hash": "other"}}}
-    fake_cluster.delete_job("default", "train")
-    fake_cluster.create_job("default", other)
-    os.kill(running.pid, signal.SIGTERM)
-    assert running.wait(60) == 143
-    assert fake_cluster.requests("DELETE") and not gone(fake_cluster)
+    assert not served_cluster.requests("DELETE")

@@ -1,20 +1,16 @@
 """Running a job to its end: one test for each failure."""
 
 import re
-import threading
-import time
 from dataclasses import replace
 
 import pytest
-from fake_api import Fault
-from fake_cluster import gone
-from fake_pod import endless, ends, fine
+from cluster.api import Fault
+from cluster.fixtures import connect_backend
+from cluster.pods import endless, ends, fine
 from kinds import both, plain
-from patience import until
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster import pods
-from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.watch import culprit, of_job
 from components.launchers.output import Hints
 from components.launchers.spec import Network
@@ -22,17 +18,17 @@ from trainer.base.errors import Interrupted, LaunchError
 
 
 @both
-def test_a_job_that_succeeds_prints_every_line_once(run, fake_cluster, first):
-    fake_cluster.lives[first] = ends(0, *(f"step {number}" for number in range(200)))
+def test_a_job_that_succeeds_prints_every_line_once(run, simulated, first):
+    simulated.lives[first] = ends(0, *(f"step {number}" for number in range(200)))
     lines = run(nodes=2)
     assert [line for line in lines if line.startswith("[")] == [f"[{first}] step {n}" for n in range(200)]
     assert lines.count("job train: succeeded") == 1
-    assert fake_cluster.job("train")  # Its pods and logs stay until its ttl.
+    assert simulated.job("train")  # Its pods and logs stay until its ttl.
 
 
 @both
-def test_a_failed_job_is_an_error_with_pod_code_and_message(run, fake_cluster, first):
-    fake_cluster.lives[first] = ends(2, "step 1", "error: no such recipe 'x'", "  fix: use one of: debug")
+def test_a_failed_job_is_an_error_with_pod_code_and_message(run, simulated, first):
+    simulated.lives[first] = ends(2, "step 1", "error: no such recipe 'x'", "  fix: use one of: debug")
     with pytest.raises(LaunchError) as error:
         run()
     assert str(error.value) == (
@@ -41,8 +37,8 @@ def test_a_failed_job_is_an_error_with_pod_code_and_message(run, fake_cluster, f
     assert error.value.exit_code == 2
 
 
-def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster, first, second):
-    fake_cluster.lives |= {
+def test_a_crash_is_an_error_with_the_last_lines(run, simulated, first, second):
+    simulated.lives |= {
         first: endless,
         second: ends(1, *(f"line {number}" for number in range(50)), "ZeroDivisionError"),
     }
@@ -54,24 +50,24 @@ def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster, first, secon
 
 
 @both
-def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster, first):
+def test_a_pod_that_dies_again_and_again_ends_the_job(run, simulated, first):
     def dies(pod):
         pod.run()
         pod.say("segmentation fault")
         pod.sleep(0.5)
         pod.exit(139)
 
-    fake_cluster.lives[first] = dies
+    simulated.lives[first] = dies
     printed = r"restarted 3 times \(exit code 139\) without a newer checkpoint, allowed are 2"
     with pytest.raises(LaunchError, match=printed) as error:
         run(backoff=2)
     assert "segmentation fault" in error.value.message
     assert f"pod {first}: restarted, 2 of 2 (exit code 139)" in run.lines
-    assert gone(fake_cluster)
+    assert simulated.job() is None
 
 
-def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster, first, second):
-    fake_cluster.lives |= {
+def test_pods_that_stay_pending_are_explained_and_removed(run, simulated, first, second):
+    simulated.lives |= {
         first: lambda pod: pod.unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
         second: lambda pod: pod.wait("ImagePullBackOff", 'Back-off pulling image "i:1"'),
     }
@@ -84,13 +80,13 @@ def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster, fir
     ):
         assert part in error.value.message
     assert f'pod {second} is Pending: ImagePullBackOff: Back-off pulling image "i:1"' in error.value.message
-    assert gone(fake_cluster)
+    assert simulated.job() is None
     # And both are told at once, once each.
     assert sum("waits: ImagePullBackOff" in line for line in run.lines) == 1
 
 
 @pytest.mark.slow
-def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, first):
+def test_the_start_timeout_counts_each_wait_by_itself(run, simulated, first):
     def preempted(pod):
         pod.sleep(1.2)
         pod.run()
@@ -101,7 +97,7 @@ def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, first):
         pod.sleep(1.2)
         fine(pod)
 
-    fake_cluster.lives[first] = [preempted, resumed]
+    simulated.lives[first] = [preempted, resumed]
     assert "job train: restarting, 0 of 1 pods run" in run(start_timeout=2)
 
 
@@ -111,15 +107,15 @@ def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, first):
     [("exceeded quota: gpus", "request less", 3), ('violates PodSecurity "restricted"', "enforce", 0.3)],
 )
 def test_a_job_without_pods_is_explained_and_given_up(
-    run, fake_cluster, kind, monkeypatch, message, word, seconds
+    run, simulated, kind, monkeypatch, message, word, seconds
 ):
     monkeypatch.setattr(pods, "SLOW", -1.0)
-    fake_cluster.operator = fake_cluster.trainer.works = False
-    fake_cluster.event("train", "FailedCreate", message, kind=kind.title)
-    begun = time.monotonic()
+    simulated.asleep = {"pytorchjobs", "trainjobs"}
+    simulated.event("train", "FailedCreate", message, kind=kind.title)
+    begun = simulated.clock.monotonic()
     with pytest.raises(LaunchError, match=re.escape(message)):
         run(start_timeout=3)
-    assert time.monotonic() - begun > seconds
+    assert simulated.clock.monotonic() - begun > seconds
     (line,) = [
         line for line in run.lines if line.startswith(f"job train waits: FailedCreate: {message} (fix: ")
     ]
@@ -127,7 +123,7 @@ def test_a_job_without_pods_is_explained_and_given_up(
 
 
 @both
-def test_the_end_of_an_obstacle_is_reported(run, fake_cluster, first):
+def test_the_end_of_an_obstacle_is_reported(run, simulated, first):
     def late(pod):
         pod.unschedulable("full")
         pod.sleep(0.5)
@@ -135,58 +131,58 @@ def test_the_end_of_an_obstacle_is_reported(run, fake_cluster, first):
         pod.sleep(0.5)
         pod.exit(0)
 
-    fake_cluster.lives[first] = late
+    simulated.lives[first] = late
     lines = run()
     waits = [line.partition(" (fix")[0] for line in lines if "waits" in line]
     assert waits == [f"pod {first} waits: Unschedulable: full", f"pod {first} waits no longer"]
 
 
-def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_cluster, first):
-    fake_cluster.lives[first] = endless
+def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, simulated, first):
+    simulated.lives[first] = endless
     backend.submit(job(deadline=3600))
-    fake_cluster.job("train")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    simulated.job("train")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     with pytest.raises(LaunchError, match="stopped at its deadline of 3600 s"):
         run(deadline=3600)
-    assert gone(fake_cluster)
+    assert simulated.job() is None
 
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"drop": True}], ids=str)
-def test_an_api_server_that_is_away_is_waited_for(run, fake_cluster, fault, caplog, first):
+def test_an_api_server_that_is_away_is_waited_for(run, simulated, fault, caplog, first):
     def life(pod):
         pod.run()
-        fake_cluster.faults.append(Fault("GET", times=6, **fault))
+        simulated.faults.append(Fault("GET", times=6, **fault))
         for number in range(20):
             pod.say(f"step {number}")
             pod.sleep(0.02)
         pod.exit(0)
 
     caplog.set_level("INFO")
-    fake_cluster.lives[first] = life
+    simulated.lives[first] = life
     lines = run()
     assert [line for line in lines if line.startswith("[")] == [f"[{first}] step {n}" for n in range(20)]
     assert "still trying" in caplog.text and "answers again" in caplog.text
 
 
-def test_an_outage_has_an_end(run, backend, fake_cluster, timings, first):
+def test_an_outage_has_an_end(run, backend, simulated, timings, first):
     def life(pod):
-        fake_cluster.faults.append(Fault("GET", times=10**6, status=503))
+        simulated.faults.append(Fault("GET", times=10**6, status=503))
         endless(pod)
 
-    fake_cluster.lives[first] = life
+    simulated.lives[first] = life
     backend.timings = replace(timings, outage=0.3)
     with pytest.raises(LaunchError, match=r"503.*; the job train goes on by itself") as error:
         run()
     assert "kubedet job stop -n default train" in error.value.fix
-    assert not gone(fake_cluster)  # It may be well: the next launcher takes it up.
+    assert simulated.job()  # It may be well: the next launcher takes it up.
 
 
-def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster, timings, first):
+def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, simulated, timings, first):
     def quiet(pod):
         pod.run()
         pod.sleep(0.8)
         pod.exit(0)
 
-    fake_cluster.lives[first] = quiet
+    simulated.lives[first] = quiet
     backend.timings = replace(timings, heartbeat=0.3)
     signs = [line for line in run() if "no line for" in line]
     assert 1 <= len(signs) <= 3
@@ -194,41 +190,40 @@ def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster
     assert re.fullmatch(printed, signs[0])
 
 
-def test_hints_are_given_where_they_arise_and_at_the_end(run, fake_cluster, first):
-    fake_cluster.lives[first] = ends(
-        1, "node NCCL INFO Using network NET/Socket", "Call to ibv_reg_mr failed"
-    )
+def test_hints_are_given_where_they_arise_and_at_the_end(run, simulated, first):
+    simulated.lives[first] = ends(1, "node NCCL INFO Using network NET/Socket", "Call to ibv_reg_mr failed")
     with pytest.raises(LaunchError) as error:
         run(network=Network(profile="rdma"))
     assert "NET/Socket" in error.value.fix and "memlock" in error.value.fix
     assert sum(line.startswith("hint: ") for line in run.lines) == 2
 
 
-def test_a_logs_permission_that_is_missing_does_not_end_the_watching(run, fake_cluster, caplog):
-    fake_cluster.denied.add(("get", "pods/log"))
+def test_a_logs_permission_that_is_missing_does_not_end_the_watching(run, simulated, caplog):
+    simulated.denied.add(("get", "pods/log"))
     assert "job train: succeeded" in run()
     assert 'resources ["pods/log"]' in caplog.text
 
 
 @both
-def test_the_launcher_kubernetes_is_this(fake_cluster, job, capsys, first):
+def test_the_launcher_kubernetes_is_this(served_cluster, job, capsys, first, kind):
     from components.launchers import run
 
-    fake_cluster.lives[first] = ends(0, "hello")
+    served_cluster.installed = {kind.plural}
+    served_cluster.lives[first] = ends(0, "hello")
     run("kubernetes", job())
     assert f"[{first}] hello" in plain(capsys.readouterr().out)
 
 
 @pytest.fixture
-def once_it_runs(run):
+def once_it_runs(run, simulated):
     """Do something as soon as the run has reported that the job runs."""
 
     def begin(act):
         def wait():
-            until(lambda: any("running" in line for line in run.lines))
+            simulated.clock.until(lambda: any("running" in line for line in run.lines))
             act()
 
-        threading.Thread(target=wait, daemon=True).start()
+        simulated.clock.start(wait)
 
     return begin
 
@@ -240,42 +235,40 @@ def patient(backend, timings):
     return backend
 
 
-def test_a_job_that_is_deleted_is_reported(run, once_it_runs, fake_cluster, first):
-    fake_cluster.lives[first] = endless
-    once_it_runs(lambda: fake_cluster.delete_job("default", "train"))
+def test_a_job_that_is_deleted_is_reported(run, once_it_runs, simulated, first):
+    simulated.lives[first] = endless
+    once_it_runs(lambda: simulated.delete_job())
     with pytest.raises(LaunchError, match="the job train no longer exists"):
         run()
 
 
 @both
 def test_a_job_that_another_specification_replaces_is_reported(
-    run, patient, once_it_runs, job, fake_cluster, first
+    run, patient, once_it_runs, job, simulated, first
 ):
-    fake_cluster.lives[first] = endless
+    simulated.lives[first] = endless
 
     def replace_it():
-        fake_cluster.delete_job("default", "train")
-        time.sleep(0.2)
-        ClusterBackend.connect().submit(job(env={"A": "other"}))
+        simulated.delete_job()
+        simulated.clock.sleep(0.2)
+        connect_backend(simulated).submit(job(env={"A": "other"}))
 
     once_it_runs(replace_it)
     with pytest.raises(LaunchError, match="was replaced by another specification of that name") as error:
         run()
     assert "rename" in error.value.fix and "stop" not in error.value.fix
-    assert not gone(fake_cluster) and not fake_cluster.requests("DELETE")
+    assert simulated.job() and not simulated.requests("DELETE")
 
 
 @both
-def test_the_same_job_recreated_by_another_launcher_is_followed(
-    run, patient, once_it_runs, fake_cluster, first
-):
-    fake_cluster.lives[first] = [endless, ends(0, "anew")]
+def test_the_same_job_recreated_by_another_launcher_is_followed(run, patient, once_it_runs, simulated, first):
+    simulated.lives[first] = [endless, ends(0, "anew")]
 
     def replace_it():
-        old = fake_cluster.job("train")
-        fake_cluster.trainer.collection_seconds = 60
-        fake_cluster.delete_job("default", "train")
-        fake_cluster.create_job("default", {**old, "metadata": dict(old["metadata"]), "status": {}})
+        old = simulated.job("train")
+        simulated.collection_seconds = 60
+        simulated.delete_job()
+        simulated.create_job("default", {**old, "metadata": dict(old["metadata"]), "status": {}})
 
     once_it_runs(replace_it)
     lines = run()

@@ -1,8 +1,7 @@
 """Status of a TrainJob and its pods, and the effect of its policies."""
 
 import pytest
-from fake_pod import endless
-from patience import until
+from cluster.pods import endless
 
 from components.launchers.backend import Phase
 from components.launchers.cluster.kinds import KINDS, shared_runtime
@@ -15,8 +14,8 @@ TWO = Elastic(min_nodes=1, max_nodes=2)
 
 
 @pytest.fixture
-def kind(fake_cluster):
-    fake_cluster.installed = {KIND.plural}
+def kind(simulated):
+    simulated.installed = {KIND.plural}
     return KIND
 
 
@@ -31,9 +30,9 @@ def body(job):
 
 
 @pytest.fixture
-def shared(fake_cluster, kind):
+def shared(simulated, kind):
     """The namespace has the runtime for all."""
-    return fake_cluster.add("trainingruntimes", "default", shared_runtime())
+    return simulated.add("trainingruntimes", "default", shared_runtime())
 
 
 def ends(code, *lines):
@@ -45,34 +44,35 @@ def ends(code, *lines):
     return life
 
 
-def runtimes(fake_cluster):
-    return [name for resource, _, name in list(fake_cluster.objects) if resource == "trainingruntimes"]
+def runtimes(simulated):
+    return [name for resource, _, name in list(simulated.objects) if resource == "trainingruntimes"]
 
 
-def test_progress_is_read_from_the_status(backend, job, fake_cluster):
-    fake_cluster.lives[FIRST] = endless
+def test_progress_is_read_from_the_status(backend, job, simulated):
+    simulated.lives[FIRST] = endless
     backend.submit(job())
     assert backend.status("train").progress is None
-    fake_cluster.trainer.progress(fake_cluster.job("train"), 43, 725, loss=0.5, note="warm", ap="nan")
+    report = simulated.controllers["trainjobs"].set_progress
+    report(simulated.job("train"), 43, 725, loss=0.5, note="warm", ap="nan")
     progress = backend.status("train").progress
     assert (progress.percent, progress.remaining_seconds, progress.metrics["loss"]) == (43, 725, 0.5)
     assert "note" not in progress.metrics
     assert backend.list_jobs()[0].progress.percent == 43
 
 
-def test_what_it_has_no_field_for_is_said(backend, job, fake_cluster, caplog):
+def test_what_it_has_no_field_for_is_said(backend, job, simulated, caplog):
     backend.submit(job(clean_pods="All", ttl=60))
     assert "a TrainJob does not support: clean_pods, ttl" in caplog.text
-    assert "ttl" not in str(fake_cluster.job("train"))
+    assert "ttl" not in str(simulated.job("train"))
 
 
 @pytest.mark.parametrize(("nodes", "longest"), [(2, 48), (11, 47)])
-def test_a_name_whose_pods_names_would_be_too_long_is_refused(backend, job, fake_cluster, nodes, longest):
+def test_a_name_whose_pods_names_would_be_too_long_is_refused(backend, job, simulated, nodes, longest):
     with pytest.raises(ConfigError, match=rf"has {longest + 1} characters; .* may have {longest}"):
         backend.submit(job(name="n" * (longest + 1), nodes=nodes))
-    assert not fake_cluster.requests("POST")
+    assert not simulated.requests("POST")
     backend.submit(job(name="n" * longest, nodes=nodes))
-    assert max(len(pod.name) for pod in fake_cluster.pods.values()) == 63
+    assert max(len(pod.name) for pod in simulated.pods.values()) == 63
 
 
 def test_variables_of_the_controller_are_refused(job, shared, backend):
@@ -83,12 +83,12 @@ def test_variables_of_the_controller_are_refused(job, shared, backend):
         backend.submit(job(env={"PET_NNODES": "2"}))
 
 
-def test_the_shared_runtime_is_used_where_it_is_there_and_left_there(backend, job, fake_cluster, shared):
+def test_the_shared_runtime_is_used_where_it_is_there_and_left_there(backend, job, simulated, shared):
     backend.submit(job(nodes=2, gpus=2))
-    assert fake_cluster.job("train")["spec"]["runtimeRef"]["name"] == "kubedet"
-    assert [seen.path.split("/")[-1] for seen in fake_cluster.requests("POST")] == ["trainjobs"]
+    assert simulated.job("train")["spec"]["runtimeRef"]["name"] == "kubedet"
+    assert [seen.path.split("/")[-1] for seen in simulated.requests("POST")] == ["trainjobs"]
     backend.stop("train")
-    assert runtimes(fake_cluster) == ["kubedet"]
+    assert runtimes(simulated) == ["kubedet"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_job_that_says_more_brings_its_own_runtime(job, fields):
     assert trainjob["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
 
 
-def test_pods_are_the_same_behind_the_shared_runtime_and_an_own_one(backend, job, fake_cluster, shared):
+def test_pods_are_the_same_behind_the_shared_runtime_and_an_own_one(backend, job, simulated, shared):
     spec = job(
         nodes=2,
         gpus=2,
@@ -125,12 +125,12 @@ def test_pods_are_the_same_behind_the_shared_runtime_and_an_own_one(backend, job
         node_selector={"gpu": "h100"},
         memory_limit="8Gi",
     )
-    fake_cluster.lives[FIRST] = endless
+    simulated.lives[FIRST] = endless
     made = []
     for name in ("kubedet", "other"):
         shared["metadata"]["labels"]["app.kubernetes.io/managed-by"] = name  # Somebody else's at second.
         backend.submit(spec)
-        pod = fake_cluster.pod(FIRST).body
+        pod = simulated.pod(FIRST).body
         kept = {key: text for key, text in pod["metadata"]["labels"].items() if "/job" not in key}
         annotations = {key: pod["metadata"]["annotations"][key] for key in ("net", "sidecar.istio.io/inject")}
         made.append(({**kept, "jobset.sigs.k8s.io/jobset-uid": ""}, annotations, pod["spec"]))
@@ -139,72 +139,72 @@ def test_pods_are_the_same_behind_the_shared_runtime_and_an_own_one(backend, job
     assert made[0] == made[1]
 
 
-def test_all_pods_restart_together_with_other_names(backend, job, fake_cluster):
-    fake_cluster.lives |= {FIRST: endless, SECOND: endless}
+def test_all_pods_restart_together_with_other_names(backend, job, simulated):
+    simulated.lives |= {FIRST: endless, SECOND: endless}
     backend.submit(job(nodes=2))
-    until(lambda: backend.status("train").phase is Phase.RUNNING)
+    simulated.clock.until(lambda: backend.status("train").phase is Phase.RUNNING)
     old = {pod.name for pod in backend.status("train").pods}
-    fake_cluster.pod(SECOND).exit(137, "OOMKilled")
+    simulated.pod(SECOND).exit(137, "OOMKilled")
     seen = []
-    until(lambda: seen.append(backend.status("train")) or seen[-1].phase is Phase.RUNNING)
+    simulated.clock.until(lambda: seen.append(backend.status("train")) or seen[-1].phase is Phase.RUNNING)
     assert {status.phase for status in seen[:-1]} == {Phase.RESTARTING}
     new = seen[-1].pods
     assert not old & {pod.name for pod in new}
     assert [(pod.rank, pod.restarts) for pod in new] == [(0, 1), (1, 1)]
 
 
-def test_a_deadline_enforced_by_the_controller_is_reported(run, fake_cluster):
+def test_a_deadline_enforced_by_the_controller_is_reported(run, simulated):
     """It deletes the pods at once, which end with 143: no training that was stopped."""
 
     def life(pod):
         pod.run()
         pod.sleep(0.2)
-        fake_cluster.trainer.too_late(fake_cluster.job("train"))
+        simulated.controllers["trainjobs"].exceed_deadline(simulated.job("train"))
         pod.exit(143)
 
-    fake_cluster.lives[FIRST] = life
-    fake_cluster.termination_seconds = 0.3
+    simulated.lives[FIRST] = life
+    simulated.termination_seconds = 0.3
     with pytest.raises(LaunchError, match="stopped at its deadline of 3600 s") as error:
         run(deadline=3600)
     assert "set deadline higher" in error.value.fix
 
 
-def test_an_elastic_job_replaces_only_the_lost_node(backend, job, fake_cluster):
-    fake_cluster.lives |= {FIRST: endless, SECOND: endless}
+def test_an_elastic_job_replaces_only_the_lost_node(backend, job, simulated):
+    simulated.lives |= {FIRST: endless, SECOND: endless}
     backend.submit(job(nodes=2, elastic=TWO))
-    until(lambda: len([pod for pod in backend.status("train").pods if pod.phase == "Running"]) == 2)
+    simulated.clock.until(lambda: sum(pod.counts for pod in backend.status("train").pods) == 2)
     first, second = (pod.uid for pod in backend.status("train").pods)
-    fake_cluster.pod(SECOND).exit(137, "OOMKilled")
-    until(lambda: backend.status("train").pods[1].uid != second)
+    simulated.pod(SECOND).exit(137, "OOMKilled")
+    simulated.clock.until(lambda: backend.status("train").pods[1].uid != second)
     # The old pod is there still: the newest of a rank counts.
     assert backend.status("train").pods[0].uid == first
-    until(lambda: backend.status("train").pods[1].phase == "Running")
+    simulated.clock.until(lambda: backend.status("train").pods[1].phase == "Running")
     status = backend.status("train")
     assert len(status.pods) == 2 and status.phase is Phase.RUNNING
     assert (status.pods[1].restarts, str(status.pods[1].before)) == (1, "OOMKilled, exit code 137")
 
 
-def test_pods_of_an_earlier_job_of_the_name_do_not_count(backend, job, fake_cluster):
+def test_pods_of_an_earlier_job_of_the_name_do_not_count(backend, job, simulated):
     """They have the same labels, and may take a while to go."""
-    fake_cluster.lives[FIRST] = [endless, lambda pod: pod.unschedulable("full")]
+    simulated.lives[FIRST] = [endless, lambda pod: pod.unschedulable("full")]
     backend.submit(job())
-    until(lambda: backend.status("train").phase is Phase.RUNNING)
-    old = fake_cluster.pod(FIRST)
-    fake_cluster.termination_seconds = 60
-    old_job = fake_cluster.job("train")
-    fake_cluster.trainer.collection_seconds = 60
-    fake_cluster.delete_job("default", "train")
+    simulated.clock.until(lambda: backend.status("train").phase is Phase.RUNNING)
+    old = simulated.pod(FIRST)
+    simulated.termination_seconds = 60
+    old_job = simulated.job("train")
+    simulated.collection_seconds = 60
+    simulated.delete_job()
     old.body["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    fake_cluster.create_job("default", {**old_job, "metadata": dict(old_job["metadata"]), "status": {}})
+    simulated.create_job("default", {**old_job, "metadata": dict(old_job["metadata"]), "status": {}})
     (pod,) = backend.status("train").pods
     assert pod.uid != old.uid and backend.status("train").phase is not Phase.RUNNING
 
 
-def test_what_holds_a_job_back_is_read_of_job_jobset_and_trainjob(backend, job, fake_cluster):
-    fake_cluster.trainer.works = False
+def test_what_holds_a_job_back_is_read_of_job_jobset_and_trainjob(backend, job, simulated):
+    simulated.asleep = {"trainjobs"}
     backend.submit(job())
     for title, name in (("TrainJob", "train"), ("JobSet", "train"), ("Job", FIRST[:-2])):
-        fake_cluster.event(name, "Failed", f"said of the {title}", kind=title)
+        simulated.event(name, "Failed", f"said of the {title}", kind=title)
     explanation = "\n".join(backend.explain(backend.status("train")))
     assert "see that Kubeflow Trainer (v2.3) and JobSet runs" in explanation
     assert all(f"said of the {title}" in explanation for title in ("TrainJob", "JobSet", "Job"))

@@ -1,8 +1,4 @@
-"""The exec of a fake cluster: a websocket behind which the command really runs, on this machine.
-
-def test_something(fake_cluster):
-    give_exec(fake_cluster)
-"""
+"""The exec of a simulated cluster: a websocket behind which the command really runs, on this machine."""
 
 import base64
 import fcntl
@@ -15,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-from urllib.parse import parse_qs, urlsplit
 
 from websocket import ABNF
 from websocket._abnf import frame_buffer
@@ -23,46 +18,19 @@ from websocket._abnf import frame_buffer
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 
 
-def give_exec(cluster):
-    """Let a FakeApi answer pods/exec; what pods are asked to run is noted in `cluster.executed`."""
-    cluster.executed = []
-    server = cluster._server
-    server.RequestHandlerClass = type("Handler", (_Exec, server.RequestHandlerClass), {})
+def shake_hands(handler):
+    """Accept a websocket on a handler of HTTP requests."""
+    key = handler.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+    accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+    handler.send_response(101)
+    headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": accept}
+    for name, value in (headers | {"Sec-WebSocket-Protocol": "v4.channel.k8s.io"}).items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.close_connection = True
 
 
-class _Exec:
-    """What a handler of the fake API server does with GET .../pods/NAME/exec."""
-
-    def _answer(self, verb, body, fault):
-        url = urlsplit(self.path)
-        if not url.path.endswith("/exec"):
-            return super()._answer(verb, body, fault)
-        namespace, _, name, _ = url.path.split("/")[-4:]
-        if ("create", "pods/exec") in self.cluster.denied:
-            return self._error(403, 'pods "x" is forbidden: User "me" cannot create resource "pods/exec"')
-        if self.cluster.pod(name, namespace) is None:
-            return self._error(404, f'pods "{name}" not found')
-        query = parse_qs(url.query)
-        self.cluster.executed.append((name, query["container"], query["command"]))
-        self._shake_hands()
-        return _serve(self.connection, query["command"], query["tty"] == ["True"])
-
-    def _shake_hands(self):
-        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
-        self.send_response(101)
-        for name, value in [
-            ("Upgrade", "websocket"),
-            ("Connection", "Upgrade"),
-            ("Sec-WebSocket-Accept", accept),
-            ("Sec-WebSocket-Protocol", "v4.channel.k8s.io"),
-        ]:
-            self.send_header(name, value)
-        self.end_headers()
-        self.close_connection = True
-
-
-def _serve(connection, command, tty):
+def serve(connection, command, tty):
     """Run a command and carry its streams, as the kubelet does."""
     ends = _start(command, tty)
     if ends is None:
@@ -82,7 +50,7 @@ def _serve(connection, command, tty):
         for end in set(ready) & set(outputs):
             try:
                 data = os.read(end, 65536)
-            except OSError:  # What a terminal says when its last user has gone.
+            except OSError:  # A terminal whose last user has gone.
                 data = b""
             if data:
                 _send(connection, outputs[end], data)
@@ -131,7 +99,7 @@ def _take(data, stdin):
 
 
 def _send(connection, channel, data):
-    """Send data on a channel; channel None says goodbye."""
+    """Send data on a channel; channel None closes it."""
     opcode = ABNF.OPCODE_CLOSE if channel is None else ABNF.OPCODE_BINARY
     payload = struct.pack("!H", 1000) if channel is None else bytes([channel]) + data
     connection.sendall(ABNF(1, 0, 0, 0, opcode, 0, payload).format())

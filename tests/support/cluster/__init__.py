@@ -1,0 +1,1 @@
+"""One simulated Kubernetes cluster for all tests of launchers; see `state.py`."""
