@@ -13,7 +13,7 @@ from operations import lineage
 from operations import retention
 root = {root!r}
 nights = {{record.run_id: record.data_version for record in lineage.runs(root)}}
-models = [item.version for item in lineage.versions(root)]
+models = lineage.versions(root)
 kinds = [name.partition("/")[0] for name in retention.inventory(root)]
 traced = lineage.trace("sample", root)
 print("left " + json.dumps({{
