@@ -18,7 +18,7 @@ from fault_table import HARMS, cells, contents, each
 from faulty_store import go_away, upload_folder
 from PIL import Image
 from prepared_data import BOTH, CONFIG, SOME_BAD, Prepared, believed, images_of, mounts
-from tests.trainer.export.test_serving_limits import png
+from served_model import png
 
 from tests.trainer.data.test_foreign_addresses import SECRET, servers, stored, write_set
 from trainer import storage

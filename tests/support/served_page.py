@@ -5,8 +5,7 @@ import io
 
 from PIL import Image
 
-BOXES = "#boxes .side"
-ROWS = "#found tbody tr"
+BOXES = "#images .box"
 DROP = """files => {
   const carried = new DataTransfer();
   for (const [name, data] of files) {
@@ -32,8 +31,5 @@ def drop(page, *files):
 
 
 def boxes(page):
-    """Names and corners of the boxes of the table."""
-    return [
-        (line.locator("td").nth(0).inner_text().strip(), line.locator("td").nth(2).inner_text())
-        for line in page.locator(ROWS).all()
-    ]
+    """The lines of the lists below the images."""
+    return page.locator("#images li").all_inner_texts()

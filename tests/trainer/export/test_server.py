@@ -13,7 +13,7 @@ import time
 import pytest
 from bundles import BOX, make_bundle
 from PIL import Image
-from served_model import closed, opened, png, post, served
+from served_model import PATIENCE, closed, opened, png, post, served
 from served_page import jpeg
 
 from trainer.base.errors import ConfigError
@@ -174,7 +174,7 @@ def test_sigterm_ends_it_while_an_image_is_computed(bundle_uri, tmp_path):
         client.sendall(head + jpeg())
         time.sleep(0.5)
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
         client.close()
 
 
