@@ -258,9 +258,9 @@ def _pairs(
 
 
 def _clip(boxes: np.ndarray, region: np.ndarray) -> np.ndarray:
-    return np.clip(boxes, np.tile(region[:2], 2), np.tile(region[2:], 2))
+    return np.asarray(np.clip(boxes, np.tile(region[:2], 2), np.tile(region[2:], 2)))
 
 
 def _inside(boxes: np.ndarray, rows: np.ndarray, region: np.ndarray) -> np.ndarray:
     clipped = _clip(boxes[rows], region)
-    return rows[((clipped[:, 2:] - clipped[:, :2]) > 0).all(axis=1)]
+    return np.asarray(rows[((clipped[:, 2:] - clipped[:, :2]) > 0).all(axis=1)])

@@ -45,7 +45,8 @@ class OnnxRuntime:
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
         """Return outputs, in the graph's order, of uint8 images [B, 3, S, S]."""
-        return self._session.run(None, {INPUT: images})
+        outputs: list[np.ndarray] = self._session.run(None, {INPUT: images})
+        return outputs
 
 
 _ANY_BATCH: Any = ({0: torch.export.Dim("batch", min=1)},)

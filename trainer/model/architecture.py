@@ -178,5 +178,5 @@ def build(config: ModelConfig, num_classes: int) -> Architecture:
     detector: Architecture = architectures.network_class(config.architecture)(config, num_classes)
     distributed = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     if config.sync_batchnorm and distributed:
-        return nn.SyncBatchNorm.convert_sync_batchnorm(detector)
+        detector = nn.SyncBatchNorm.convert_sync_batchnorm(detector)
     return detector

@@ -25,7 +25,7 @@ TRANSFORMERS_PAIRS: Names = (("convolution", "normalization"), ("conv", "norm"),
 _OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
 
-class AppliedNorm(FrozenBatchNorm2d):
+class AppliedNorm(FrozenBatchNorm2d):  # type: ignore[misc]
     """Fixed statistics that the convolution before this layer applies: an identity."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ class NormedConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Convolution and normalization of [B, C, H, W]."""
         norm = self.norm[0]
-        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-        shift = norm.bias - norm.running_mean * scale
+        scale: Tensor = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        shift: Tensor = norm.bias - norm.running_mean * scale
         return self._conv_forward(input, self.weight * scale[:, None, None, None], shift)
 
 

@@ -64,7 +64,8 @@ def load_tensors(
 
 def select_outputs(layer: Tensor, classes: Sequence[int], total: int, anchors: int = 1) -> Tensor:
     """Weights or biases of a layer with `total` outputs, reduced to the outputs `classes` in this order."""
-    return layer.unflatten(0, (anchors, total, -1))[:, list(classes)].flatten(0, 2)
+    outputs: Tensor = layer.unflatten(0, (anchors, total, -1))[:, list(classes)]
+    return outputs.flatten(0, 2)
 
 
 def class_outputs(total: int, count: int) -> list[int]:

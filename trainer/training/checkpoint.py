@@ -80,7 +80,7 @@ def write(state: State, uri: str) -> None:
 
 def write_step(state: State, folder: str, step: int, keep: int) -> None:
     """Write the checkpoint of a step and delete all but the newest `keep`."""
-    write(state, _uri(folder, step))
+    write(state, step_uri(folder, step))
     for name in _steps(folder)[:-keep]:
         storage.delete(storage.join(folder, name))
 
@@ -92,10 +92,11 @@ def epoch_uri(folder: str, epoch: int) -> str:
 
 def read_step(folder: str, step: int) -> State:
     """Read the checkpoint of one step; see `read`."""
-    return read(_uri(folder, step))
+    return read(step_uri(folder, step))
 
 
-def _uri(folder: str, step: int) -> str:
+def step_uri(folder: str, step: int) -> str:
+    """Return the URI of the checkpoint of a step."""
     return storage.join(folder, f"{_PREFIX}{step:08d}{_SUFFIX}")
 
 
@@ -105,7 +106,7 @@ def read(uri: str) -> State:
     with ThreadPoolExecutor(1, thread_name_prefix="hash") as thread:
         hashing = thread.submit(_check_seal, path, uri)  # It takes as long as loading.
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state: State = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load has no common error.
             sealed = hashing.result()
             check_resources(error, f"checkpoint {uri}")
@@ -224,7 +225,8 @@ def check_same_run(state: State, config: Config, fingerprint: str, global_batch:
 
 def model_state(state: State) -> dict[str, Tensor]:
     """Return the weights to evaluate: the moving average if there is one."""
-    return state.get("ema") or state["model"]
+    weights: dict[str, Tensor] = state.get("ema") or state["model"]
+    return weights
 
 
 def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architecture, dict[str, Any]]:
@@ -245,8 +247,8 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
             fix="use another checkpoint of the same folder",
         ) from None
     keys = ("categories", "step", "epoch", "metrics", "fingerprint")
-    meta = {"config": asdict(config), "square": config.loader.square, "sha256": read_digest(uri)}
-    meta |= {key: state.get(key) for key in keys}
+    meta: dict[str, Any] = {key: state.get(key) for key in keys}
+    meta |= {"config": asdict(config), "square": config.loader.square, "sha256": read_digest(uri)}
     return detector.to(device).eval(), meta
 
 

@@ -150,13 +150,9 @@ def restore_best(output_uri: str, saved: State) -> Best | None:
         fault = error.message
     folder = storage.join(output_uri, CHECKPOINTS)
     epoch_uri = checkpoint.epoch_uri(folder, best.epoch)
-    for read in (
-        lambda: saved,
-        lambda: checkpoint.read_step(folder, best.step),
-        lambda: checkpoint.read(epoch_uri),
-    ):
+    for candidate in ("", checkpoint.step_uri(folder, best.step), epoch_uri):
         try:
-            state = read()
+            state = checkpoint.read(candidate) if candidate else saved
         except _UNUSABLE_ERRORS:
             continue
         if state["step"] == best.step:

@@ -112,7 +112,9 @@ class Schedule:
         # Rank 0's clock decides for all. The message is sent only every `log_every` steps.
         if not config.checkpoint_minutes or step % config.log_every:
             return False
-        return broadcast(time.monotonic() - saved_at > config.checkpoint_minutes * 60, self._state.world)
+        return bool(
+            broadcast(time.monotonic() - saved_at > config.checkpoint_minutes * 60, self._state.world)
+        )
 
     def plain_from(self) -> int:
         """Return the first epoch without strong augmentation if the time runs out; -1 for the recipe's.

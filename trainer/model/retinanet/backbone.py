@@ -69,7 +69,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(max(1, min(32, channels // 8)), channels)
 
 
-class _WidthResNet(ResNet):
+class _WidthResNet(ResNet):  # type: ignore[misc]
     """torchvision's ResNet with `width` instead of 64 channels in its first stage."""
 
     def __init__(self, width: int, norm_layer: NormLayer, block: Any, *args: Any, **kwargs: Any) -> None:
@@ -83,4 +83,6 @@ class _WidthResNet(ResNet):
     def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
         if planes == _PUBLISHED_WIDTH:
             self.inplanes = self.width
-        return super()._make_layer(block, planes * self.width // _PUBLISHED_WIDTH, *args, **kwargs)
+        width = planes * self.width // _PUBLISHED_WIDTH
+        layer: nn.Sequential = super()._make_layer(block, width, *args, **kwargs)
+        return layer

@@ -89,7 +89,8 @@ class _FocalLoss(torch.autograd.Function):
 
 def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None = None) -> Tensor:
     """Sum of the losses of `focal_and_gradient_`, which can be differentiated once; labels may be IGNORED."""
-    return _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights), verified)
+    loss: Tensor = _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights), verified)
+    return loss
 
 
 class _ConvFocalLoss(torch.autograd.Function):
@@ -199,7 +200,9 @@ def conv_focal_loss(
         labels = _merge_rows(labels, levels, IGNORED)
         counted = _merge_rows(counted, levels, 0.0)
         levels = _merge_levels(levels, 0.0)
-    return _ConvFocalLoss.apply(dtype, verified, weight, bias, tuple(labels), tuple(counted), *levels)
+    inputs = dtype, verified, weight, bias, tuple(labels), tuple(counted)
+    loss: Tensor = _ConvFocalLoss.apply(*inputs, *levels)
+    return loss
 
 
 def supports(device: torch.device) -> bool:
