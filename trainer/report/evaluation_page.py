@@ -159,7 +159,6 @@ def _escape(text: str) -> str:
 class _ClassRow:
     name: str
     values: dict[str, float]  # by the keys of the page's columns
-    spark: str  # points of precision over recall
     change: Change | None
 
     @property
@@ -169,7 +168,7 @@ class _ClassRow:
 
 def _class_rows(data: ReportData) -> list[_ClassRow]:
     rows = []
-    for place, (name, row) in enumerate(data.scores.coco.per_class.items()):
+    for name, row in data.scores.coco.per_class.items():
         values = {"boxes": row["boxes"], **{key: row[key] for key in row if key.startswith("AP")}}
         if data.trained_boxes:
             values["trained"] = data.trained_boxes.get(name, 0)
@@ -178,8 +177,7 @@ def _class_rows(data: ReportData) -> list[_ClassRow]:
         change = data.compared.changes.get(f"AP[{name}]") if data.compared else None
         if change:
             values["change"] = change.delta
-        spark = plots.sparkline(data.scores.coco.precision[0, :, place])
-        rows.append(_ClassRow(name, values, spark, change))
+        rows.append(_ClassRow(name, values, change))
     return sorted(rows, key=lambda row: (row.values["AP"] < 0, row.values["AP"]))
 
 

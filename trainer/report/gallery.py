@@ -15,9 +15,8 @@ from trainer.report.figures import thumbnail
 
 IOU = 0.5  # IoU of a right detection
 _SIDE = 560  # Longer side of the images, pixels.
-_MAX_NAMED_BOXES, _MAX_NAME_LENGTH = 8, 24  # Wrong boxes with a name, and its characters.
-# Font size as a share of the image's longer side; a character's width and a line's height as shares of it.
-_FONT, _CHARACTER, _LINE = 0.034, 0.6, 1.25
+_MAX_NAMED_BOXES = 8  # wrong boxes of each side that have a name in the picture
+_FONT = 0.034  # font size as a share of the image's longer side
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,8 @@ class MarkedBox:
         side, wrong = ("truth", "missed") if self.score is None else ("found", "false")
         return f"{'right' if self.matched else wrong} {side}"
 
-    def label(self, longest: int = 10**9) -> str:
-        name = self.name if len(self.name) <= longest else self.name[: longest - 1] + "…"
-        return name if self.score is None else f"{name} {self.score:.2f}"
+    def label(self) -> str:
+        return self.name if self.score is None else f"{self.name} {self.score:.2f}"
 
 
 @dataclass(frozen=True)
@@ -72,26 +70,15 @@ class GalleryImage:
 
     @property
     def labels(self) -> list[tuple[float, float, str, str]]:
-        """Names of the first wrong boxes of each side that do not overlap another name.
-
-        Each with the left end of its baseline, x and y, and its CSS classes.
-        """
-        placed: list[tuple[float, float, str, str]] = []
-        taken: list[tuple[float, float, float]] = []
-        line = _LINE * self.letters
-        for side in (self.truth, self.predictions):
-            for box in [item for item in side if not item.matched][:_MAX_NAMED_BOXES]:
-                text = box.label(_MAX_NAME_LENGTH)
-                width = _CHARACTER * self.letters * len(text)
-                left = max(min(box.box[0], self.width - width), 0.0)
-                top = max(min(box.box[1], self.height - line), 0.0)
-                if not any(
-                    abs(top - y) < line and left < end and start < left + width for start, end, y in taken
-                ):
-                    taken.append((left, left + width, top))
-                    x, y = round(left + 0.15 * self.letters, 1), round(top + self.letters, 1)
-                    placed.append((x, y, box.kind, text))
-        return placed
+        """Names of the first wrong boxes of each side: left end of the baseline, x and y, classes and text."""
+        wrong = [
+            [item for item in side if not item.matched][:_MAX_NAMED_BOXES]
+            for side in (self.truth, self.predictions)
+        ]
+        return [
+            (round(box.box[0], 1), round(max(box.box[1], self.letters), 1), box.kind, box.label())
+            for box in (*wrong[0], *wrong[1])
+        ]
 
 
 def worst_images(

@@ -70,12 +70,6 @@ def training(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
     return [plot for plot in plots if plot]
 
 
-def sparkline(precision: np.ndarray) -> str:
-    """Return points of an SVG polyline, 100 wide and 28 high, for one class's precision [R]."""
-    places = np.linspace(0, len(precision) - 1, 26).round().astype(int)
-    return " ".join(f"{place},{27 - 26 * precision[place]:.1f}" for place in places)
-
-
 def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
     """Plot the cost of each kind of error in AP at IoU 0.5, as bars."""
     costs = [cost for cost, _ in errors.values()]

@@ -4,12 +4,11 @@ import browser
 import numpy as np
 import pytest
 
-from tests.trainer.report.test_evaluation_page import data, image, row
+from tests.trainer.report.test_evaluation_page import data, row
 from trainer.evaluation import scoring
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import Change, Compared
 from trainer.report import evaluation_page
-from trainer.report.gallery import MarkedBox
 
 pytestmark = [browser.needed, pytest.mark.slow, pytest.mark.extra]
 
@@ -80,18 +79,4 @@ def test_it_fits_a_phone_and_the_readers_colors(tmp_path, dark):
         assert background == ("rgb(18, 22, 28)" if dark else "rgb(246, 247, 249)")
         page.screenshot(path=tmp_path / "page.png", full_page=True)
         assert (tmp_path / "page.png").stat().st_size > 10_000
-        assert heard.complaints == []
-
-
-def test_a_tap_in_a_box_of_the_gallery_names_all_boxes_there(tmp_path):
-    boxes = (
-        MarkedBox((100, 100, 700, 600), "bus", matched=False),
-        MarkedBox((300, 300, 250, 250), "dog", matched=True),
-    )
-    detections = (MarkedBox((100, 100, 720, 600), "train", matched=False, score=0.5),)
-    (tmp_path / "report.html").write_text(evaluation_page.html(data(gallery=[image(boxes, detections)])))
-    with browser.page((tmp_path / "report.html").as_uri(), width=390) as (page, heard):
-        page.click(".gallery rect:nth-of-type(2)", force=True)  # A larger box lies above it.
-        assert page.text_content(".gallery output") == "train 0.50, dog, bus"
-        page.screenshot(path=tmp_path / "page.png", full_page=True)
         assert heard.complaints == []
