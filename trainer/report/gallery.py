@@ -70,7 +70,7 @@ class GalleryImage:
 
     @property
     def labels(self) -> list[tuple[float, float, str, str]]:
-        """Names of the first wrong boxes of each side: left end of the baseline, x and y, classes and text."""
+        """Names of the first wrong boxes of each side: start of the baseline x and y, classes and text."""
         wrong = [
             [item for item in side if not item.matched][:_MAX_NAMED_BOXES]
             for side in (self.truth, self.predictions)
