@@ -30,7 +30,7 @@ def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
 def implied(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
     """Return values of further keys that follow from the file of a recipe's weights; may fetch it."""
     model = recipes.load(recipe, overrides).model
-    if not model.weights or type(model).implied is ModelConfig.implied:
+    if not model.weights or type(model).options_from_weights is ModelConfig.options_from_weights:
         return {}
     file = obtain(model.weights, data_root)
     values = model.options_from_weights(file.described, file.shapes())

@@ -47,7 +47,8 @@ class NormedConv2d(nn.Conv2d):
         norm = self.norm[0]
         scale: Tensor = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
         shift: Tensor = norm.bias - norm.running_mean * scale
-        return self._conv_forward(input, self.weight * scale[:, None, None, None], shift)
+        output: Tensor = self._conv_forward(input, self.weight * scale[:, None, None, None], shift)
+        return output
 
 
 def apply_in_convolutions(body: nn.Module, kinds: tuple[type[nn.Module], ...], pairs: Names) -> None:

@@ -99,8 +99,8 @@ def test_a_class_scores_as_if_it_were_alone() -> None:
 
 
 def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
-    loaded, calls = engines._loaded, []
-    monkeypatch.setattr(engines, "_loaded", lambda *given: calls[-1].append(given) or loaded(*given))
+    loaded, calls = engines._load_hotcoco, []
+    monkeypatch.setattr(engines, "_load_hotcoco", lambda *given: calls[-1].append(given) or loaded(*given))
     for seed in range(60):
         truth, detections = odd_case(seed)
         calls.append([])
