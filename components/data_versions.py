@@ -97,6 +97,7 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> RawM
     if not storage.exists(sizes_uri(folder, raw.content)):  # The folder was deleted and written again.
         return None
     check_raw(raw, config)
+    storage.touch(storage.join(folder, raw_folder.MANIFEST))
     return replace(raw, data_version=version)
 
 

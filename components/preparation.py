@@ -4,7 +4,7 @@ import html
 from dataclasses import asdict
 from typing import Any
 
-from components import data_versions, hooks, in_use, starting_weights, steps
+from components import data_versions, hooks, starting_weights, steps
 from trainer import storage
 from trainer.config.schema import Config
 from trainer.config.types import Overrides
@@ -37,32 +37,26 @@ def prepare(
     kept at the end; 0 keeps all.
     """
     config = recipes.load_here(recipe, overrides)
-    in_use.begin(data_root, config.model.weights)
-    try:
-        planned = None
-        if min_new_images:  # Fetches no image.
-            planned = data_versions.known(source, data_root, config.data, version)
-            planned = planned or download.plan(source, data_root, config.data)
-        listing = planned and hooks.Listing(planned, data_root, config, min_new_images)
-        if listing and (ended := hooks.before_training(listing)):
-            shown = {"verdict": f"{hooks.NOTHING_NEW} since {ended.since}", "found": ended.found}
-            verdict, found = (html.escape(text) for text in shown.values())
-            text = f"<!doctype html><meta charset=utf-8><h1>{verdict}</h1><p>{found}</p>\n"
-            storage.write_bytes(page_path, text.encode(), sync=False)
-            in_use.end(data_root, [])
-            # Instead of the manifests of data.
-            empty = {"kind": hooks.NOTHING_NEW, "version": 1, "uri": "", "fingerprint": ""}
-            of_raw = of_shards = (empty | asdict(ended), shown)
-            steps.record(f"{hooks.NOTHING_NEW}\nsince {ended.since}: {ended.found}")
-        else:
-            if trains:
-                starting_weights.secure(recipe, overrides, data_root)
-            of_raw, of_shards = _make(source, data_root, config, version, planned, page_path)
-        hooks.at_end(hooks.StepEnd("prepare", data_root=data_root, keep_runs=prune))
-        return of_raw, of_shards
-    except BaseException:
-        in_use.end(data_root, [])
-        raise
+    planned = None
+    if min_new_images:  # Fetches no image.
+        planned = data_versions.known(source, data_root, config.data, version)
+        planned = planned or download.plan(source, data_root, config.data)
+    listing = planned and hooks.Listing(planned, data_root, config, min_new_images)
+    if listing and (ended := hooks.before_training(listing)):
+        shown = {"verdict": f"{hooks.NOTHING_NEW} since {ended.since}", "found": ended.found}
+        verdict, found = (html.escape(text) for text in shown.values())
+        text = f"<!doctype html><meta charset=utf-8><h1>{verdict}</h1><p>{found}</p>\n"
+        storage.write_bytes(page_path, text.encode(), sync=False)
+        # Instead of the manifests of data.
+        empty = {"kind": hooks.NOTHING_NEW, "version": 1, "uri": "", "fingerprint": ""}
+        of_raw = of_shards = (empty | asdict(ended), shown)
+        steps.record(f"{hooks.NOTHING_NEW}\nsince {ended.since}: {ended.found}")
+    else:
+        if trains:
+            starting_weights.secure(recipe, overrides, data_root)
+        of_raw, of_shards = _make(source, data_root, config, version, planned, page_path)
+    hooks.at_end(hooks.StepEnd("prepare", data_root=data_root, keep_runs=prune))
+    return of_raw, of_shards
 
 
 def _make(
@@ -73,7 +67,7 @@ def _make(
     planned: RawManifest | None,
     page_path: str,
 ) -> tuple[Published, Published]:
-    """Fetch the images, write the shards and their page, and note that this run needs both."""
+    """Fetch the images, and write the shards and their page."""
 
     def fetch() -> RawManifest:
         is_plan = planned and planned.kind == "plan"
@@ -83,7 +77,6 @@ def _make(
     raw = data_versions.fetch(source, data_root, config.data, version, fetch)
     index = shards.shard(raw, data_root, config.data)
     storage.write_bytes(page_path, page(index).encode(), sync=False)
-    in_use.end(data_root, [f"raw/{raw.fingerprint}", f"shards/{index.fingerprint}"], config.model.weights)
     manifest, record = raw.to_json(), index.to_json()
     label = data_versions.label(manifest)
     raw_shown: dict[str, object] = {"uri": raw.uri, "fingerprint": raw.fingerprint, "source": source}

@@ -108,19 +108,15 @@ def _add_changing(verbs: Commands) -> None:
         _prune,
         "delete old runs, versions and data that nothing needs",
         "Delete runs with their checkpoints, versions of models, shards, raw tables and images of a data "
-        "root. Kept is everything that these need: the newest runs, current versions, targets of `model "
-        "rollback`, signed, registered and pinned versions, unfinished runs, and recent files.",
+        "root. The newest and the unfinished runs are kept, current, signed and registered versions, targets "
+        "of `model rollback`, what these need, and young files.",
     )
     action = prune.add_mutually_exclusive_group(required=True)
     option(action, "--dry-run", "show what would be deleted and why the rest is kept")
     option(action, "--yes", "delete it")
-    option(action, "--pin NAME", "protect a run, or an artifact by its name in the table, from pruning", None)
-    option(action, "--unpin NAME", "remove a pin", None)
-    text = "how many of the newest runs, and of previous versions, are kept; required"
-    option(prune, "--keep N", text, 0)
-    option(prune, "--grace HOURS", "keep files of the last HOURS hours (default: 24)", 24.0, least=0)
-    text = "folder of runs outside the data root, e.g. ./runs of `kubedet run`"
-    option(prune, "--runs DIR", text)
+    text = "how many of the newest runs, and of previous versions, are kept"
+    option(prune, "--keep N", text, 0, required=True)
+    option(prune, "--older-than DAYS", "delete only what is older (default: 7)", 7.0, least=0)
     option(prune, "-o --output OUTPUT", "print JSON", choices=["json"], metavar=None)
     add_published(prune, "where data is kept")
 
@@ -290,41 +286,24 @@ def _prune(options: argparse.Namespace) -> int:
     from operations import retention
     from trainer import storage
 
-    runs = storage.absolute(options.runs) if options.runs else ""
-    root = storage.absolute(options.data_root)
-    if options.pin:
-        print(f"{retention.pin(root, options.pin, runs)} is pinned: it and everything it needs is kept")
-        return 0
-    if options.unpin:
-        print(f"{retention.unpin(root, options.unpin)} is not pinned any more")
-        return 0
-    do = retention.prune if options.yes else retention.Plan
-    pruned = do(root, options.keep, grace=options.grace * 3600, runs=runs)
+    judge = retention.prune if options.yes else retention.Pruning
+    pruning = judge(storage.absolute(options.data_root), options.keep, options.older_than)
     if options.output:
-        things = [
-            {
-                "name": each.name,
-                "bytes": each.size,
-                "kept": bool(each.why),
-                "why": each.why,
-                "freed_bytes": each.freed,
-                "freed_images": len(each.spare) if each.why else None,
-            }
-            for each in pruned.artifacts.values()
+        artifacts = [
+            {"name": artifact.name, "bytes": artifact.size, "kept": artifact.reasons}
+            for artifact in pruning.artifacts.values()
         ]
-        head = {"kind": "prune", "version": 1, "done": options.yes, "freed_bytes": pruned.size}
-        print(json.dumps(head | {"things": things}, indent=2))
+        head = {"kind": "prune", "version": 1, "done": options.yes}
+        print(json.dumps(head | {"artifacts": artifacts}, indent=2))
         return 0
-    rows, word = [], "freed" if options.yes else "would go"
-    for artifact in sorted(pruned.artifacts.values(), key=lambda each: (bool(each.why), each.name)):
-        why = "; ".join(artifact.why[:_REASONS]) or word
-        if more := len(artifact.why[_REASONS:]):
-            why += f"; and {more} more"
-        if artifact.why and artifact.spare:
-            why += f"; {len(artifact.spare):,} images that nothing refers to: {word}"
-        rows.append((artifact.name, f"{artifact.size / 1e6:,.1f} MB", why))
+    rows = []
+    for artifact in sorted(pruning.artifacts.values(), key=lambda item: (bool(item.reasons), item.name)):
+        reasons = "; ".join(artifact.reasons[:_REASONS]) or ("deleted" if options.yes else "would be deleted")
+        if more := len(artifact.reasons[_REASONS:]):
+            reasons += f"; and {more} more"
+        rows.append((artifact.name, f"{artifact.size / 1e6:,.1f} MB", reasons))
     print(columns(rows, right={1}))
-    print(f"{'freed' if options.yes else 'would free'} {pruned.summary}")
+    print(f"{'deleted' if options.yes else 'would delete'} {pruning.summary}")
     if options.dry_run:
         print("nothing was deleted; --yes deletes it")
     return 0

@@ -40,8 +40,8 @@ def champion(tmp_path):
 
 
 def data_of(root):
-    """Return all that is below a data root, but for notes of who uses it."""
-    return sorted(path for path in Path(root).rglob("*") if "retention" not in path.parts)
+    """Return all that is below a data root, but for the files of shared work."""
+    return sorted(path for path in Path(root).rglob("*") if "sharing" not in path.parts)
 
 
 def prepare(source, root, tmp_path, least, **settings):
@@ -59,7 +59,7 @@ def test_nothing_new_ends_the_run_before_any_image_is_fetched(champion, tmp_path
     assert shards["kind"] == "nothing new"
     assert shown["verdict"] == "nothing new since sample v7" and "since sample v7" in page
     assert "nothing new since sample v7: 0 new, 0 changed, 0 removed images" in caplog.text
-    assert data_of(champion) == before and "freed nothing" in caplog.text
+    assert data_of(champion) == before and "deleted nothing" in caplog.text
     # Without the parameter a run always trains.
     assert prepare(SOURCE, champion, tmp_path, 0)[0]["kind"] != "nothing new"
 

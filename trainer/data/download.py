@@ -180,6 +180,7 @@ def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
     manifest = _find_manifest(planned)
     if manifest is None or manifest.unfetched:
         return None
+    storage.touch(storage.join(manifest.uri, raw_folder.MANIFEST))
     sums = raw_folder.read_sums(manifest)
     if sums is not None:
         expected = sums[sums["bytes"] > 0]

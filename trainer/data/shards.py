@@ -118,6 +118,7 @@ def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex
     except (DamagedError, FormError) as error:
         logger.warning("%s; writing it again", error.message)
         return None
+    storage.touch(storage.join(uri, INDEX))
     states = storage.list_states(uri, recursive=True)
     damaged = {*shard_folder.listing_faults(index, states), *shard_folder.noted(states)}
     for name in index.files.keys() - damaged:

@@ -235,6 +235,15 @@ def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confir
         path.write_bytes(data)
 
 
+def touch(uri: str) -> None:
+    """Set the time of a file to now, because it is used: `kubedet data prune` deletes old files only."""
+    if is_local(uri):
+        with translate_oserror(uri, "write"):
+            os.utime(local_path(uri))
+    else:
+        write_bytes(uri, read_bytes(uri), confirm=True)
+
+
 def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
     """Write an object as JSON with its hash as the last key, atomically, and confirm it."""
     write_bytes(uri, json_files.encode(obj, indent), confirm=True)

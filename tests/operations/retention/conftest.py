@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import in_use, preparation, records
+from components import preparation, records
 from trainer import storage
 from trainer.export import bundle, published_models
 
@@ -16,9 +16,7 @@ ASKED = ("debug", {"data.processes": 1, "data.threads": 2})
 
 def prepared(root, seed, page):
     source = f"sample:images=24,size=96,seed={seed}"
-    shards = preparation.prepare(source, *ASKED, str(root), "", str(page))[1][0]
-    in_use.end(str(root), [])  # As if it were long ago.
-    return shards
+    return preparation.prepare(source, *ASKED, str(root), "", str(page))[1][0]
 
 
 def run(root, name, shards, *, ended=True, weights=""):
@@ -27,9 +25,7 @@ def run(root, name, shards, *, ended=True, weights=""):
     (folder / "train").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if ended:
-        (folder / "train" / "result.json").write_text("{}")
-        (folder / "evaluation").mkdir()
-        (folder / "evaluation" / "gate.json").write_text('{"passed": false}')
+        records.VerdictRecord(name, False, {}).write(str(root))
     record = root / "lineage" / "runs" / f"{name}.json"  # All began in the same second.
     content = json.loads(record.read_text())
     content.pop("sha256", None)
