@@ -18,7 +18,7 @@ from trainer.data import raw_folder
 from trainer.data.download import check as check_raw
 from trainer.data.download import choices, download, fingerprint
 from trainer.data.problem_counts import Cases
-from trainer.data.raw_folder import RawManifest, SplitCounts, sizes_uri
+from trainer.data.raw_folder import RawManifest, SplitCounts, images_uri
 
 _VERSION_FIX = "choose another data_version"
 
@@ -30,7 +30,6 @@ class Pinned:
     content: str
     splits: dict[str, SplitCounts]
     problems: dict[str, Cases]
-    sums: str = ""
     unfetched: int = 0
 
 
@@ -76,7 +75,7 @@ def fetch(
         source,
         f"raw/{manifest.fingerprint}",
         manifest.fingerprint,
-        Pinned(manifest.content, manifest.splits, manifest.problems, manifest.sums, manifest.unfetched),
+        Pinned(manifest.content, manifest.splits, manifest.problems, manifest.unfetched),
         datetime.now(UTC).isoformat(timespec="seconds"),
     )
     storage.write_json(uri, asdict(recorded))
@@ -94,7 +93,7 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> RawM
         return None
     raw = raw_folder.read_manifest(folder)
     raw = replace(raw, **vars(record.pinned)) if record.pinned else raw
-    if not storage.exists(sizes_uri(folder, raw.content)):  # The folder was deleted and written again.
+    if not storage.exists(images_uri(folder, raw.content)):  # The folder was deleted and written again.
         return None
     check_raw(raw, config)
     storage.touch(storage.join(folder, raw_folder.MANIFEST))

@@ -319,7 +319,7 @@ def test_a_killed_worker(make_coco, tmp_path):
 __all__ = ["servers"]
 
 WRITTEN = [
-    *("plan.json", "train.parquet", "manifest.json", "sums-", ".tar", "train-00000.json", "samples.npy"),
+    *("plan.json", "train.parquet", "manifest.json", "images-", ".tar", "train-00000.json", "samples.npy"),
     *("annotations", "index.json"),
 ]
 IMAGE = {"query": ".jpg"}

@@ -102,7 +102,7 @@ class RawImages:
     def batches(self, split: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a split, a bounded number at a time."""
         table = self.manifest.table(split)
-        sizes = raw_folder.read_sizes(self.manifest)
+        sizes = raw_folder.read_images(self.manifest)["bytes"]
         for block in range(table.blocks):
             rows = table.batch(block)
             rows = rows.filter(pa.array(sizes[rows["image_id"].to_numpy() - 1] > 0))

@@ -41,7 +41,7 @@ from trainer.data import (
 )
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import SUM, UNKNOWN_HASH, VERSION, RawManifest, SplitCounts
+from trainer.data.raw_folder import FETCHED, VERSION, RawManifest, SplitCounts
 from trainer.data.sources.files import listed_in
 from trainer.data.sources.source import Source
 from trainer.launching.shared_work import SharedWork, shared_work
@@ -148,9 +148,8 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
             found = raw_folder.read_manifest(uri, raw_folder.PLAN)
             for split in found.splits:
                 storage.local_copy(storage.join(uri, f"{split}.parquet"), sha256=found.tables.get(split, ""))
-            if found.warnings is not None:
-                annotations.check_listed(Problems.of(found.problems), origin.uri, found.splits, config)
-                return found
+            annotations.check_listed(Problems.of(found.problems), origin.uri, found.splits, config)
+            return found
         except (DamagedError, FormError, MissingError) as error:
             logger.warning("%s; repairing it from the source", error.message)
     storage.remove_stale(uri)
@@ -181,12 +180,11 @@ def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
     if manifest is None or manifest.unfetched:
         return None
     storage.touch(storage.join(manifest.uri, raw_folder.MANIFEST))
-    sums = raw_folder.read_sums(manifest)
-    if sums is not None:
-        expected = sums[sums["bytes"] > 0]
-        stored = _StoredImages(manifest.images, at_once=len(sums) <= _LIST_AT_ONCE_BELOW)
-        if (stored.sizes(expected["place"]) != expected["bytes"]).any():
-            return None
+    fetched = raw_folder.read_images(manifest)
+    fetched = fetched[fetched["bytes"] > 0]
+    stored = _StoredImages(manifest.images, at_once=len(fetched) <= _LIST_AT_ONCE_BELOW)
+    if (stored.sizes(fetched["place"]) != fetched["bytes"]).any():
+        return None
     check(manifest, config)
     logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
     return manifest
@@ -198,8 +196,7 @@ def _find_manifest(planned: RawManifest) -> RawManifest | None:
         return None
     try:
         manifest = raw_folder.read_manifest(planned.uri)
-        raw_folder.read_sizes(manifest)
-        raw_folder.read_sums(manifest)
+        raw_folder.read_images(manifest)
     except (DamagedError, FormError, MissingError) as error:
         logger.warning("%s; repairing it", error.message)
         return None
@@ -214,9 +211,9 @@ def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawMani
     """
     if manifest := work.on_first(lambda: finished(planned, config)):
         return manifest
-    known_sums, known_failures = _read_reports(planned)
+    known, known_failures = _read_reports(planned)
     parts = work.parts("images", _part_count(planned))
-    fetching = _Fetch(planned, config, known_sums, {}, work.size)
+    fetching = _Fetch(planned, config, known, {}, work.size)
     try:
         fetching.run(parts)
     except _SourceUnreachable as error:
@@ -224,7 +221,7 @@ def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawMani
             raise
         logger.warning("%s; continuing without the images that an earlier download lacked", error.message)
         remaining = chain(fetching.open_parts, parts)
-        _Fetch(planned, config, known_sums, known_failures, work.size).run(remaining)
+        _Fetch(planned, config, known, known_failures, work.size).run(remaining)
     return work.on_first(lambda: join(planned, config))
 
 
@@ -247,16 +244,16 @@ def _list_reports(planned: RawManifest) -> dict[int, str]:
 
 def join(planned: RawManifest, config: DataConfig) -> RawManifest:
     """Write and return the manifest of the images that were fetched."""
-    sums, failed = _read_reports(planned, complete=True)
+    fetched, failed = _read_reports(planned, complete=True)
     failures = sorted(failed.values())
     problems = Problems.of(planned.problems)
     for failure in failures:
         problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
-    for copy in _unlabeled_copies(planned, sums):
+    for copy in _unlabeled_copies(planned, fetched):
         problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
     splits, first = {}, 0
     for split, listed in planned.splits.items():
-        is_stored = sums["bytes"][first : first + listed.images] > 0
+        is_stored = fetched["bytes"][first : first + listed.images] > 0
         first += listed.images
         boxes = listed.boxes
         if not is_stored.all():
@@ -265,7 +262,7 @@ def join(planned: RawManifest, config: DataConfig) -> RawManifest:
             counts = np.concatenate([pc.list_value_length(of_block).to_numpy() for of_block in lists])
             boxes = int(counts[is_stored].sum())
         splits[split] = SplitCounts(int(is_stored.sum()), boxes)
-    content, digest = raw_folder.write_fetched(planned.uri, sums)
+    content = raw_folder.write_images(planned.uri, fetched)
     text = io.StringIO()
     columns = _Failure._fields[:-1]
     csv.writer(text, lineterminator="\n").writerows(
@@ -276,7 +273,6 @@ def join(planned: RawManifest, config: DataConfig) -> RawManifest:
         planned,
         kind="raw",
         content=content,
-        sums=digest,
         splits=splits,
         problems=problems.cases(),
         unfetched=sum(failure.requested for failure in failures),
@@ -293,9 +289,9 @@ def join(planned: RawManifest, config: DataConfig) -> RawManifest:
     return manifest
 
 
-def _unlabeled_copies(planned: RawManifest, sums: np.ndarray) -> Iterator[str]:
+def _unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterator[str]:
     """Yield the copies, see `plausibility.unlabeled_copies`, in the order of the splits."""
-    starts = np.ascontiguousarray(sums["sha256"]).view(np.uint64)[::4]
+    starts = np.ascontiguousarray(fetched["sha256"]).view(np.uint64)[::4]
     values, counts = np.unique(starts, return_counts=True)
     repeated = np.isin(starts, values[(counts > 1) & (values != 0)])
     if not repeated.any():
@@ -308,7 +304,7 @@ def _unlabeled_copies(planned: RawManifest, sums: np.ndarray) -> Iterator[str]:
             if len(part):
                 columns = table.batch(block, ["image_id", "file_name", "boxes"]).take(part).to_pydict()
                 for image_id, name, boxes in zip(*columns.values(), strict=True):
-                    images.append((sums["sha256"][image_id - 1].tobytes(), f"{split}/{name}", bool(boxes)))
+                    images.append((fetched["sha256"][image_id - 1].tobytes(), f"{split}/{name}", bool(boxes)))
         first += listed.images
     yield from plausibility.unlabeled_copies(images)
 
@@ -335,11 +331,11 @@ def check(manifest: RawManifest, config: DataConfig) -> None:
 
 
 def _read_reports(planned: RawManifest, *, complete: bool = False) -> tuple[np.ndarray, dict[int, _Failure]]:
-    """Return rows of SUM by image id - 1 (0 bytes if an image was not fetched), and failures by image id.
+    """Return rows of FETCHED by image id - 1 (0 bytes if an image was not fetched), and failures by image id.
 
     Reports that are missing or damaged are left out, unless the result has to be `complete`.
     """
-    sums = np.zeros(planned.listed_images, SUM)
+    fetched = np.zeros(planned.listed_images, FETCHED)
     failures: dict[int, _Failure] = {}
     reports = _list_reports(planned)
     if complete and len(reports) != _part_count(planned):
@@ -348,11 +344,11 @@ def _read_reports(planned: RawManifest, *, complete: bool = False) -> tuple[np.n
     for report in worker_pool.run(read, reports.values(), _READERS, processes=False):
         stored = report.filter(pc.greater(report["bytes"], 0))
         at = stored["image_id"].to_numpy() - 1
-        sums["bytes"][at], sums["place"][at] = stored["bytes"].to_numpy(), stored["place"].to_numpy()
-        sums["sha256"][at] = np.frombuffer(b"".join(stored["sha256"].to_pylist()), "V32")
+        fetched["bytes"][at], fetched["place"][at] = stored["bytes"].to_numpy(), stored["place"].to_numpy()
+        fetched["sha256"][at] = np.frombuffer(b"".join(stored["sha256"].to_pylist()), "V32")
         for row in report.filter(pc.equal(report["bytes"], 0)).to_pylist():
             failures[row["image_id"]] = _Failure(*(row[name] for name in _Failure._fields))
-    return sums, failures
+    return fetched, failures
 
 
 def _read_report(complete: bool, uri: str) -> pa.Table:
@@ -392,7 +388,7 @@ class _Image:
     place: int  # Digest of the target, see `image_keys.place_digest`.
     failure: _Failure | None  # Why it cannot be fetched.
     size: int  # Stored bytes; 0 if it has to be fetched.
-    sha256: bytes = UNKNOWN_HASH
+    sha256: bytes = b""
     requested: bool = False  # Whether the source was asked for it now.
 
 
@@ -401,7 +397,7 @@ class _OpenPart:
     """A part of which not all images are done."""
 
     first: int  # Its first image, counted from 0.
-    sums: np.ndarray  # Rows of SUM of its images.
+    fetched: np.ndarray  # Rows of FETCHED of its images.
     failures: dict[int, _Failure] = field(default_factory=dict)  # By image id.
     remaining: int = 1  # Images to be done, and one until all are counted.
     is_changed: bool = False  # Whether its report has to be written.
@@ -410,7 +406,7 @@ class _OpenPart:
 class _Fetch:
     """Fetches the images of parts, and writes a report of each; images that fail are retried once at the end.
 
-    A stored image is fetched again if its size differs from the one in `known_sums`, the result of earlier
+    A stored image is fetched again if its size differs from the one in `known`, the result of earlier
     downloads. Images in `known_failures` are not requested again. Memory is 56 bytes per image of the source.
     """
 
@@ -418,12 +414,12 @@ class _Fetch:
         self,
         planned: RawManifest,
         config: DataConfig,
-        known_sums: np.ndarray,
+        known: np.ndarray,
         known_failures: dict[int, _Failure],
         processes: int,
     ) -> None:
         self._planned, self._config, self._processes = planned, config, processes
-        self._known_sums, self._known_failures = known_sums, known_failures
+        self._known, self._known_failures = known, known_failures
         self._source = sources.parse(planned.source, config)
         self._excluded = frozenset(filter(_SHA256.fullmatch, planned.excluded))
         self._tables = {split: planned.table(split) for split in planned.splits}
@@ -466,21 +462,20 @@ class _Fetch:
             # The other processes take as many of what is left.
             bar.total = taken + (self._planned.listed_images - first) // self._processes
             taken += end - first
-            part = self.open_parts[number] = _OpenPart(first, np.zeros(end - first, SUM))
+            part = self.open_parts[number] = _OpenPart(first, np.zeros(end - first, FETCHED))
             for split, rows in self._rows(first, end):
                 places = [image_keys.place(*(row[name] for name in _PATH_COLUMNS)) for row in rows]
                 digests = [int(image_keys.place_digest(place), 16) for place in places]
                 sizes = self._stored.sizes(digests).tolist()
                 for row, place, digest, size in zip(rows, places, digests, sizes, strict=True):
-                    image_id, before = row["image_id"], self._known_sums[row["image_id"] - 1]
+                    image_id, before = row["image_id"], self._known[row["image_id"] - 1]
                     # One that failed in an earlier download may have been fetched by a later one.
                     fault = None if size else self._known_failures.get(image_id)
                     if row["fault_reason"]:
                         reason, detail = row["fault_reason"], row["fault_detail"]
                         fault = _Failure(split, row["file_name"], row["origin"], reason, detail, False)
-                    is_hashed = before["sha256"].tobytes() != UNKNOWN_HASH
-                    if size == before["bytes"] > 0 and is_hashed and not fault:
-                        part.sums[image_id - 1 - first] = (digest, size, before["sha256"])
+                    if size == before["bytes"] > 0 and not fault:
+                        part.fetched[image_id - 1 - first] = (digest, size, before["sha256"])
                         bar.skip()
                         continue
                     is_other = before["bytes"] not in (0, size)
@@ -528,7 +523,11 @@ class _Fetch:
                 self._add_failure(image, image.failure)
             else:
                 part = self.open_parts[image.part]
-                part.sums[image.image_id - 1 - part.first] = (image.place, image.size, np.void(image.sha256))
+                part.fetched[image.image_id - 1 - part.first] = (
+                    image.place,
+                    image.size,
+                    np.void(image.sha256),
+                )
                 self._count_done(image.part)
                 if image.requested:
                     self._in_a_row = 0
@@ -572,10 +571,10 @@ class _Fetch:
         del self.open_parts[number]
 
     def _write_report(self, number: int, part: _OpenPart) -> None:
-        rows = np.flatnonzero(part.sums["bytes"])
-        sums, ids = part.sums[rows], rows + part.first + 1
-        columns = {name: pa.array(np.ascontiguousarray(sums[name])) for name in ("bytes", "place")}
-        columns |= {"image_id": pa.array(ids), "sha256": pa.array(sums["sha256"].tolist(), pa.binary(32))}
+        rows = np.flatnonzero(part.fetched["bytes"])
+        fetched, ids = part.fetched[rows], rows + part.first + 1
+        columns = {name: pa.array(np.ascontiguousarray(fetched[name])) for name in ("bytes", "place")}
+        columns |= {"image_id": pa.array(ids), "sha256": pa.array(fetched["sha256"].tolist(), pa.binary(32))}
         stored = pa.table([columns.get(one.name, pa.nulls(len(ids), one.type)) for one in _REPORT], _REPORT)
         failed = [{"image_id": key, "bytes": 0, **row._asdict()} for key, row in part.failures.items()]
         report = pa.concat_tables([stored, pa.Table.from_pylist(failed, _REPORT)]).sort_by("image_id")
@@ -665,7 +664,7 @@ class _StoredImages:
         self._digests, self._sizes = digests[order], np.concatenate([size for _, size in listings])[order]
 
     def sizes(self, places: np.ndarray | list[int]) -> np.ndarray:
-        """Return the sizes in bytes of the images at some paths, see SUM; 0 if an image is missing or
+        """Return the sizes in bytes of the images at some paths, see FETCHED; 0 if an image is missing or
         empty.
         """
         places = np.asarray(places, np.uint64)

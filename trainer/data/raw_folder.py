@@ -3,8 +3,7 @@
 <raw>/plan.json                     what the source lists
 <raw>/<split>.parquet               a table of images and annotations
 <raw>/fetched/<part>-<sha256>.parquet   which images of a part were fetched
-<raw>/sizes-<content>.npy           bytes of each image, by id; 0 if it could not be fetched
-<raw>/sums-<digest>.npy             place, bytes and sha256 of each image, by id
+<raw>/images-<content>.npy          place, bytes and sha256 of each image, by id
 <raw>/failed.csv                    the images that could not be fetched, and why
 <raw>/manifest.json                 written last
 
@@ -42,10 +41,9 @@ ROW = pa.schema([("image_id", pa.int64()), ("key", pa.string()), *SOURCE_ROW])
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
 
-SUM = np.dtype([("place", "<u8"), ("bytes", "<i4"), ("sha256", "V32")])
+FETCHED = np.dtype([("place", "<u8"), ("bytes", "<i4"), ("sha256", "V32")])
 """One row per image: digest of its place (see `image_keys.place`), bytes (0: not fetched), and hash."""
 
-UNKNOWN_HASH = bytes(32)
 _REMEDY = "run the same command again, or `kubedet data verify --repair {}`: both write it again"
 
 
@@ -134,10 +132,9 @@ class RawManifest:
     settings: dict[str, Any]  # Keys of `data` that it was made with.
     tables: dict[str, str] = field(default_factory=dict)  # sha256 of the table of each split.
     excluded: list[str] = field(default_factory=list)  # Lines of data.exclude: names and hashes of images.
-    warnings: list[str] | None = None  # See `trainer.data.plausibility`; None if it was not checked.
+    warnings: list[str] = field(default_factory=list)  # See `trainer.data.plausibility`.
     uri: str = ""  # Of the folder.
-    content: str = ""  # Digest of the fetched images, see `content_digest`; empty in a plan.
-    sums: str = ""  # sha256 of the file of rows of SUM.
+    content: str = ""  # Digest of the fetched images, see `write_images`; empty in a plan.
     unfetched: int = 0  # Images that the source was asked for and did not give.
     data_version: str = ""  # Name of these data, see `components.data_versions`.
 
@@ -194,50 +191,26 @@ def read_manifest(folder: str, name: str = MANIFEST) -> RawManifest:
     return replace(raw, uri=uri, images=storage.join(root, "images", raw.images.rpartition("/")[2]))
 
 
-def content_digest(sizes: np.ndarray) -> str:
-    """Return 16 hex digits that change with the fetched images, from their bytes (0: none)."""
-    return hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16]
+def images_uri(raw: str, content: str) -> str:
+    """Return the URI of the .npy file of rows of FETCHED."""
+    return f"{raw}/images-{content}.npy"
 
 
-def sizes_uri(raw: str, content: str) -> str:
-    """Return the URI of the image sizes in bytes: a .npy file, int32 [images], 0 if one was not fetched."""
-    return f"{raw}/sizes-{content}.npy"
+def read_images(raw: RawManifest) -> np.ndarray:
+    """Return rows of FETCHED by image id - 1."""
+    uri, remedy = images_uri(raw.uri, raw.content), _REMEDY.format(raw.uri)
+    data = storage.read_bytes(uri)
+    if hashlib.sha256(data).hexdigest()[: len(raw.content)] != raw.content:
+        raise DamagedError(f"{uri} is damaged: its hash differs from its name", fix=remedy)
+    return npy_array(uri, data, remedy)
 
 
-def read_sizes(raw: RawManifest) -> np.ndarray:
-    """Return the size of each image in bytes by id - 1, int32; 0 if it was not fetched."""
-    uri = sizes_uri(raw.uri, raw.content)
-    sizes = _numbers(raw, uri)
-    if content_digest(sizes) != raw.content:
-        raise DamagedError(f"{uri} is damaged: its hash differs from its name", fix=_REMEDY.format(raw.uri))
-    return sizes
-
-
-def read_sums(raw: RawManifest) -> np.ndarray | None:
-    """Return rows of SUM by id - 1, see `read_sizes`; None if the manifest is from before 0.2."""
-    return _numbers(raw, f"{raw.uri}/sums-{raw.sums[:16]}.npy", raw.sums) if raw.sums else None
-
-
-def _numbers(raw: RawManifest, uri: str, sha256: str = "") -> np.ndarray:
-    try:
-        return npy_array(uri, storage.read_bytes(uri, sha256=sha256), "")
-    except DamagedError as error:
-        raise DamagedError(error.message, fix=_REMEDY.format(raw.uri)) from None
-
-
-def write_fetched(raw_uri: str, sums: np.ndarray) -> tuple[str, str]:
-    """Write the files that `read_sizes` and `read_sums` read; return `content` and `sums` of the manifest."""
-    content, data = content_digest(sums["bytes"]), npy_bytes(sums)
-    digest = hashlib.sha256(data).hexdigest()
-    storage.write_bytes(sizes_uri(raw_uri, content), npy_bytes(sums["bytes"]), confirm=True)
-    storage.write_bytes(f"{raw_uri}/sums-{digest[:16]}.npy", data, confirm=True)
-    return content, digest
-
-
-def known_hash(sums: np.ndarray | None, image_id: int) -> str:
-    """Return the sha256 of an image; "" if it is unknown."""
-    digest = UNKNOWN_HASH if sums is None else bytes(sums["sha256"][image_id - 1])
-    return "" if digest == UNKNOWN_HASH else digest.hex()
+def write_images(raw_uri: str, images: np.ndarray) -> str:
+    """Write rows of FETCHED; return their digest, 16 hex digits, which is in the file's name."""
+    data = npy_bytes(images)
+    content = hashlib.sha256(data).hexdigest()[:16]
+    storage.write_bytes(images_uri(raw_uri, content), data, confirm=True)
+    return content
 
 
 def npy_bytes(array: np.ndarray) -> bytes:

@@ -74,8 +74,7 @@ class ShardTask:
     block: int
     rows: list[int]  # Positions of the images in the block of the table, in the order of the shard.
     sizes: list[int]  # Bytes of each raw image.
-    hashes: list[str]
-    """sha256 of each raw image; "" if it is unknown."""
+    hashes: list[str]  # sha256 of each raw image.
 
 
 def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
@@ -177,14 +176,15 @@ def _missing_shards(uri: str, names: list[str]) -> list[int]:
 
 def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
     """Yield all shards: each block in the order of a hash of the keys, cut by raw sizes."""
-    sizes, sums = raw_folder.read_sizes(raw), raw_folder.read_sums(raw)
+    images = raw_folder.read_images(raw)
     for split in raw.splits:
         table = raw.table(split)
         number = 0
         for block in range(table.blocks):
             columns = table.batch(block, ["image_id", "key"]).to_pydict()
             ids, keys = np.array(columns["image_id"]), columns["key"]
-            block_sizes = sizes[ids - 1]
+            of_block = images[ids - 1]
+            block_sizes = of_block["bytes"]
             shards: list[list[int]] = []
             filled = config.shard_bytes
             stored = np.flatnonzero(block_sizes).tolist()
@@ -195,7 +195,7 @@ def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]
                 shards[-1].append(row)
                 filled += int(block_sizes[row])
             for rows in shards:
-                hashes = [raw_folder.known_hash(sums, image_id) for image_id in ids[rows]]
+                hashes = [digest.tobytes().hex() for digest in of_block["sha256"][rows]]
                 yield ShardTask(
                     raw,
                     config,
@@ -287,10 +287,9 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
 
 def _images(task: ShardTask, rows: list[RawRow]) -> Iterator[tuple[RawRow, bytes]]:
     """Yield the rows of a shard with the bytes of their images, fetched a little ahead from a store."""
-    known = list(zip(rows, task.sizes, task.hashes, strict=True))
     if storage.is_local(task.raw.images):
-        for row, size, sha256 in known:
-            yield row, _read_image(task, row, size, sha256)
+        for row, sha256 in zip(rows, task.hashes, strict=True):
+            yield row, _read_image(task, row, sha256)
         return
     readers = min(task.config.threads, _READERS)
     with DaemonThreadPool(readers, "images") as threads:
@@ -300,24 +299,21 @@ def _images(task: ShardTask, rows: list[RawRow]) -> Iterator[tuple[RawRow, bytes
             while at < len(rows) and at - number < 2 * readers:
                 if at > number and ahead + task.sizes[at] > _READ_AHEAD_BYTES:
                     break
-                reads.append(threads.submit(_read_image, task, *known[at]))
+                reads.append(threads.submit(_read_image, task, rows[at], task.hashes[at]))
                 ahead += task.sizes[at]
                 at += 1
             yield row, result_of(reads.popleft())
             ahead -= task.sizes[number]
 
 
-def _read_image(task: ShardTask, row: RawRow, size: int, sha256: str) -> bytes:
+def _read_image(task: ShardTask, row: RawRow, sha256: str) -> bytes:
     """Return the bytes of a raw image; if they are lost or damaged, restore them from the source.
 
     An image that cannot be read now is not a bad image: leaving it out would lose it for good.
     """
     uri = task.raw.image_uri(row)
     try:
-        data = storage.read_bytes(uri, sha256=sha256)
-        if len(data) == size:
-            return data
-        fault = f"{uri} is not as it was downloaded: {len(data)} bytes, not {size}"
+        return storage.read_bytes(uri, sha256=sha256)
     except (MissingError, DamagedError) as error:
         fault = error.message
     try:
@@ -325,7 +321,7 @@ def _read_image(task: ShardTask, row: RawRow, size: int, sha256: str) -> bytes:
     except (StorageError, DataError) as error:
         message = f"{fault}; and it cannot be fetched again: {error.message}"
         raise StorageError(message, fix=error.fix) from error
-    if len(data) != size or sha256 not in ("", hashlib.sha256(data).hexdigest()):
+    if hashlib.sha256(data).hexdigest() != sha256:
         fix = "run `kubedet data verify --repair` on the raw images to use the new one"
         raise StorageError(f"{fault}; and at the source {row['file_name']} is a different image now", fix=fix)
     storage.write_bytes(uri, data, sync=False)
@@ -481,7 +477,7 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         },
         uri=uri,
         hierarchy=raw.hierarchy,
-        warnings=[*(raw.warnings or []), *warnings],
+        warnings=[*raw.warnings, *warnings],
         near_duplicates=duplicates,
         quarantined=[one for part in splits.values() for one in part.quarantined][:_QUARANTINED_SHOWN],
         statistics={split: part.statistics for split, part in splits.items()},

@@ -95,7 +95,7 @@ def verify(text: str, threads: int = 0) -> Verified:
     elif isinstance(view, RawImages):
         raw = view.manifest
         damaged += _damaged_reports(raw)
-        verify_image = partial(_verify_image, raw, raw_folder.read_sizes(raw), raw_folder.read_sums(raw))
+        verify_image = partial(_verify_image, raw, raw_folder.read_images(raw))
         parts = worker_pool.run(verify_image, view.rows(), threads or 4 * cores, processes=False)
         total = raw.listed_images
     else:
@@ -186,28 +186,21 @@ def _damaged_reports(raw: RawManifest) -> list[_Part]:
     return damaged
 
 
-def _verify_image(raw: RawManifest, sizes: np.ndarray, sums: np.ndarray | None, row: RawRow) -> _Part:
-    place, size = raw.image_uri(row), int(sizes[row["image_id"] - 1])
-    sha256 = raw_folder.known_hash(sums, row["image_id"])
+def _verify_image(raw: RawManifest, images: np.ndarray, row: RawRow) -> _Part:
+    uri, problem, size = raw.image_uri(row), "", 0
     try:
-        data = storage.read_bytes(place)
+        data = storage.read_bytes(uri, sha256=images["sha256"][row["image_id"] - 1].tobytes().hex())
+        size = len(data)
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
     except ResourceError:
         raise
     except StorageError as error:
-        return _Part(row["file_name"], [f"{place}: {error.message}"], 1)
-    problem = ""
-    if len(data) != size:
-        problem = f"{len(data):,} bytes, not {size:,}"
-    elif sha256 and (actual := hashlib.sha256(data).hexdigest()) != sha256:
-        problem = f"its sha256 is {actual}, not {sha256}"
-    else:
-        try:
-            with Image.open(io.BytesIO(data)) as image:
-                image.load()
-        except Exception as error:  # decoders of damaged bytes raise nearly anything
-            check_resources(error, place)
-            problem = f"{_UNDECODABLE}: {error}"
-    return _Part(row["file_name"], [f"{place}: {problem}"] if problem else [], 1, len(data))
+        problem = error.message
+    except Exception as error:  # Decoders of damaged bytes raise nearly anything.
+        check_resources(error, uri)
+        problem = f"{_UNDECODABLE}: {error}"
+    return _Part(row["file_name"], [f"{uri}: {problem}"] if problem else [], 1, size)
 
 
 def repair(text: str, threads: int = 0) -> Verified:
@@ -252,14 +245,14 @@ def _repair_raw(folder: str, threads: int) -> None:
     if raw.uri != folder:
         raise DataError(f"{planned.source} has changed since {folder} was created", fix=_RUN_AGAIN_FIX)
     damaged = {problem.partition(": ")[0]: problem for problem in verify(folder, threads).problems}
-    view, sums = RawImages(raw), raw_folder.read_sums(raw)
+    view, images = RawImages(raw), raw_folder.read_images(raw)
     changed = bool(_damaged_reports(raw))
     for row in view.rows() if damaged else ():
         place = raw.image_uri(row)
         if place in damaged:
             _LOG.warning("repairing %s", damaged[place])
             data = read_again(raw.source, row["origin"], config)
-            changed |= hashlib.sha256(data).hexdigest() != raw_folder.known_hash(sums, row["image_id"])
+            changed |= hashlib.sha256(data).digest() != images["sha256"][row["image_id"] - 1].tobytes()
             storage.write_bytes(place, data, confirm=True)
     if changed:  # Count and hash the stored images again.
         for name in storage.list_files(storage.join(folder, "fetched")):

@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from source_rows import kept_rows
 
@@ -31,7 +30,7 @@ def image_of(manifest: dict, row: dict) -> str:
 
 
 def sizes_of(manifest: dict) -> list[int]:
-    return np.load(raw_folder(manifest) / f"sizes-{manifest.content}.npy").tolist()
+    return read_images(manifest)["bytes"].tolist()
 
 
 def test_what_it_writes(make_coco, tmp_path):

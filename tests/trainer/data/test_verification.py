@@ -49,7 +49,7 @@ def extend(path: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "name", "harm"),
     [("raw", "plan.json", flip), ("raw", "manifest.json", cut), ("raw", "train.parquet", flip),
-     ("raw", "val.parquet", lose), ("raw", "sizes-*.npy", cut), ("raw", "sums-*.npy", lose),
+     ("raw", "val.parquet", lose), ("raw", "images-*.npy", lose),
      ("shards", "annotations/val.json", flip), ("shards", "val-00000.tar", cut),
      ("shards", "train-00000.json", lose)],
 )  # fmt: skip
@@ -100,7 +100,7 @@ def test_the_shard_step_takes_a_lost_or_damaged_image_from_the_source(fifteen_im
     assert f"{image.name}" in caplog.text and "; fetched again from the source" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "harm"), [("fetched/000-*", cut), ("sizes-*.npy", extend)])
+@pytest.mark.parametrize(("name", "harm"), [("fetched/000-*", cut), ("images-*.npy", extend)])
 def test_verify_reads_the_records_of_raw_images(prepared, name, harm):
     _, raw, shards = prepared
     before = contents(raw, shards)
