@@ -79,14 +79,14 @@ def test_what_a_later_run_gets_belongs_to_later_versions(source, tmp_path, monke
     root, uri, config = str(tmp_path / "data"), source(20), replace(CONFIG, max_bad_fraction=0.2)
     refused = {"3.png"}
 
-    read_buffer = storage.read_buffer
+    read_listed = storage.read_listed
 
-    def read(uri, **options):
+    def read(uri):
         if uri.rpartition("/")[2] in refused:
             raise StorageError("refused")
-        return read_buffer(uri, **options)
+        return read_listed(uri)
 
-    monkeypatch.setattr(storage, "read_buffer", read)
+    monkeypatch.setattr(storage, "read_listed", read)
     first = fetch(uri, root, config, "monday")
     refused.clear()
     second = fetch(uri, root, config, "tuesday")

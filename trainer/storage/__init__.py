@@ -156,11 +156,6 @@ def read_bytes(uri: str, *, sha256: str = "") -> bytes:
     return bytes(_content(uri, sha256))
 
 
-def read_buffer(uri: str, *, sha256: str = "") -> memoryview:
-    """Return a file's content as `read_bytes` does, without copying it."""
-    return memoryview(_content(uri, sha256))
-
-
 def read_listed(uri: str) -> bytes:
     """Return the content of a file whose address comes from data; see `trainer.storage.web`."""
     if not is_local(uri):

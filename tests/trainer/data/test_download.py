@@ -14,7 +14,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, plan
 from trainer.data.image_keys import place
-from trainer.data.raw_folder import SplitCounts, read_manifest
+from trainer.data.raw_folder import SplitCounts, read_images, read_manifest
 from trainer.data.shards import shard
 
 CONFIG = DataConfig(processes=1, threads=4)
@@ -166,17 +166,17 @@ def faulty_reads(monkeypatch):
     """What reading some images of a COCO folder raises, by name (a list: once each), and counts of reads."""
     faults: dict[str, Exception | list[Exception]] = {}
     reads: Counter[str] = Counter()
-    read_buffer = storage.read_buffer
+    read_listed = storage.read_listed
 
-    def read(uri: str, **options: str) -> memoryview:
+    def read(uri: str) -> bytes:
         name = uri.rpartition("/")[2]
         if "/coco/" in uri and name.endswith(".jpg"):
             reads[name] += 1
             if fault := faults.get(name):
                 raise fault.pop() if isinstance(fault, list) else fault
-        return read_buffer(uri, **options)
+        return read_listed(uri)
 
-    monkeypatch.setattr(storage, "read_buffer", read)
+    monkeypatch.setattr(storage, "read_listed", read)
     return faults, reads
 
 
