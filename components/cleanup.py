@@ -15,5 +15,9 @@ def cleanup(
     """Delete the run's training job if it is still running, and report how the run ended and why."""
     from components import steps
 
-    arguments = (launcher, run_id, status.state, outcome.path)
-    outcome.metadata.update(steps.run("cleanup", "components.run_end:end", *arguments))
+    def work() -> dict[str, str]:
+        from components import run_end
+
+        return run_end.end(launcher, run_id, status.state, outcome.path)
+
+    outcome.metadata.update(steps.run_step("cleanup", work))

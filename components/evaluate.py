@@ -8,7 +8,7 @@ from components.images import COMPONENT_IMAGE
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
 def evaluate(
     model: dsl.Input[dsl.Model],
-    rules: str,
+    gate: str,
     credentials: str,
     metrics: dsl.Output[dsl.Metrics],
     report: dsl.Output[dsl.HTML],
@@ -17,9 +17,15 @@ def evaluate(
 ) -> str:
     """Score the best checkpoint on the test split (or validation), and apply the gate: "pass" or "fail"."""
     from components import steps
+    from components.reports import report_scores
+    from trainer.steps.manifests import Scores, TrainedModel, read
 
-    arguments = (steps.manifest(model), rules, report.path, summary.path, verdict.path)
-    scored = steps.run("evaluate", "components.scoring:score", *arguments, secret=credentials)
-    steps.publish(metrics, scored["metrics"], scored["shown"])
-    verdict.metadata.update(scored["verdict"])
-    return scored["verdict"]["verdict"]
+    trained = read(model.path, TrainedModel)
+
+    def work() -> Scores:
+        from trainer.steps.evaluate import evaluate
+
+        return evaluate(trained, gate)
+
+    scores = steps.run_step("evaluate", work, secret=credentials)
+    return report_scores(scores, trained, metrics, report, summary, verdict)

@@ -15,10 +15,19 @@ def export(
     exported: dsl.Output[dsl.Model],
 ) -> None:
     """Export the model for serving, check it against the trained one on validation images, publish it."""
-    from components import steps
+    from components import environment, steps
+    from components.reports import report_bundle
+    from trainer.steps.manifests import Bundle, TrainedModel, read
 
-    arguments = (steps.manifest(model), signing, registry, run_id)
-    work = "components.publishing:export_and_publish"
-    bundle = steps.run("export", work, *arguments, secret=credentials)
-    shown = {"uri": bundle["model"], "name": bundle["name"], "model_version": bundle["model_version"]}
-    steps.publish(exported, bundle, shown | {"registered": registry})
+    trained = read(model.path, TrainedModel)
+
+    def work() -> Bundle:
+        from components.model_registry import register_model
+        from trainer.steps.export import export
+
+        bundle = export(trained, signing_key=environment.signing_key(signing), registry=registry)
+        if registry:
+            register_model(bundle.model, registry, run_id)
+        return bundle
+
+    report_bundle(steps.run_step("export", work, secret=credentials), trained, exported)

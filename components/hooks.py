@@ -4,13 +4,6 @@ import logging
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
-
-from trainer.base.errors import ConfigError
-from trainer.config.schema import Config
-
-if TYPE_CHECKING:
-    from trainer.data.raw_folder import RawManifest
 
 logger = logging.getLogger(__name__)
 
@@ -25,25 +18,7 @@ published; the gate refused it; there was no reason to train."""
 DECIDED = (PASSED, HELD_BACK, NOTHING_NEW)
 """Outcomes that a step decides, and records in its pod's status (`steps.record`): event, line end, reason."""
 
-TRAIN = "train"  # What the step `prepare` returns if a training follows; otherwise it returns NOTHING_NEW.
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The content of a source, before any image of it is fetched."""
-
-    planned: "RawManifest"
-    data_root: str
-    config: Config
-    min_new_images: int
-
-
-@dataclass(frozen=True)
-class NothingNew:
-    """Why a run ends before its training."""
-
-    since: str  # The version, or the run, since which nothing is new.
-    found: str  # The differences from it.
+TRAIN = "train"  # What the step `download` returns if a training follows; otherwise it returns NOTHING_NEW.
 
 
 @dataclass(frozen=True)
@@ -70,10 +45,7 @@ class StepEnd:
 
 
 class Hooks:
-    """The two places at which a feature may act; a feature overrides those that it needs."""
-
-    def before_training(self, listing: Listing) -> NothingNew | None:
-        """Return why a run that has a condition ends here; None: it trains."""
+    """What a feature does in the steps of a run."""
 
     def at_end(self, end: StepEnd) -> None:
         """Process the end of a step. Errors are only logged."""
@@ -83,17 +55,6 @@ class Hooks:
 def _registered() -> tuple[Hooks, ...]:
     found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     return tuple(entry.load() for entry in found)
-
-
-def before_training(listing: Listing) -> NothingNew | None:
-    """Return why the run ends before its training, or None if it trains."""
-    if not _registered() and listing.min_new_images:
-        raise ConfigError(
-            "--min-new-images needs the hooks of the package operations, which are not registered",
-            fix="install kubedet again, in its checkout: pip install -e .",
-        )
-    answers = (each.before_training(listing) for each in _registered())
-    return next((answer for answer in answers if answer is not None), None)
 
 
 def at_end(end: StepEnd) -> None:

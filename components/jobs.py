@@ -6,13 +6,11 @@ import logging
 import os
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from components import environment, launchers
-from components.launchers import spec
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.base.errors import ConfigError
 
@@ -58,29 +56,15 @@ class Request:
     """What a run requests from the launcher, named as in the pipeline's parameters."""
 
     launcher: str = "local"
-    own: Mapping[str, Any] = field(default_factory=dict)  # Fields of JobSpec, those of PARAMETERS.
-    job: Mapping[str, Any] = field(default_factory=dict)  # Further fields of JobSpec.
+    nodes: int = 1
+    nproc: int = 0  # Processes on each node; 0 is one for each GPU, or one.
+    gpus: int = 0  # GPUs of each node.
+    image: str = ""  # Container image of the training; empty is that of the steps.
+    job: Mapping[str, Any] = field(default_factory=dict)  # Further fields of JobSpec, by name.
     credentials: str = environment.CREDENTIALS  # Secret with the object store's keys; it need not exist.
     claim: str = ""  # PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none.
     run_id: str = ""  # Decides on the job's name.
-    default_image: str = ""  # Container image of a job that names none.
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, Any], **surroundings: Any) -> "Request":
-        """Make a request of a run's parameters, whose numbers Kubeflow makes texts, and further fields."""
-        own = {name: parameters[name] for name in PARAMETERS if name in parameters}
-        for name, value in own.items():
-            if isinstance(value, str) and spec.FIELDS[name].annotation is int:
-                with suppress(ValueError):  # `from_fields` reports it.
-                    own[name] = json.loads(value)
-        further = {name: value for name, value in parameters.items() if name not in PARAMETERS}
-        return cls(own=own, **further, **surroundings)
-
-    @property
-    def processes(self) -> int:
-        """Processes on each node, as far as the parameters say."""
-        count = self.own.get("nproc")
-        return count if isinstance(count, int) and count > 0 else 1
+    steps_image: str = ""  # Container image of the steps.
 
     def spec(self, arguments: tuple[str, ...]) -> JobSpec:
         """Describe the job that runs `python -m trainer ARGUMENTS`."""
@@ -91,15 +75,16 @@ class Request:
         secrets = sorted(set(env) & set(environment.secret_variables().values()))
         problems += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in secrets]
         fields = {name: value for name, value in self.job.items() if name not in (*PARAMETERS, *_RUN_FIELDS)}
-        fields |= {name: value for name, value in self.own.items() if in_pods or name not in _POD_FIELDS}
+        own = {name: getattr(self, name) for name in PARAMETERS}
+        fields |= {name: value for name, value in own.items() if in_pods or name not in _POD_FIELDS}
         fields["command"] = training(arguments)
         if in_pods:
-            image = self.own.get("image") or self.default_image
+            image = self.image or self.steps_image
             # Only the steps' own image is known to work with a read-only root.
-            fields = {"read_only_root": image == self.default_image != ""} | fields
+            fields = {"read_only_root": image == self.steps_image != ""} | fields
             fields |= {"image": image, "name": name_of(self.run_id)} | self._job_defaults()
         else:
-            useless = [name for name in _POD_FIELDS if self.own.get(name)] + ["job"] * bool(self.job)
+            useless = [name for name in _POD_FIELDS if own[name]] + ["job"] * bool(self.job)
             problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in useless]
         try:
             spec = from_fields(fields, where="the training job")
@@ -190,7 +175,7 @@ def _over_limits(job: JobSpec) -> list[str]:
     return lines
 
 
-def placed(
+def add_placement(
     job: Mapping[str, Any], tolerations: list[dict[str, Any]] | None, node_selector: Mapping[str, str] | None
 ) -> dict[str, Any]:
     """Add a task's tolerations (as Kubernetes has them) and node selector to a job's fields, which win."""

@@ -1,4 +1,4 @@
-"""Runs and reports the work of a step, and reads and writes its small artifacts.
+"""Runs the work of a step in a child process, and reports how it ended.
 
 Kubeflow Pipelines (since 2.17) restarts only pods that were deleted or evicted. So work is done in a child
 process, and retried inside the pod if that process was killed (mostly for lack of memory) or its error is
@@ -6,17 +6,15 @@ temporary (a store or an API server is down). The waiting process stays small, s
 killed for memory.
 """
 
-import json
 import logging
 import multiprocessing
 import os
-import pkgutil
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +24,7 @@ from typing import Any, TypeVar
 
 from components import environment
 from trainer.base import log
-from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
+from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.base.os_errors import translate_named_oserrors
 from trainer.base.safe_text import whole_number
 from trainer.launching.stop_signals import STOP_SIGNALS, handling
@@ -36,9 +34,6 @@ logger = logging.getLogger(__name__)
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """The content of this file becomes part of the pod's status, and of the workflow's message in Kubeflow."""
-
-STARTED, FINISHED = "step started", "step finished"
-"""Texts of the log lines before and after a step's own output."""
 
 _MESSAGE_BYTES = 4096  # Kubernetes keeps no more.
 _DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion.
@@ -80,54 +75,32 @@ class Killed(LaunchError):
     transient = True
 
 
-def run(
-    step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False, needed: bool = True
-) -> Any:
-    """Run the work of a step: log lines, retries, and an exit code at its end.
+def run_step(step: str, work: Callable[[], T], *, secret: str = "", adopts: bool = False) -> T:
+    """Do the work of a step in a child process, with retries; exit with an error's code if it fails.
 
     The message of a KubedetError is the end of the log, without a traceback; in a pod it is also the pod's
-    termination message. For `kubedet run` an error is also appended to the file that it follows, as one JSON
-    object a line: Kubeflow's local runner keeps neither message nor code.
-
-    `work` is a function as "module:name", imported in the work's own process, with its `arguments`. `secret`
-    names the Secret with the object store's keys, for messages. For `lasting` see `supervise`. If the run can
-    do without the work (not `needed`), a KubedetError is only logged.
+    termination message. `work` should import what it needs: this process stays small. `secret` names the
+    Secret with the object store's keys, for messages. For `adopts` see `supervise`.
     """
     log.setup()
     environment.set_defaults()
     logger = logging.getLogger(f"kubedet.{step}")
-    logger.info(STARTED)
     start = time.monotonic()
 
-    def do_work() -> Any:
+    def do_work() -> T:
         try:
             with translate_named_oserrors():
-                return pkgutil.resolve_name(work)(*arguments)
+                return work()
         except KubedetError as error:
             environment.explain(error, secret)
             raise
 
-    def report_end(message: str, exit_code: int, *, known: bool) -> None:
-        if path := os.environ.get(log.PROGRESS_FILE):
-            event = {"step": step, "message": message, "exit_code": exit_code, "known": known}
-            with suppress(OSError), Path(path).open("a") as file:  # The step's own error matters more.
-                file.write(json.dumps(event) + "\n")
-
     try:
-        patience, orphaned = Patience.here(), partial(_orphaned, step)
-        result = supervise(step, do_work, patience, lasting=lasting, orphaned=orphaned)
+        result = supervise(step, do_work, Patience.here(), adopts=adopts, orphaned=partial(_orphaned, step))
     except KubedetError as error:
-        if not needed:
-            logger.warning("%s\n  the run continues without this pod", error)
-            return None
-        report_end(str(error), error.exit_code, known=not isinstance(error, Crashed))
         _report(error)
         raise SystemExit(error.exit_code) from None
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        report_end(text, EXIT_FAILURE, known=False)
-        raise
-    logger.info("%s, %.1f s", FINISHED, time.monotonic() - start)
+    logger.info("step finished, %.1f s", time.monotonic() - start)
     return result
 
 
@@ -165,13 +138,13 @@ def supervise(
     work: Callable[[], T],
     patience: Patience,
     *,
-    lasting: bool = False,
+    adopts: bool = False,
     orphaned: Callable[[], None] = lambda: None,
 ) -> T:
     """Run work in child processes until an attempt succeeds, and return its result, which is pickled.
 
-    SIGTERM and SIGINT are passed on to the work's process, and nothing is retried after them. `lasting` work
-    continues elsewhere when its process ends, and every attempt adopts it: a crash is then retried, too.
+    SIGTERM and SIGINT are passed on to the work's process, and nothing is retried after them. If an
+    attempt `adopts` what an earlier one started elsewhere, such as a job, a crash is retried, too.
     `orphaned` is called in the work's process if this one is killed; then the work's process ends.
     """
     if patience.tries == 1:
@@ -191,7 +164,7 @@ def supervise(
         if time.monotonic() - began > patience.steady:
             tries, wait = 0, patience.first_wait
         tries += 1
-        retry = outcome.transient or (lasting and isinstance(outcome, Crashed))
+        retry = outcome.transient or (adopts and isinstance(outcome, Crashed))
         if not retry or tries == patience.tries:
             raise outcome
         logger.warning("%s\n  trying again in %.0f s (%d of %d)", outcome, wait, tries + 1, patience.tries)
@@ -261,14 +234,3 @@ def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned
         outcome = Crashed(f"{type(error).__name__}: {error}".strip().splitlines()[0])
     sender.send(outcome)
     sender.close()
-
-
-def publish(artifact: Any, manifest: Mapping[str, object], metadata: Mapping[str, object]) -> None:
-    """Write a small JSON manifest as an output artifact's file, and show `metadata` with it in the UI."""
-    Path(artifact.path).write_text(json.dumps(manifest, indent=2) + "\n")
-    artifact.metadata.update(metadata)
-
-
-def manifest(artifact: Any) -> dict[str, Any]:
-    """Read the manifest that `publish` wrote, from an input artifact."""
-    return json.loads(Path(artifact.path).read_text())

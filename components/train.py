@@ -1,4 +1,4 @@
-"""Step 3: train the detector on as many processes as asked for."""
+"""Step 3: train the detector by a training job."""
 
 from kfp import dsl
 
@@ -20,26 +20,43 @@ from components.images import COMPONENT_IMAGE
 )
 def train(
     shards: dsl.Input[dsl.Dataset],
-    recipe: str,
-    overrides: dict,
-    request: dict,
+    launcher: str,
+    nodes: int,
+    nproc: int,
+    gpus: int,
+    image: str,
+    steps_image: str,
     job: dict,
-    credentials: str,
-    data_root: str,
+    claim: str,
     output: str,
     run_id: str,
-    rules: str,
+    gate: str,
     warm_start: str,
+    credentials: str,
     model: dsl.Output[dsl.Model],
     task_config: dsl.TaskConfig,
 ) -> None:
     """Train the detector; a run that was stopped continues from its last checkpoint."""
-    from components import steps
+    from components import jobs, steps
+    from components.reports import report_model
+    from trainer.steps.manifests import Shards, TrainedModel, read
 
-    # Kubeflow pastes a run's parameters into `request`, as texts. It does not escape mappings such as `job`.
-    asked_fields = request | {"credentials": credentials, "run_id": run_id}
-    placement = (task_config.tolerations, task_config.node_selector)
-    arguments = (steps.manifest(shards), output, data_root, recipe, overrides, asked_fields, job, placement)
-    work = "components.training:train"
-    published = steps.run("train", work, *arguments, rules, warm_start, secret=credentials, lasting=True)
-    steps.publish(model, *published)
+    request = jobs.Request(
+        launcher=launcher,
+        nodes=nodes,
+        nproc=nproc,
+        gpus=gpus,
+        image=image,
+        steps_image=steps_image,
+        job=jobs.add_placement(job, task_config.tolerations, task_config.node_selector),
+        credentials=credentials,
+        claim=claim,
+        run_id=run_id,
+    )
+
+    def work() -> TrainedModel:
+        from components.training import train
+
+        return train(read(shards.path, Shards), request, output, rules=gate, warm_start=warm_start)
+
+    report_model(steps.run_step("train", work, secret=credentials, adopts=True), model)

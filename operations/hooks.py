@@ -1,15 +1,10 @@
 """What operations does in the steps of a run; the entry point `operations` of the group `kubedet.hooks`."""
 
-from components.hooks import Hooks, Listing, NothingNew, StepEnd
+from components.hooks import Hooks, StepEnd
 
 
 class _Operations(Hooks):
     """Imports each feature when it is needed: the process that waits for a step's work stays small."""
-
-    def before_training(self, listing: Listing) -> NothingNew | None:
-        from operations import retrain_condition
-
-        return retrain_condition.skip_reason(listing)
 
     def at_end(self, end: StepEnd) -> None:
         if end.outcome is not None:

@@ -1,13 +1,13 @@
-"""Origin of models and runs, from the records of steps (`components.records`)."""
+"""Origin of models and runs, from the records of steps (`trainer.steps.records`)."""
 
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from components import records
-from components.records import KEY, PublishedRecord, RunRecord, VerdictRecord, below
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.export import bundle, published_models
+from trainer.steps import records
+from trainer.steps.records import KEY, PublishedRecord, RunRecord, VerdictRecord, below
 
 
 def runs(data_root: str, *, strict: bool = False) -> list[RunRecord]:
@@ -24,15 +24,6 @@ def without_news(data_root: str) -> frozenset[str]:
     """Return the ids of the runs that ended because there was nothing new; raises StorageError."""
     names = storage.list_files(records.NothingNewRecord.place(data_root))
     return frozenset(name.removesuffix(".json") for name in names)
-
-
-def held_back(data_root: str, source: str) -> RunRecord | None:
-    """Return the newest run of a source that was evaluated, if the gate refused its model."""
-    decisions = verdicts(data_root)
-    for record in reversed(runs(data_root)):
-        if record.source == source and record.run in decisions:
-            return None if decisions[record.run].passed else record
-    return None
 
 
 class Version(NamedTuple):

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from components.records import PublishedRecord
 from operations import lineage
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.export import bundle, published_models
+from trainer.steps.records import PublishedRecord
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class Pruning:
 
     def _keep_sources(self) -> None:
         """Keep the raw tables of kept shards, then the images and data versions of kept raw tables."""
-        from trainer.data import raw_folder, shard_folder  # numpy and pyarrow.
+        from trainer.data import raw_folder, raw_manifest, shard_folder  # numpy and pyarrow.
 
         for name, shards in self.select("shards"):
             if shards.reasons and shard_folder.INDEX in shards.files:
@@ -206,7 +206,7 @@ class Pruning:
             if not raw.reasons:
                 continue
             try:
-                images = raw_folder.read_manifest(raw.uri, raw_folder.PLAN).images
+                images = raw_folder.read_manifest(raw.uri, raw_manifest.PLAN).images
                 self._keep(f"images/{images.rstrip('/').rpartition('/')[2]}", f"raw/{name} has its images")
             except (StorageError, DataError):
                 for _, artifact in self.select("images"):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 NAME = "kubedet"  # Name of the pipeline.
 
 TITLES = {
-    "prepare": "Prepare the data",
+    "download": "Download",
+    "convert-to-shards": "Convert to shards",
     "train": "Train",
     "evaluate": "Evaluate and decide",
     "export": "Export",

@@ -16,7 +16,6 @@ from rich.table import Column
 from rich.text import Text
 
 from components.hooks import NOTHING_NEW
-from components.steps import FINISHED, STARTED
 from pipelines import TITLES
 from trainer.base.errors import EXIT_RETRY
 from trainer.base.log import clock, describe
@@ -80,22 +79,17 @@ class RunProgress:
         if starts := _TASK_STARTS.search(plain):
             self.running = self.steps.setdefault(starts[1], Step(starts[1], starts[1]))
             self.running.state, self.running.started = "running", time.monotonic()
-            self._in_step = False
+            self._in_step = True
         elif ends := _TASK_ENDS.search(plain):
             self._end(ends[1], ok=ends[2] == "SUCCESS")
         elif self.running is None:
             if plain.strip():
                 self.outside.append(plain)
-        elif STARTED in plain:
-            self._in_step = True
-            self.running.lines.clear()  # The component executor printed the lines before.
-        elif FINISHED in plain:
-            self._in_step = False
         elif plain.strip():
             line, step = plain.removeprefix("    "), self.running
             step.lines.append(line)
             step.reused |= bool(_FOUND_DONE.search(line))
-            if step.name == "prepare" and (skipped := _NOTHING_NEW.search(line)):
+            if step.name == "download" and (skipped := _NOTHING_NEW.search(line)):
                 self.since = skipped[1]
             if line.startswith("error: "):
                 self.read_events()

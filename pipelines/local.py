@@ -13,8 +13,9 @@ from types import FrameType
 import yaml
 from kfp import components, local
 
-from pipelines.graph import SCHEDULED, compile_pipeline
+from pipelines.compiler import compile_pipeline
 from pipelines.parameters import CompileOptions
+from pipelines.pipeline import SCHEDULED
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY
 
 _stopping = threading.Event()

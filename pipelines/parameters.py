@@ -1,8 +1,8 @@
-"""The parameters of the pipeline and its compile options: signature, options and docs come from here."""
+"""The pipeline's compile options, and its parameters as options of commands and in the documentation."""
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -83,12 +83,6 @@ class Parameter:
     def option(self) -> str:
         """The option's name on a command line."""
         return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def description(self) -> str:
-        """A sentence for the compiled file, which the UI shows."""
-        empty = f"; empty is {self.default_text}" if self.default == "" and self.default_text else ""
-        return f"{self.meaning}{empty}."
 
     def help(self) -> str:
         """Return the help of its option."""
@@ -319,45 +313,8 @@ LOCAL: Mapping[str, Parameter] = {
 }
 """The parameters of `kubedet run`."""
 
-STEP_ARGUMENTS: Mapping[str, str] = {name: item.description for name, item in TABLE.items()} | {
-    "configuration": "the best configuration, a file that `--recipe` takes.",
-    "ended": "the lines that `trial` returned.",
-    "exported": "manifest of the exported model.",
-    "metrics": "metrics of the evaluated model, or of the best trial.",
-    "model": "manifest of the trained model.",
-    "number": "number of the trial, from 0, as text.",
-    "outcome": "how the run ended, with the message of a failed step.",
-    "page": "history, importances and all trials.",
-    "raw": "manifest of the raw images.",
-    "report": "the whole report, as a page.",
-    "request": "the job's fields, as in `components.jobs.Request`; every value is a text.",
-    "rules": "rules of the gate, separated by commas; empty is the recipe's.",
-    "run_id": "the run's id.",
-    "scheduled": "the time for which the run was scheduled, as 2026-11-21T02:00:00Z; may be empty.",
-    "shards": "manifest of the shards.",
-    "statistics": "statistics of the shards, as a page.",
-    "status": "the state of the run's steps, from Kubeflow.",
-    "summary": "the report in short, as text.",
-    "task_config": "tolerations and node selectors of this task.",
-    "trains": "whether a training follows, whose published weights are then fetched.",
-    "trials": "number of trials of the search.",
-    "verdict": "the gate's decision and its reasons.",
-}
-"""Descriptions of the arguments of all steps."""
-
 TRAINING = tuple(item.name for item in _ALL if item.trains)
 """Names of those that only a pipeline with one training has."""
-
-
-def of(options: CompileOptions) -> Iterator[Parameter]:
-    """Yield the parameters of a pipeline, those without a default first."""
-    selected = [
-        replace(item, default=item.with_volume) if options.volume and item.with_volume else item
-        for item in TABLE.values()
-        if not (item.only and not getattr(options, item.only))
-        and not (item.trains and (options.until or options.trials))
-    ]
-    yield from sorted(selected, key=lambda item: item.default is not REQUIRED)
 
 
 def default(name: str, *, volume: bool = False) -> Any:

@@ -13,7 +13,7 @@ from components.images import COMPONENT_IMAGE
 from components.launchers.backend import Timings
 from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import with_labels
-from pipelines.graph import GPU
+from pipelines.pipeline import GPU
 from pipelines.submission import Submission
 from trainer.base.errors import ConfigError
 from trainer.launching.doctor import Check

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from components import environment, jobs, model_registry, starting_weights
+from components import environment, jobs, model_registry
 from components.launchers import kubernetes_names
 from components.launchers.spec import JobSpec
-from operations import retention, retrain_condition
+from operations import retention
 from operations.tuning import space
 from pipelines import Access, parameters
-from pipelines.graph import compiled
+from pipelines.compiler import compiled
 from pipelines.parameters import CompileOptions
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError, check_name
@@ -23,6 +23,7 @@ from trainer.data import source_names
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
 from trainer.model import recipes
+from trainer.steps import retrain_condition, starting_weights
 
 FILE = "pipeline.yaml"  # Name of the compiled pipeline in the commands that are shown.
 
@@ -65,7 +66,7 @@ class Submission:
     def job(self) -> JobSpec:
         """Return the training job of the run; raises ConfigError if it cannot be used."""
         request = {name: self.get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
-        return jobs.Request.of(request, default_image="steps").spec(("train",))
+        return jobs.Request(**request, steps_image="steps").spec(("train",))
 
     def package(self) -> Mapping[str, object]:
         """Return the compiled pipeline as the API takes it."""

@@ -1,5 +1,6 @@
 """`python -m trainer VERB`: each step of a run as one process.
 
+step      do a step of a run: step NAME --input FILE --output FILE, both JSON
 download  download a source's images into the data root
 shard     clean annotations and write shards
 train     train (in each process of torchrun)
@@ -25,7 +26,9 @@ from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.model import recipes
 
+STEPS = ("download", "shard", "train", "evaluate", "export")
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+_MODELS_HELP = "folder with published weights and models (default: ./data_root)"
 _REQUIRED = {
     "source": "images and boxes: sample, coco:URI, voc:URI, openimages: or a folder's path",
     "data-root": "URI of the folder for data",
@@ -75,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name)
         sub.set_defaults(run=run)
-        if name not in ("launch", "doctor", "weights"):
+        if name not in ("step", "launch", "doctor", "weights"):
             sub.add_argument("--config", help="URI of a config.json (default: the recipe)")
             sub.add_argument("--recipe", default="debug", help="recipe, without --config (default: debug)")
             sub.add_argument(
@@ -90,16 +93,23 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument(f"--{option}", required=True, metavar="URI", help=_REQUIRED[option])
         return sub
 
+    step = verb("step", _run_step)
+    step.add_argument("step", choices=STEPS, help="step of a run")
+    step.add_argument("--input", required=True, metavar="FILE", help="JSON: the arguments of its function")
+    step.add_argument("--output", required=True, metavar="FILE", help="file for its manifest")
     verb("download", _step, "source", "data-root")
     verb("shard", _step, "raw", "data-root")
-    verb("train", _train, "shards", "output").add_argument(
+    training = verb("train", _train, "shards", "output")
+    evaluation = verb("evaluate", _step, "checkpoint", "shards", "output")
+    for sub in (training, evaluation):
+        sub.add_argument("--data-root", default="./data_root", metavar="URI", help=_MODELS_HELP)
+    training.add_argument(
         "--resume",
         choices=["auto", "none"],
         default="auto",
         help="auto: resume from the newest checkpoint in the output; none: start from scratch (default: "
         "auto)",
     )
-    verb("evaluate", _step, "checkpoint", "shards", "output")
     verb("export", _step, "checkpoint", "shards", "output")
     verb("weights", _step, "checkpoint", "output")
     launch, doctor = verb("launch", _launch), verb("doctor", _doctor)
@@ -147,6 +157,13 @@ def _config(options: argparse.Namespace) -> Config:
     return parsing.with_overrides(config, overrides, where="--set")
 
 
+def _run_step(options: argparse.Namespace) -> None:
+    """Do a step of a run in this process."""
+    from trainer.steps import program
+
+    program.run(options.step, options.input, options.output)
+
+
 def _step(options: argparse.Namespace) -> None:
     """Run a step in this process, and print its result as JSON."""
     from trainer import storage
@@ -163,11 +180,13 @@ def _step(options: argparse.Namespace) -> None:
 
         result = shard(read_manifest(options.raw), options.data_root, _config(options).data).to_json()
     elif options.verb == "evaluate":
-        from trainer.evaluation.evaluate import evaluate, result_files
+        from trainer.evaluators.shards import evaluate, result_files
 
         config = _config(options)
         outputs.claim(options.output, result_files(config.evaluation.predictions), [options.checkpoint])
-        result = evaluate(options.checkpoint, options.shards, options.output, config)
+        result = evaluate(
+            options.checkpoint, options.shards, options.output, config, data_root=options.data_root
+        )
     elif options.verb == "export":
         from trainer.export import bundle
         from trainer.export.export import export
@@ -191,7 +210,13 @@ def _train(options: argparse.Namespace) -> None:
         _check_output(options.output)
     from trainer.training.loop import train
 
-    train(_config(options), options.shards, options.output, resume=options.resume)
+    train(
+        _config(options),
+        options.shards,
+        options.output,
+        resume=options.resume,
+        data_root=options.data_root,
+    )
 
 
 def _check_output(uri: str) -> None:

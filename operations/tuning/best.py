@@ -10,10 +10,7 @@ def best(
     ended: list,
     shards: dsl.Input[dsl.Dataset],
     study: str,
-    recipe: str,
-    overrides: dict,
     space: str,
-    data_root: str,
     credentials: str,
     page: dsl.Output[dsl.HTML],
     configuration: dsl.Output[dsl.Artifact],
@@ -21,9 +18,12 @@ def best(
 ) -> None:
     """Write the best configuration as a recipe's file, and the page of the search."""
     from components import steps
+    from operations.tuning.choice import Choice, report_choice
+    from trainer.steps.manifests import Shards, read
 
-    search = (data_root, study, recipe, overrides, space, steps.manifest(shards)["uri"], len(ended))
-    work, paths = "operations.tuning.search:choose", (page.path, configuration.path)
-    outcome = steps.run("best", work, paths, *search, secret=credentials)
-    steps.publish(metrics, outcome["metrics"], outcome["metrics"])
-    configuration.metadata.update(outcome["shown"])
+    def work() -> Choice:
+        from operations.tuning import search
+
+        return search.choose(search.open_study(read(shards.path, Shards), study, space, len(ended)))
+
+    report_choice(steps.run_step("best", work, secret=credentials), page, configuration, metrics)

@@ -27,8 +27,8 @@ from optuna.storages import JournalStorage, journal
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import dataclasses as models
 
-from components import starting_weights, steps
 from components.launchers.guarded_process import GuardedProcess
+from operations.tuning.choice import Choice
 from operations.tuning.space import ENDED, Choices, Range, parse, to_json
 from trainer import storage
 from trainer.base import json_files
@@ -36,10 +36,11 @@ from trainer.base.errors import EXIT_RETRY, ConfigError, FormError, Interrupted,
 from trainer.base.worker_pool import threads_of_process
 from trainer.config import parsing
 from trainer.config.schema import MINUTES
-from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
 from trainer.report.figures import SERIES, as_plot, bars, figure, render
+from trainer.steps import starting_weights
+from trainer.steps.manifests import Shards
 from trainer.trackers.training_log import read_rows
 
 PAGE, BEST = "tuning.html", "best.yaml"
@@ -81,6 +82,7 @@ class Study:
         output: str = "",
     ) -> None:
         self.name, self.recipe, self.shards = name or f"tune-{recipe}", recipe, shards
+        self.data_root = data_root
         check_name(self.name, "search")
         self.uri, self.output = storage.join(data_root, "tuning", self.name), output
         self.trainings = storage.join(output, "trials") if output else storage.join(self.uri, "runs")
@@ -236,7 +238,7 @@ def _follow(
 ) -> FrozenTrial | None:
     """Train a trial, stop it if it is behind, and record its end; return None if it is to be continued."""
     given = {**study.overrides, **trial.params}
-    values = starting_weights.implied(study.recipe, given, data_root_of(study.shards)) | given
+    values = starting_weights.implied(study.recipe, given, study.data_root) | given
     folder = storage.join(study.trainings, f"{trial.user_attrs[_NUMBER]:05d}")
     output, config = storage.join(folder, "train"), storage.join(folder, "config.json")
     # Trials share the machine: a limit of the recipe would let the speed decide.
@@ -350,19 +352,20 @@ def finish(study: Study) -> FrozenTrial:
     return best
 
 
-def train_trial(number: str, gpus: int, data_root: str, *search: Any) -> str:
-    """Train a trial of a search, see `Study`, in a pod with `gpus` GPUs; return a line about it."""
-    study = Study(data_root, *search)
-    train(study, [int(number)], processes=max(gpus, 1))
-    return next(describe(trial) for trial in study.trials() if trial.number == int(number))
+def open_study(shards: Shards, name: str, space: str, trials: int) -> Study:
+    """Open the search `name` over these shards, with the recipe and overrides of the run."""
+    recipe, overrides = shards.recipe, shards.overrides
+    return Study(shards.data_root, name, recipe, overrides, space, shards.uri, trials)
 
 
-def choose(paths: tuple[str, str], data_root: str, *search: Any) -> dict[str, dict[str, Any]]:
-    """Write the page and the best configuration of a search, also into two local files, `paths`."""
-    study = Study(data_root, *search)
+def train_trial(study: Study, number: int, gpus: int) -> str:
+    """Train a trial of a search in a pod with `gpus` GPUs; return a line about it."""
+    train(study, [number], processes=max(gpus, 1))
+    return next(describe(trial) for trial in study.trials() if trial.number == number)
+
+
+def choose(study: Study) -> Choice:
+    """Write the page and the best configuration of a search whose trials have ended."""
     best = finish(study)
-    steps.record(f"best: {describe(best)}")
-    uris = [storage.join(study.uri, file) for file in (PAGE, BEST)]
-    for path, uri in zip(paths, uris, strict=True):
-        Path(path).write_bytes(storage.read_bytes(uri))
-    return {"metrics": {study.metric: best.value, "trial": best.number}, "shown": {"uri": uris[1]}}
+    page, configuration = (storage.join(study.uri, file) for file in (PAGE, BEST))
+    return Choice(best.number, describe(best), study.metric, best.value or 0.0, page, configuration)

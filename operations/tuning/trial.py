@@ -12,15 +12,18 @@ def trial(
     gpus: int,
     shards: dsl.Input[dsl.Dataset],
     study: str,
-    recipe: str,
-    overrides: dict,
     space: str,
-    data_root: str,
     credentials: str,
 ) -> str:
     """Train one trial, or continue it from its last checkpoint; return a line about it."""
     from components import steps
+    from trainer.steps.manifests import Shards, read
 
-    search = (data_root, study, recipe, overrides, space, steps.manifest(shards)["uri"], trials)
-    work = "operations.tuning.search:train_trial"
-    return steps.run("trial", work, number, gpus, *search, secret=credentials)
+    def work() -> str:
+        from operations.tuning import search
+
+        return search.train_trial(
+            search.open_study(read(shards.path, Shards), study, space, trials), int(number), gpus
+        )
+
+    return steps.run_step("trial", work, secret=credentials)

@@ -57,7 +57,7 @@ def _compile(options: argparse.Namespace) -> int:
 
 def write_pipeline(options: argparse.Namespace) -> Path:
     """Write the pipeline that the options of `compile` describe; return the file."""
-    from pipelines.graph import compile_pipeline
+    from pipelines.compiler import compile_pipeline
 
     chosen = {item.name: getattr(options, item.name) for item in fields(CompileOptions)}
     outputs.claim_file(options.output)

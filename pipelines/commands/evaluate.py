@@ -101,9 +101,10 @@ def score_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any]
     from components.launchers.guarded_process import GuardedProcess
     from trainer import storage
     from trainer.config import parsing
-    from trainer.evaluation.evaluate import evaluate, result_files
+    from trainer.data.shard_index import data_root_of
     from trainer.evaluation.gate import check
     from trainer.evaluation.metrics import SUMMARY
+    from trainer.evaluators.shards import evaluate, result_files
     from trainer.export import loading
     from trainer.launching.stop_signals import stop_request
     from trainer.storage import outputs
@@ -116,14 +117,15 @@ def score_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any]
     outputs.claim(options.output, files, [options.model, config.evaluation.baseline])
     import torch
 
+    data_root = data_root_of(options.shards)
     count = options.nproc or torch.cuda.device_count() or 1
     if count == 1:
-        return evaluate(options.model, options.shards, options.output, config)
+        return evaluate(options.model, options.shards, options.output, config, data_root=data_root)
     uri = storage.join(options.output, _CONFIG)
     parsing.write(uri, config)
     command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(count), "--"]
     command += ["evaluate", "--checkpoint", options.model, "--shards", options.shards]
-    command += ["--output", options.output, "--config", uri]
+    command += ["--data-root", data_root, "--output", options.output, "--config", uri]
     with (
         stop_request() as stop,
         GuardedProcess(
@@ -141,15 +143,15 @@ def score_model(options: argparse.Namespace, rules: list[str]) -> dict[str, Any]
 def _of_files(options: argparse.Namespace, rules: list[str]) -> dict[str, Any] | int:
     from trainer.config import parsing
     from trainer.config.schema import Config
-    from trainer.evaluation import scored_files
-    from trainer.evaluation.evaluate import result_files
+    from trainer.evaluators import files as detection_files
+    from trainer.evaluators.shards import result_files
     from trainer.storage import outputs
 
     _check_given(options, ("truth", "predictions"), ("model", "shards", "split", "nproc"))
     config = parsing.with_overrides(Config(), _overrides(options, rules), where="--set").evaluation
     read = [options.truth, options.predictions, config.baseline]
     outputs.claim(options.output, result_files(config.predictions), read)
-    return scored_files.evaluate(
+    return detection_files.evaluate(
         options.truth,
         options.predictions,
         options.output,
@@ -198,14 +200,15 @@ def add_compare(commands: Commands) -> None:
 
 def _compare(options: argparse.Namespace) -> int:
     from trainer import storage
-    from trainer.evaluation import metrics, scored_files
+    from trainer.evaluation import metrics
     from trainer.evaluation.coco import number
+    from trainer.evaluators import files as detection_files
     from trainer.report.evaluation_page import FILES
     from trainer.storage import outputs
 
     if options.output:
-        outputs.claim(options.output, [*FILES, scored_files.COMPARISON], [options.one, options.other])
-    comparison = scored_files.compare(
+        outputs.claim(options.output, [*FILES, detection_files.COMPARISON], [options.one, options.other])
+    comparison = detection_files.compare(
         options.one,
         options.other,
         truth_uri=options.truth,

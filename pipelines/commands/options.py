@@ -169,7 +169,7 @@ def add_sizes(group: Group, default: str) -> None:
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options that are fixed when the pipeline is compiled."""
     group = parser.add_argument_group("compile options", "Fixed in the compiled pipeline.")
-    text = "stop after this step: `shards` prepares the data and does not train"
+    text = "stop after this step: `shards` ends when the shards are written, without training"
     option(group, "--until UNTIL", text, choices=["shards"], metavar=None)
     add_limits(group)
 
@@ -196,7 +196,6 @@ def submission(
 ) -> "Submission":
     """Return the run or schedule that `add_run` describes, checked; `settings`: further CompileOptions."""
     from components.launchers.spec import JobSpec
-    from operations import retrain_condition
     from pipelines.commands.job_options import set_field
     from pipelines.submission import Submission
 
@@ -218,8 +217,9 @@ def submission(
     values: Values = {name: getattr(options, name, None) for name in parameters.TABLE}
     values |= {"overrides": overrides, "job": job}
     values |= {"step_cpu": options.step_cpu or cpu, "step_memory": options.step_memory or memory}
-    retrain_condition.drop_empty_condition(values)
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
+    if not values.get("min_new_images", 1):
+        del values["min_new_images"]  # Only conditional pipelines have it.
     common = {name: getattr(options, name) for name in ("until", "deadline", "ttl")}
     request = Submission(name, options.experiment, values, common | settings)
     request.check()

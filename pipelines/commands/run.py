@@ -22,10 +22,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from components import environment, records, starting_weights
+from components import environment
 from components.hooks import Outcome
 from components.launchers.guarded_process import GuardedProcess
-from operations import notifications, retrain_condition
+from operations import notifications
 from pipelines import display, parameters
 from pipelines.commands import Commands, columns, option
 from pipelines.commands.options import add_overrides, add_parameter, read_recipe
@@ -52,6 +52,7 @@ from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
 from trainer.launching.stop_signals import STOP_SIGNALS, handling
 from trainer.model import recipes
+from trainer.steps import records, retrain_condition, starting_weights
 from trainer.storage import outputs
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
@@ -136,7 +137,8 @@ class Options:
         """Return the pipeline's parameters."""
         values = {name: self[name] for name in parameters.LOCAL}
         folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
-        retrain_condition.drop_empty_condition(values)
+        if not values["min_new_images"]:
+            del values["min_new_images"]  # Only conditional pipelines have it.
         return values | folders | {"nodes": 1, "launcher": "local"}
 
 

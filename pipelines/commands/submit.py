@@ -189,18 +189,20 @@ def _tune(arguments: argparse.Namespace) -> int:
 
 
 def _search_locally(arguments: argparse.Namespace, name: str, overrides: Values, space: str | bytes) -> int:
-    from components import preparation
     from operations.tuning import search
+    from trainer.steps.download import download
+    from trainer.steps.manifests import RawData
+    from trainer.steps.shard import shard
 
     given = {name: getattr(arguments, name) or parameters.LOCAL[name].default for name in _LOCAL_OPTIONS}
     folder = Path(given["output"]).absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
     root = storage.absolute(given["data_root"])
-    _, (shards, _) = preparation.prepare(
-        given["source"], given["recipe"], overrides, root, "", str(folder / "shards.html"), trains=True
-    )
+    raw = download(given["source"], root, given["recipe"], overrides, trains=True)
+    assert isinstance(raw, RawData)  # There is no condition.
+    shards = shard(raw)
     study = search.Study(
-        root, name, given["recipe"], overrides, space, shards["uri"], arguments.trials, str(folder)
+        root, name, given["recipe"], overrides, space, shards.uri, arguments.trials, str(folder)
     )
     search.train(study, range(arguments.trials), arguments.parallel)
     search.finish(study)

@@ -7,6 +7,7 @@ import re
 from tests.cluster.runs import MINUTES, Runs
 from tests.cluster.user import until
 
+DATA = {"download", "convert-to-shards"}
 LOOK = """
 import json
 from operations import lineage
@@ -57,14 +58,14 @@ def test_six_firings_of_a_source_that_grows(host, cluster, pipeline_work, user):
     assert code == 0 and all(one in str(history) for one in ids), str(history)
     for one, seen in zip(ids, ("1a", "1b", "2a", "2b", "3a", "3b"), strict=True):
         steps = {node.split(".")[-2].partition("(")[0] for node in runs.pods(one) if "executor" in node}
-        expected = {"prepare", "cleanup"} if seen[1] == "b" else {"prepare", "train", "evaluate", "cleanup"}
+        expected = {"download", "cleanup"} if seen[1] == "b" else DATA | {"train", "evaluate", "cleanup"}
         assert steps == expected | ({"export"} if seen in ("1a", "2a") else set()), (seen, steps)
-        said = runs.log(one, "prepare")
+        said = runs.log(one, "download")
         assert ("nothing new since" in said) == (seen[1] == "b"), said
         assert "freed" in said, said
         outcome = "nothing new" if seen[1] == "b" else "held back" if seen == "3a" else "passed"
         assert f"outcome: {outcome}" in runs.log(one, "cleanup"), seen
-    assert "whose model was held back" in runs.log(ids[5], "prepare")
+    assert "whose model was held back" in runs.log(ids[5], "download")
     left = _probe(user, runs.work)
     assert left["trained"] == [ids[0], ids[2], ids[4]] and left["published"] == 2
     assert left["versions"] == [f"{run.scheduled_at:%Y%m%d%H%M%S}" for run in nights[::2]]

@@ -43,12 +43,12 @@ def test_kfp_run_create_and_its_alias(runs, file, verb):
     assert runs.client().wait_for_run_completion(run_id, timeout=MINUTES).state == "SUCCEEDED"
 
 
-def test_kubedet_submit_waits_for_the_end_of_a_run_of_twelve_pods(runs):
+def test_kubedet_submit_waits_for_the_end_of_a_run_of_fourteen_pods(runs):
     command = runs.submit()
     assert command.end(MINUTES) == 0, str(command)
     task_pods = runs.pods(runs.id_of(command))
-    assert len(task_pods) == 12, sorted(task_pods)
-    for title in ("Prepare the data", "Train", "Evaluate and decide", "Export", "Clean up"):
+    assert len(task_pods) == 14, sorted(task_pods)
+    for title in ("Download", "Convert to shards", "Train", "Evaluate and decide", "Export", "Clean up"):
         assert command.heard(f"{title}: succeeded"), str(command)
 
 
@@ -63,9 +63,8 @@ def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(r
     finally:
         gone, code = user.runs("schedule", "delete", "--host", runs.host, "--name", name)
     assert (first.state, second.state, code) == ("SUCCEEDED", "SUCCEEDED", 0), str(gone)
-    assert "shards of" in runs.log(second.run_id, "prepare") and "there already" in runs.log(
-        second.run_id, "prepare"
-    )
+    log = runs.log(second.run_id, "convert-to-shards")
+    assert "shards of" in log and "there already" in log
     assert "baseline" in runs.log(second.run_id, "evaluate")
 
 

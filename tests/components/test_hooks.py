@@ -1,15 +1,12 @@
 """Hooks: what optional features may do in a step, and that a step works without them."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from components import environment, hooks, jobs
-from components.hooks import Hooks, Listing, NothingNew, StepEnd
+from components.hooks import Hooks, StepEnd
 from operations import notifications
-from trainer.base.errors import ConfigError
-from trainer.model import recipes
 
 
 @pytest.fixture
@@ -23,26 +20,13 @@ def registered(monkeypatch):
     hooks._registered.cache_clear()
 
 
-LISTING = Listing({}, "root", recipes.load("debug"), 0)
-
-
 def test_a_step_works_without_any_feature(registered):
     registered()
-    assert hooks.before_training(LISTING) is None
     hooks.at_end(StepEnd("train"))
 
 
-def test_a_condition_that_no_feature_decides_on_is_refused(registered):
-    registered()
-    with pytest.raises(ConfigError, match="--min-new-images"):
-        hooks.before_training(replace(LISTING, min_new_images=1))
-
-
-def test_a_feature_overrides_what_it_needs_and_what_fails_at_the_end_is_logged(registered, caplog):
+def test_errors_of_a_feature_are_only_logged(registered, caplog):
     class Ends(Hooks):
-        def before_training(self, listing):
-            return NothingNew("pets v3", "0 new")
-
         def at_end(self, end):
             raise ValueError("https://geheim")
 
@@ -50,7 +34,6 @@ def test_a_feature_overrides_what_it_needs_and_what_fails_at_the_end_is_logged(r
     later = Hooks()
     later.at_end = ended.append
     registered(b=later, a=Ends())
-    assert hooks.before_training(LISTING) == NothingNew("pets v3", "0 new")
     hooks.at_end(StepEnd("train"))
     assert ended == [StepEnd("train")]
     assert "ValueError" in caplog.text and "geheim" not in caplog.text

@@ -23,7 +23,7 @@ def bare_environment(monkeypatch):
 
 
 def on_cluster(**changes):
-    return Request.of({"launcher": "kubernetes", "image": "registry/kubedet:1", "run_id": RUN, **changes})
+    return Request(**{"launcher": "kubernetes", "image": "registry/kubedet:1", "run_id": RUN, **changes})
 
 
 def test_all_parameters_reach_the_job():
@@ -42,17 +42,6 @@ def test_all_parameters_reach_the_job():
     assert spec.command[-3:] == COMMAND
     assert {item.secret for item in spec.secret_env} == {"keys"} and all(i.optional for i in spec.secret_env)
     assert {item.name for item in spec.secret_env} == set(environment.secret_variables().values())
-
-
-def test_kubeflow_makes_texts_of_what_a_run_asks_for():
-    given = {"nodes": "2", "nproc": "4", "gpus": "8.0", "image": "10", "claim": "", "launcher": "kubernetes"}
-    pasted = Request.of(given, run_id=RUN)
-    typed = on_cluster(nodes=2, nproc=4, gpus=8, image="10")
-    assert pasted.spec(COMMAND) == typed.spec(COMMAND)
-    with pytest.raises(ConfigError) as caught:
-        Request.of(given | {"nodes": "1.5", "gpus": "all"}, run_id=RUN).spec(COMMAND)
-    lines = str(caught.value).splitlines()
-    assert [line.partition(":")[0].strip() for line in lines[1:3]] == ["nodes", "gpus"]
 
 
 def test_pods_get_the_settings_of_stores_and_trackers_but_no_secret_value(monkeypatch):
@@ -87,7 +76,7 @@ def test_all_mistakes_are_told_at_once():
 
 def test_what_means_nothing_to_processes_of_the_step_is_refused():
     with pytest.raises(ConfigError) as caught:
-        Request.of({"gpus": 1, "image": "x"}, job={"memory_limit": "1Gi"}).spec(COMMAND)
+        Request(gpus=1, image="x", job={"memory_limit": "1Gi"}).spec(COMMAND)
     assert all(
         f"  {name}: means nothing to the launcher local" in str(caught.value)
         for name in ("gpus", "image", "job")
@@ -139,11 +128,11 @@ def test_a_job_that_cannot_be_looked_at_or_deleted_is_not_passed_over(served_clu
 
 
 def test_the_root_of_the_steps_own_image_is_read_only_unless_the_job_says_otherwise():
-    assert on_cluster(image="", default_image="steps:2").spec(COMMAND).read_only_root
-    assert on_cluster(image="steps:2", default_image="steps:2").spec(COMMAND).read_only_root
-    assert not on_cluster(image="own:1", default_image="steps:2").spec(COMMAND).read_only_root
+    assert on_cluster(image="", steps_image="steps:2").spec(COMMAND).read_only_root
+    assert on_cluster(image="steps:2", steps_image="steps:2").spec(COMMAND).read_only_root
+    assert not on_cluster(image="own:1", steps_image="steps:2").spec(COMMAND).read_only_root
     job = {"read_only_root": False}
-    assert not on_cluster(image="", default_image="steps:2", job=job).spec(COMMAND).read_only_root
+    assert not on_cluster(image="", steps_image="steps:2", job=job).spec(COMMAND).read_only_root
     assert on_cluster(image="own:1", job={"read_only_root": True}).spec(COMMAND).read_only_root
 
 

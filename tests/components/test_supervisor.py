@@ -57,7 +57,7 @@ def made():
 @pytest.mark.parametrize("first", [away, killed])
 def test_what_passes_is_tried_again_in_another_process(tmp_path, first):
     work = Work(tmp_path, first, first, made)
-    assert steps.supervise("prepare", work, QUICK) == {"images": 3}
+    assert steps.supervise("download", work, QUICK) == {"images": 3}
     pids = work.notes.read_text().split()
     assert len(set(pids)) == 3 and str(os.getpid()) not in pids
 
@@ -65,18 +65,18 @@ def test_what_passes_is_tried_again_in_another_process(tmp_path, first):
 def test_a_bug_is_tried_again_only_where_the_work_goes_on_elsewhere(tmp_path, capfd):
     work = Work(tmp_path, bug, made)
     with pytest.raises(Crashed, match="ZeroDivisionError: a bug"):
-        steps.supervise("prepare", work, QUICK)
+        steps.supervise("download", work, QUICK)
     assert work.count == 1
     assert "Traceback" in capfd.readouterr().err
     work = Work(tmp_path, bug, made)
-    assert steps.supervise("train", work, QUICK, lasting=True) == {"images": 3}
+    assert steps.supervise("train", work, QUICK, adopts=True) == {"images": 3}
 
 
 @pytest.mark.parametrize(("last", "error"), [(away, StorageError), (killed, Killed)])
 def test_tries_come_to_an_end_with_what_the_last_one_said(tmp_path, last, error, caplog):
     work = Work(tmp_path, last)
     with caplog.at_level(logging.WARNING), pytest.raises(error) as caught:
-        steps.supervise("prepare", work, QUICK)
+        steps.supervise("download", work, QUICK)
     assert work.count == QUICK.tries
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 3 and "trying again in 0 s (4 of 4)" in messages[-1]
@@ -120,7 +120,7 @@ def work():
     time.sleep(60)
 
 try:
-    steps.supervise("train", work, steps.Patience(tries=5, first_wait=60.0), lasting=True)
+    steps.supervise("train", work, steps.Patience(tries=5, first_wait=60.0), adopts=True)
 except Interrupted as error:
     print(f"interrupted: {error.message}", flush=True)
     sys.exit(error.exit_code)

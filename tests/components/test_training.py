@@ -1,121 +1,78 @@
-"""What the train step asks a launcher to run, and what it finds afterwards."""
+"""The training of a run by a launcher: what is asked of it, and what is refused before."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from bundles import make_bundle
 from small_index import index
 
+from components import launchers, training
 from components.jobs import Request
-from components.training import folder_of, prepare
-from trainer import __main__
-from trainer.base.errors import ConfigError, DamagedError, DataError, EvaluationError
-from trainer.config import parsing
-from trainer.export import published_models
+from trainer import __main__, storage
+from trainer.base.errors import ConfigError, LaunchError
+from trainer.steps.manifests import Shards
+from trainer.steps.train import result_uri
 
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 
 @pytest.fixture
-def indexed(tmp_path):
-    form = index(
-        {"train": 100},
-        categories=[{"id": 1, "name": "square"}],
-        source="coco:/data/my cards/annotations/instances_train.json",
+def shards(tmp_path):
+    folder = tmp_path / "data" / "shards" / "f00d"
+    folder.mkdir(parents=True)
+    form = index({"train": 100}, categories=[{"id": 0, "name": "square"}], source="coco:/data/cards")
+    (folder / "index.json").write_text(json.dumps(form))
+    return Shards(
+        data_root=str(tmp_path / "data"),
+        uri=str(folder),
+        fingerprint="f00d",
+        samples={"train": 100},
+        boxes={"train": 100},
+        recipe="debug",
+        overrides={},
     )
-    (tmp_path / "index.json").write_text(json.dumps(form))
-    return str(tmp_path)
 
 
-def test_prepare_writes_the_one_configuration(indexed, tmp_path):
-    job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, Request(own={"nproc": 2}))
-    config = parsing.read(str(tmp_path / "config.json"))
-    assert config.train.epochs == 3
-    assert config.export.name == "my-cards"  # After the data, as nobody names it.
-    assert job.nproc == 2 and str(tmp_path / "config.json") in job.command
+@pytest.fixture
+def launched(monkeypatch, tmp_path):
+    """The jobs that were launched, each of which writes its result."""
+    jobs = []
+
+    def run(launcher, job):
+        jobs.append(job)
+        storage.write_json(result_uri(str(tmp_path / "run")), {"metrics": {"coco/AP": 0.5}})
+
+    monkeypatch.setattr(launchers, "run", run)
+    return jobs
 
 
-def test_a_run_from_random_weights_is_prepared_without_torch(indexed, tmp_path):
-    """Importing it takes seconds."""
-    code = """
-import sys
-sys.modules |= dict.fromkeys(["torch", "torchvision"])
-from components import jobs, starting_weights, training
-starting_weights.secure("small", {}, sys.argv[1])
-training.prepare(sys.argv[1], sys.argv[1], "small", {}, jobs.Request(own={"nproc": 1}))
-"""
-    away = os.environ | {"KUBEDET_TORCHVISION_URL": "http://127.0.0.1:1"}
-    done = subprocess.run([sys.executable, "-c", code, indexed], env=away, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_configuration_that_was_changed_is_refused_and_written_anew(indexed, tmp_path):
-    path = tmp_path / "config.json"
-    for _ in range(2):
-        prepare(indexed, str(tmp_path), "debug", {}, Request())
-        text = path.read_text()
-        assert parsing.read(str(path)).train.epochs != 9
-        path.write_text(text.replace('"seed": 0', '"seed": 8'))
-        with pytest.raises(DamagedError, match=r"config\.json is damaged: its sha256 is") as caught:
-            parsing.read(str(path))
-        assert "file_sha256" in caught.value.fix
-    by_hand = json.loads(path.read_text())
-    del by_hand["file_sha256"]
-    path.write_text(json.dumps(by_hand))
-    assert parsing.read(str(path)).train.seed == 8
-
-
-def test_prepare_refuses_what_cannot_run(indexed, tmp_path):
-    with pytest.raises(ConfigError, match="nproc"):
-        prepare(indexed, str(tmp_path), "debug", {}, Request(own={"nproc": -1}))
-    with pytest.raises(DataError, match="100 images, fewer than one step reads: 200 processes"):
-        prepare(indexed, str(tmp_path), "debug", {}, Request(own={"nodes": 10, "nproc": 20}))
-    with pytest.raises(ConfigError, match="no launcher 'slurm'"):
-        prepare(indexed, str(tmp_path), "debug", {}, Request("slurm"))
-    assert not (tmp_path / "config.json").exists()
-
-
-def test_a_rule_on_a_class_that_there_is_not_is_refused_before_the_training(indexed, tmp_path):
-    with pytest.raises(EvaluationError, match="fix: did you mean square"):
-        prepare(indexed, str(tmp_path), "debug", {}, Request(), rules="coco/AP >= 0.1, AP[sqare] >= 0.3")
-    with pytest.raises(EvaluationError, match="circle"):
-        prepare(indexed, str(tmp_path), "debug", {"evaluation.gate": ["AP[circle] >= 0.3"]}, Request())
-    assert not (tmp_path / "config.json").exists()
-    prepare(indexed, str(tmp_path), "debug", {}, Request(), rules="AP[square] >= 0.3")
-
-
-def test_other_classes_than_the_model_of_this_name_has_are_refused_before_the_training(tmp_path):
-    shards = tmp_path / "shards" / "f00d"
-    shards.mkdir(parents=True)
-    classes = [{"id": 0, "name": "cat"}, {"id": 1, "name": "horse"}]
-    form = index({"train": 100}, source="yolo:s3://bucket/pets.zip", categories=classes)
-    (shards / "index.json").write_text(json.dumps(form))
-    published_models.publish(make_bundle(tmp_path / "b"), str(tmp_path), "pets")
-    with pytest.raises(
-        ConfigError, match=r"pets v1.*dog <b> only in that version; horse only in this"
-    ) as caught:
-        prepare(str(shards), str(tmp_path / "run"), "debug", {}, Request())
-    assert "--set export.name=NAME" in caught.value.fix
-    assert not (tmp_path / "run").exists()
-    for overrides in ({"export.name": "others"}, {"export.other_classes": True}):
-        prepare(str(shards), str(tmp_path / "run"), "debug", overrides, Request())
-
-
-def test_a_folder_that_the_pods_would_not_find_is_refused(indexed, tmp_path):
-    request = Request("kubernetes", {"image": "registry/kubedet:1"}, claim="sets", run_id=RUN)
-    with pytest.raises(ConfigError) as caught:
-        prepare(indexed, str(tmp_path / "runs"), "debug", {}, request)
-    assert f"data_root: {indexed}" in str(caught.value) and f"output: {tmp_path / 'runs'}" in str(
-        caught.value
-    )
-    assert not (tmp_path / "config.json").exists()
-    # The job may mount a volume of its own there.
+def request(tmp_path, **job):
     mounts = [{"claim": "scratch", "path": str(tmp_path)}]
-    own = Request("kubernetes", {"image": "registry/kubedet:1"}, {"mounts": mounts}, run_id=RUN)
-    assert prepare(indexed, str(tmp_path / "runs"), "debug", {}, own).mounts[0].claim == "scratch"
+    return Request("kubernetes", image="i:1", job={"mounts": mounts, **job}, run_id=RUN)
+
+
+def test_a_job_trains_with_the_configuration_of_the_run(shards, launched, tmp_path):
+    model = training.train(shards, Request(nproc=2), str(tmp_path / "run"))
+    (job,) = launched
+    assert job.nproc == 2 and model.config in job.command and model.metrics == {"coco/AP": 0.5}
+
+
+def test_what_cannot_run_is_refused(shards, launched, tmp_path):
+    for bad in (Request(nproc=-1), Request("slurm")):
+        with pytest.raises(ConfigError):
+            training.train(shards, bad, str(tmp_path / "run"))
+    assert not launched and not (tmp_path / "run").exists()
+
+
+def test_folders_that_the_pods_cannot_access_are_refused(shards, launched, tmp_path):
+    outside = Request("kubernetes", image="registry/kubedet:1", claim="sets", run_id=RUN)
+    with pytest.raises(ConfigError) as caught:
+        training.train(shards, outside, str(tmp_path / "run"))
+    assert f"data_root: {shards.uri}" in str(caught.value)
+    assert f"output: {tmp_path / 'run'}" in str(caught.value)
+    assert not launched
+    # The job itself may mount a volume there.
+    training.train(shards, request(tmp_path), str(tmp_path / "run"))
+    assert launched[0].mounts[0].claim == "scratch"
 
 
 @pytest.mark.parametrize(
@@ -128,36 +85,22 @@ def test_a_folder_that_the_pods_would_not_find_is_refused(indexed, tmp_path):
     ],
     ids=str,
 )
-def test_a_job_in_pods_ends_without_its_launcher(indexed, tmp_path, fields, options):
-    mounts = [{"claim": "scratch", "path": str(tmp_path)}]
-    request = Request("kubernetes", {"image": "i:1"}, {"mounts": mounts, **fields}, run_id=RUN)
-    command = list(prepare(indexed, str(tmp_path / "runs"), "debug", {}, request).command)
+def test_a_job_in_pods_ends_without_its_launcher(shards, launched, tmp_path, fields, options):
+    training.train(shards, request(tmp_path, **fields), str(tmp_path / "run"))
+    command = list(launched[0].command)
     launch, _, train = " ".join(command).partition(" -- ")
     assert train.startswith("train --config ")
-    heartbeat = ["--heartbeat", str(tmp_path / "runs" / "launcher.json")]
+    heartbeat = ["--heartbeat", str(tmp_path / "run" / "launcher.json")]
     assert launch.split()[4:] == ([] if options is None else heartbeat + options)
     main = __main__._parser().parse_args(command[3:])
     assert main.arguments[0] == "train"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "minutes"),
-    [("debug", {}, 2), ("debug", {"train.epochs": 9}, 0), ("dfine_small", {}, 0),
-     ("dfine_small", {"train.minutes": 60.0}, 60)],
-)  # fmt: skip
-def test_a_job_in_pods_has_the_time_limit_of_debug_or_of_the_run(
-    indexed, tmp_path, recipe, overrides, minutes
-):
-    mounts = [{"claim": "scratch", "path": str(tmp_path)}]
-    request = Request("kubernetes", {"image": "i:1"}, {"mounts": mounts}, run_id=RUN)
-    prepare(indexed, str(tmp_path / "run"), recipe, {"model.weights": "none", **overrides}, request)
-    assert parsing.read(str(tmp_path / "run" / "config.json")).train.minutes == pytest.approx(minutes)
-
-
-def test_a_run_has_a_folder_of_its_own(tmp_path):
-    assert folder_of("", "s3://bucket/root", {}, "r1") == "s3://bucket/root/runs/r1"
-    versioned = {"data_version": "20261121020000"}
-    assert folder_of("", "s3://bucket/root", versioned, "r1") == "s3://bucket/root/runs/20261121020000-r1"
-    assert folder_of("s3://other/x", "s3://bucket/root", versioned, "r1") == "s3://other/x"
-    with pytest.raises(ConfigError, match="macro"):
-        folder_of("s3://other/[[ScheduledTime]]", "s3://bucket/root", versioned, "r1")
+def test_a_job_that_ends_early_with_code_0_is_removed_and_tried_again(shards, monkeypatch, tmp_path):
+    """With OnFailure a job without a heartbeat ends with 0: any other code would restart its container."""
+    removed = []
+    monkeypatch.setattr(launchers, "run", lambda launcher, job: None)
+    monkeypatch.setattr(launchers, "remove", lambda launcher, name, finished: removed.append(name))
+    with pytest.raises(LaunchError) as caught:
+        training.train(shards, request(tmp_path, restart_policy="OnFailure"), str(tmp_path / "run"))
+    assert caught.value.transient and removed == ["kubedet-0f1e2d3c4b5a-train"]

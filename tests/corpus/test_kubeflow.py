@@ -9,7 +9,7 @@ from kinds import both, plain, pod_name
 from components.launchers.cluster import watch
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
-from pipelines.graph import compile_pipeline
+from pipelines.compiler import compile_pipeline
 from pipelines.parameters import CompileOptions
 from trainer.base.errors import LaunchError
 

@@ -23,7 +23,6 @@ from bundles import make_bundle
 from kfp.cli.cli import cli as kfp
 from PIL import Image
 
-from components import records
 from components.environment import SECRET_KEYS
 from components.launchers.spec import from_fields
 from operations.tuning.space import parse
@@ -35,6 +34,8 @@ from trainer.data import sources
 from trainer.evaluation import gate
 from trainer.export import published_models
 from trainer.model import recipes
+from trainer.steps import records
+from trainer.steps.manifests import Shards
 from trainer.training.loop import train
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +131,11 @@ def finished(made_once, data_root, shards, tiny):
         root, uri = folder / "data_root", shards.replace(data_root, str(folder / "data_root"))
         first = root / "runs/first"
         train(tiny(train__epochs=1), uri, str(first / "train"))
-        records.record_run(str(root), str(first), "", {"uri": uri}, "debug", {}, "")
+        manifest = Shards(
+            data_root=str(root), uri=uri, fingerprint=Path(uri).name, samples={}, boxes={}, recipe="debug",
+            overrides={},
+        )  # fmt: skip
+        records.record_run(manifest, str(first), run_id="", image="", weights="", overrides={})
         categories = json.loads(Path(uri, "index.json").read_text())["categories"]
         classes = [{"id": i, "name": it["name"], "original_id": it["id"]} for i, it in enumerate(categories)]
         for number, name in enumerate(("first", "a"), 1):

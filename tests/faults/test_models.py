@@ -21,7 +21,7 @@ from tests.trainer.export.test_tampered_bundle import keys, root, verify
 from trainer import storage
 from trainer.base.errors import DataError, KubedetError, StorageError
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation.evaluate import evaluate
+from trainer.evaluators.shards import evaluate
 from trainer.export import bundle, published_models, server
 from trainer.export.export import export
 from trainer.export.predict import open_bundle

@@ -208,7 +208,7 @@ SHARD = """
 import json, sys
 from trainer.base import json_files
 from trainer.config.schema import DataConfig
-from trainer.data.raw_folder import RawManifest
+from trainer.data.raw_manifest import RawManifest
 from trainer.data.shards import shard
 
 raw = json_files.parse(RawManifest, "raw", sys.argv[1].encode(), "")

@@ -138,6 +138,7 @@ def test_unusable_images_are_named(folder, images, message):
         (lambda: kubedet.train("https://user:word@host/x.zip"), "name or password"),
         (lambda: kubedet.evaluate("runs/first/model", "nowhere"), "nowhere is not a folder of shards"),
         (lambda: kubedet.submit("cards.zip", data_root="s3://b/r"), "no pod finds"),
+        (lambda: kubedet.compile(gpus=-1), "gpus"),
         (lambda: kubedet.compile("photo.jpg/p.yaml"), "cannot write"),
     ],
 )
@@ -151,7 +152,7 @@ def test_mistakes_are_errors_with_a_remedy(folder, call, message):
 def test_a_failed_step_is_an_error_also_in_a_thread(folder, forked_processes):
     with zipfile.ZipFile("cards.zip", "w") as archive:
         archive.writestr("data.yaml", "names: [ace]\ntrain: images\n")
-    with ThreadPoolExecutor(1) as thread, pytest.raises(kubedet.KubedetError, match="prepare: ") as caught:
+    with ThreadPoolExecutor(1) as thread, pytest.raises(kubedet.KubedetError, match="download: ") as caught:
         thread.submit(kubedet.train, "yolo:cards.zip").result()
     assert caught.value.fix
 

@@ -6,31 +6,39 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import preparation, records
 from operations import lineage
 from pipelines import cli
 from trainer.base.errors import ConfigError, DamagedError, DataError
 from trainer.export import bundle, published_models
 from trainer.model import recipes
+from trainer.steps import records
+from trainer.steps.download import download
+from trainer.steps.shard import shard
 
 ASKED = ("debug", {"data.processes": 1, "data.threads": 2})
 SOURCE = "sample:images=24,size=96,seed=4"
 CONFIG = recipes.load(*ASKED)
 
 
+def record_run(shards, folder):
+    records.record_run(
+        shards, str(folder), run_id="id-1", image="", weights="", overrides={"train.epochs": 2}
+    )
+
+
 @pytest.fixture
 def made(tmp_path):
     """A data root in which a run, whose training has ended, made a version that is current."""
     root = tmp_path / "root"
-    _, (shards, _) = preparation.prepare(SOURCE, *ASKED, str(root), "", str(tmp_path / "page.html"))
+    shards = shard(download(SOURCE, str(root), *ASKED))
     run = root / "runs" / "night-1"
-    records.record_run(str(root), str(run), "id-1", shards, "debug", {"train.epochs": 2}, "")
+    record_run(shards, run)
     (run / "train").mkdir(parents=True)
     (run / "config.json").write_text("{}")
     (run / "train" / "result.json").write_text("{}")
     folder = Path(make_bundle(tmp_path / "made", name="sample"))
     metadata = json.loads((folder / bundle.METADATA).read_text())
-    metadata["trained_on"] |= {"shards": shards["fingerprint"], "checkpoint": str(run / "train" / "best.pt")}
+    metadata["trained_on"] |= {"shards": shards.fingerprint, "checkpoint": str(run / "train" / "best.pt")}
     (folder / bundle.METADATA).write_text(json.dumps(metadata))
     bundle.seal(folder)
     published_models.publish(str(folder), str(root), "sample")
@@ -43,7 +51,7 @@ def test_from_a_model_to_its_run_data_and_source(made, capsys):
     told = lineage.trace("sample@v1", root)
     assert (told["kind"], told["run"], told["current"]) == ("model", "night-1", True)
     assert told["registry"] == "http://registry" and told["overrides"] == {"train.epochs": 2}
-    assert told["shards"] == f"shards/{shards['fingerprint']}" and told["source"].startswith("sample:")
+    assert told["shards"] == f"shards/{shards.fingerprint}" and told["source"].startswith("sample:")
     assert Path(root, told["raw"], "manifest.json").exists() and told["run_code"]["kubedet"]
     # A run by its name, its id and its folder.
     for name in ("night-1", "id-1", f"{root}/runs/night-1"):
@@ -65,7 +73,7 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     # Who deletes must not overlook a run.
     with pytest.raises(DamagedError, match=r"night-1\.json is damaged"):
         lineage.runs(root, strict=True)
-    records.record_run(root, f"{root}/runs/night-1", "id-1", shards, "debug", {"train.epochs": 2}, "")
+    record_run(shards, f"{root}/runs/night-1")
     assert lineage.trace("night-1", root)["overrides"] == {"train.epochs": 2}
     # What programs before this one wrote has no hash, and is read; what lacks a key is not.
     plain = json.loads(record.read_text())
@@ -75,7 +83,6 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
     del plain["shards"]
     record.write_text(json.dumps(plain))
     assert lineage.runs(root) == [] and "night-1.json lacks shards" in caplog.text
-    plain = {"kind": "run", "version": 2}
-    record.write_text(json.dumps(plain))
-    with pytest.raises(DataError, match="written by a newer kubedet"):
+    record.write_text(json.dumps(plain | {"shards": "shards/f00d", "version": 2}))
+    with pytest.raises(DataError, match="written by another kubedet"):
         lineage.runs(root)

@@ -8,15 +8,14 @@ import pytest
 import urllib3
 from webhook import Webhook
 
-from components import publishing, run_end, scoring, steps
+from components import reports, run_end, steps
 from operations import notifications
 from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Outcome, tell
 from pipelines.commands import run
 from pipelines.commands.run import Options
 from trainer.base import log
 from trainer.base.errors import StorageError
-from trainer.config import parsing
-from trainer.model import recipes
+from trainer.steps.manifests import Bundle, Scores, TrainedModel
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
 REFUSED = Outcome(HELD_BACK, "20261123-ab", "coco/AP 0.29 < 0.5 & <baseline>", "pets", metrics=METRICS)
@@ -116,31 +115,31 @@ def test_an_event_is_told_once_of_a_run(hook, tmp_path, monkeypatch):
     assert tell(REFUSED, folder)
 
 
+def artifact(tmp_path, name):
+    return SimpleNamespace(path=str(tmp_path / name), metadata={})
+
+
 @pytest.fixture
 def trained(tmp_path):
-    output = tmp_path / "runs" / "20261123-ab"
-    (output / "evaluation").mkdir(parents=True)
-    (output / "config.json").write_text(parsing.to_json(recipes.load("debug", {"export.name": "pets"})))
-    summary = {"metrics": {**METRICS, "coco/APs": -1.0}, "per_class": {}}
-    (output / "evaluation" / "metrics.json").write_text(json.dumps(summary))
-    return {"output": str(output), "config": str(output / "config.json"), "checkpoint": "best.pt",
-            "shards": str(tmp_path / "shards" / "f")}  # fmt: skip
+    output = str(tmp_path / "runs" / "20261123-ab")
+    return TrainedModel(data_root=str(tmp_path), output=output, shards=f"{tmp_path}/shards/f", metrics={})
 
 
 def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path, monkeypatch):
-    def scores(model, shards, output, config, *, rules):
-        for name in ("report.html", "report.md"):
-            (tmp_path / "runs" / "20261123-ab" / "evaluation" / name).write_text("report")
-        return {"metrics": {**METRICS, "coco/APs": -1.0}}
-
-    monkeypatch.setattr(scoring, "evaluate", scores)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setattr(steps, "TERMINATION_LOG", tmp_path / "termination-log")
-    files = [str(tmp_path / name) for name in ("page", "short", "gate")]
-    scoring.score(trained, "coco/AP >= 0.2", *files)
+    artifacts = [artifact(tmp_path, name) for name in ("metrics", "report", "summary", "verdict")]
+    (tmp_path / "report.html").touch()
+    (tmp_path / "report.md").touch()
+    scores = Scores(
+        data_root=str(tmp_path), evaluation=str(tmp_path), model="pets",
+        metrics={**METRICS, "coco/APs": -1.0},
+        passed=True, reason="coco/AP 0.29 >= 0.2: passed", rules=["coco/AP >= 0.2"],
+    )  # fmt: skip
+    reports.report_scores(scores, trained, *artifacts)
     assert hook.posted == []
     for _ in range(2):  # as a step that is tried again
-        scoring.score(trained, "coco/AP >= 0.9", *files)
+        reports.report_scores(scores.model_copy(update={"passed": False}), trained, *artifacts)
     (body,) = hook.posted
     assert (body["event"], body["run"], body["model"]) == ("held back", "20261123-ab", "pets")
     assert body["metrics"] == METRICS and "coco/AP" in body["reason"]
@@ -153,13 +152,13 @@ def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path
     assert outcome == {"state": "held back", "reason": body["reason"]} and len(hook.posted) == 1
 
 
-def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
-    monkeypatch.setattr(publishing, "export", lambda *given, **named: {"name": "pets", "model_version": "v2"})
-    record = SimpleNamespace(model="models/pets/v2", version="v2")
-    published = SimpleNamespace(publish=lambda *given, **named: record, name_for=lambda name, shards: name)
-    monkeypatch.setattr(publishing, "published_models", published)
+def test_the_export_tells_of_what_is_published(hook, trained, tmp_path):
+    bundle = Bundle(
+        data_root=str(tmp_path), model="models/pets/v2", name="pets", model_version="v2", formats=["onnx"],
+        metrics=METRICS, gate="coco/AP 0.29 >= 0.2: passed",
+    )  # fmt: skip
     for _ in range(2):
-        publishing.export_and_publish(trained)
+        reports.report_bundle(bundle, trained, artifact(tmp_path, "exported"))
     (body,) = hook.posted
     assert (body["event"], body["model"], body["model_version"]) == ("passed", "pets", "v2")
     assert body["metrics"] == METRICS

@@ -13,8 +13,7 @@ from components.environment import SECRET_KEYS, SIGNING_FOLDER, SIGNING_KEY
 from components.images import COMPONENT_IMAGE
 from operations import notifications
 from pipelines import CLEANUP, SEARCH, TITLES
-from pipelines.graph import compile_pipeline
-from pipelines.local import for_this_machine
+from pipelines.compiler import compile_pipeline
 from pipelines.parameters import SIZES, CompileOptions
 from trainer.base.errors import StorageError
 
@@ -26,17 +25,17 @@ OPTIONS = {
     "search": CompileOptions(trials=3, parallelism=2),
     "search_gpus": CompileOptions(trials=2, gpus=4, volume=True),
 }
+DATA = ["download", "convert-to-shards"]
 STEPS = {
-    "bucket": list(TITLES),
-    "shared": list(TITLES),
-    "data": ["prepare"],
-    "conditional": list(TITLES),
-    "search": ["prepare", *SEARCH],
-    "search_gpus": ["prepare", *SEARCH],
+    "bucket": [*TITLES],
+    "shared": [*TITLES],
+    "data": DATA,
+    "conditional": [*TITLES],
+    "search": [*DATA, *SEARCH],
+    "search_gpus": [*DATA, *SEARCH],
 }
 SCHEDULED = {"runtimeValue": {"constant": "{{$.pipeline_job_schedule_time_utc}}"}}
 RUN_ID = {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
-PASTED = ("{{$.inputs.parameters['", "']}}")
 
 
 @pytest.fixture(scope="session")
@@ -82,25 +81,9 @@ def outside(name):
     return {"componentInputParameter": f"pipelinechannel--{name}"}
 
 
-def job_request(spec):
-    inputs = tasks(spec)["train"]["inputs"]["parameters"]
-    return {
-        name: inputs[value[len(PASTED[0]) : -len(PASTED[1])]] if value.startswith(PASTED[0]) else value
-        for name, value in inputs["request"]["runtimeValue"]["constant"].items()
-    }
-
-
 @of(*OPTIONS)
 def test_the_driver_refuses_no_input(compiled):
     assert refusals(*compiled) == []
-
-
-@of(*OPTIONS)
-def test_every_argument_of_a_step_is_described(spec):
-    for name in [*STEPS[spec["form"]], "cleanup"]:
-        for key, argument in spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"].items():
-            described = argument.get("description", "")
-            assert key.startswith("pipelinechannel--") or (described and "see the pipeline" not in described)
 
 
 @of(*OPTIONS)
@@ -110,7 +93,7 @@ def test_a_clean_up_follows_however_the_steps_end(spec):
     assert len(spec["root"]["dag"]["tasks"]) == 2
     (before,) = end["dependentTasks"]
     assert end["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": before}}
-    assert tasks(spec)["prepare"]["inputs"]["parameters"]["scheduled"] == SCHEDULED
+    assert tasks(spec)["download"]["inputs"]["parameters"]["scheduled"] == SCHEDULED
     # Both get the run's id, from which the job's name follows.
     assert end["inputs"]["parameters"]["run_id"] == RUN_ID
     if "train" in STEPS[spec["form"]]:
@@ -128,22 +111,22 @@ def test_only_a_pass_exports_and_the_condition_costs_no_pod(spec):
     # A driver for each graph (the root, and the one before the clean-up), two pods for each step.
     inner = [graph for graph in graphs(spec) if "dag" in graph]
     assert len(inner) == 2
-    assert len(inner) + 2 * (len(tasks(spec)) - 1) == 12
+    assert len(inner) + 2 * (len(tasks(spec)) - 1) == 14
 
 
 @of("conditional")
 def test_a_condition_surrounds_training(spec):
     (held,) = [task for name, task in steps(spec).items() if name.startswith("condition")]
     condition = held["triggerPolicy"]["condition"]
-    assert condition == "inputs.parameter_values['pipelinechannel--prepare-Output'] == 'train'"
+    assert condition == "inputs.parameter_values['pipelinechannel--download-Output'] == 'train'"
     inner = spec["components"][held["componentRef"]["name"]]
-    assert set(inner["dag"]["tasks"]) == {"train", "evaluate", "export"}
+    assert set(inner["dag"]["tasks"]) == {"convert-to-shards", "train", "evaluate", "export"}
     assert inner["dag"]["tasks"]["export"]["triggerPolicy"]["condition"].endswith("-Output'] == 'pass'")
 
 
 @of("bucket", "data", "conditional")
 def test_constants_of_the_first_step(spec):
-    inputs = tasks(spec)["prepare"]["inputs"]["parameters"]
+    inputs = tasks(spec)["download"]["inputs"]["parameters"]
     # Published weights are fetched only if a training follows.
     assert inputs["trains"]["runtimeValue"]["constant"] is (spec["form"] != "data")
     constant = {"runtimeValue": {"constant": 0.0}}
@@ -155,7 +138,8 @@ def test_constants_of_the_first_step(spec):
 def test_trials_have_a_pod_each_and_the_best_follows_them(spec):
     (loop,) = [task for name, task in steps(spec).items() if name.startswith("for-loop")]
     assert json.loads(loop["parameterIterator"]["items"]["raw"]) == ["0", "1", "2"]
-    assert loop["iteratorPolicy"] == {"parallelismLimit": 2} and loop["dependentTasks"] == ["prepare"]
+    assert loop["iteratorPolicy"] == {"parallelismLimit": 2}
+    assert loop["dependentTasks"] == ["convert-to-shards"]
     inner = spec["components"][loop["componentRef"]["name"]]
     assert set(inner["dag"]["tasks"]) == {"trial"}
     given = inner["dag"]["tasks"]["trial"]["inputs"]["parameters"]
@@ -163,18 +147,19 @@ def test_trials_have_a_pod_each_and_the_best_follows_them(spec):
     assert given["trials"] == {"runtimeValue": {"constant": 3.0}}
     best = steps(spec)["best"]["inputs"]["parameters"]
     assert best["ended"]["taskOutputParameter"]["producerTask"] in steps(spec)
-    for name in ("study", "recipe", "overrides", "space", "data_root"):
+    for name in ("study", "space"):
         assert given[name] == best[name] == outside(name)
 
 
 @of("bucket", "shared")
-def test_the_train_step_has_its_job_in_one_argument_and_further_fields_in_another(spec):
-    request, of_run = job_request(spec), {"launcher", "nodes", "nproc", "gpus", "image"}
-    assert set(request) == {*of_run, "claim", "default_image"}
-    assert all(request[name] == outside(name) for name in of_run)
-    assert request["claim"] == (outside("claim") if spec["form"] == "shared" else "")
+def test_the_train_step_has_the_fields_of_its_job(spec):
+    inputs = tasks(spec)["train"]["inputs"]["parameters"]
+    for name in ("launcher", "nodes", "nproc", "gpus", "image", "job", "gate", "warm_start", "output"):
+        assert inputs[name] == outside(name)
+    none = {"runtimeValue": {"constant": ""}}
+    assert inputs["claim"] == (outside("claim") if spec["form"] == "shared" else none)
     declared = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]
-    assert not set(request) & set(declared) and declared["job"]["parameterType"] == "STRUCT"
+    assert declared["nodes"]["parameterType"] == "NUMBER_INTEGER"
     # Settings of the task in the UI, such as tolerations, reach the training's pods.
     passed = spec["components"]["comp-train"]["taskConfigPassthroughs"]
     fields = {item["field"]: item.get("applyToTask", False) for item in passed}
@@ -228,7 +213,7 @@ def test_pods_know_their_run_and_read_optional_secrets(compiled):
     assert secrets_of(compiled, outside("credentials")) == dict.fromkeys(own, SECRET_KEYS)
     for name in STEPS[compiled[0]["form"]]:
         assert tasks(compiled[0])[name]["inputs"]["parameters"]["credentials"] == outside("credentials")
-    notifying = own & {"exec-prepare", "exec-evaluate", "exec-export"}
+    notifying = own & {"exec-download", "exec-evaluate", "exec-export"}
     assert secrets_of(compiled, outside("notify")) == dict.fromkeys(notifying, notifications.SECRET_KEYS)
     # The clean-up is in the root graph, and must run even if the keys of the store are wrong.
     of_root = secrets_of(compiled, {"componentInputParameter": "notify"})
@@ -280,7 +265,7 @@ def test_limits_of_a_run(compiled):
 
 @pytest.mark.slow
 def test_the_image_can_be_another_registrys_and_no_secret_is_compiled(tmp_path):
-    code = "from pathlib import Path; from pipelines.graph import compile_pipeline; "
+    code = "from pathlib import Path; from pipelines.compiler import compile_pipeline; "
     code += f"compile_pipeline(Path({str(tmp_path / 'p.yaml')!r}))"
     image = "registry.example/team/kubedet:7"
     secrets = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "MINIO_SECRET_KEY": "minio123"}
@@ -292,7 +277,8 @@ def test_the_image_can_be_another_registrys_and_no_secret_is_compiled(tmp_path):
     (spec, _) = yaml.safe_load_all(text)
     containers = [executor["container"] for executor in spec["deploymentSpec"]["executors"].values()]
     assert {container["image"] for container in containers} == {image}
-    assert job_request(spec)["default_image"] == image
+    steps_image = tasks(spec)["train"]["inputs"]["parameters"]["steps_image"]
+    assert steps_image == {"runtimeValue": {"constant": image}}
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
@@ -300,12 +286,6 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(StorageError, match="cannot write"):
         compile_pipeline(tmp_path / "file" / "pipeline.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_local_runs_neither_retry_nor_clean_up(spec):
-    local = yaml.safe_load(for_this_machine(yaml.safe_dump(spec)))
-    assert not any("retryPolicy" in task for task in tasks(local).values())
-    assert set(tasks(local)) == set(tasks(spec)) - {"cleanup"}
 
 
 KINDS = {

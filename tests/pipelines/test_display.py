@@ -39,29 +39,19 @@ def step(run, name, *lines, ok=True):
     return [line for line in shown if line is not None]
 
 
-def test_only_the_steps_own_lines_are_shown(run):
-    run.read_line("01:50:54.816 - INFO - Running pipeline: 'kubedet'")
-    run.read_line(BEGINS.format("prepare"))
-    chatter = ["", "    [KFP Executor INFO]: Got executor_input:", "    {", '        "inputs": {}', "    }"]
-    assert [run.read_line(line) for line in chatter] == [None] * 5
-    assert step(run, "prepare", "12:00:00 data: 24 images", "12:00:01 kubedet.x: step finished, 1.0 s") == [
-        "12:00:00 data: 24 images"
-    ]
-
-
 @pytest.mark.parametrize(("what", "outcome"), [("raw images", ""), ("shards", ", reused")])
 def test_found_work_is_said_to_be_reused(run, capsys, what, outcome):
     with PlainDisplay(run) as display:
-        step(run, "prepare", f"12:00:00 data: {what} of x are there already: /d")
+        step(run, "download", f"12:00:00 data: {what} of x are there already: /d")
         display.tick()
-    assert f"Prepare the data: done in 0:00{outcome}\n" in capsys.readouterr().out
+    assert f"Download: done in 0:00{outcome}\n" in capsys.readouterr().out
 
 
 def test_a_failed_step_keeps_its_message_code_and_last_lines(run, events):
-    tell(events, {"step": "prepare", "message": "bad\n  fix: mend", "exit_code": 2, "known": True})
-    step(run, "prepare", *(f"line {n}" for n in range(40)), ok=False)
+    tell(events, {"step": "download", "message": "bad\n  fix: mend", "exit_code": 2, "known": True})
+    step(run, "download", *(f"line {n}" for n in range(40)), ok=False)
     run.finish()
-    assert run.failed is run.steps["prepare"]
+    assert run.failed is run.steps["download"]
     assert (run.failed.exit_code, run.failed.known, run.failed.message) == (2, True, "bad\n  fix: mend")
     assert list(run.failed.lines)[-1] == "line 39" and len(run.failed.lines) == 20
     assert run.steps["train"].state == "skipped"
@@ -108,5 +98,5 @@ def test_a_terminal_shows_every_step_on_a_line(run, events, width):
     console.print(display._progress.get_renderable())
     lines = console.file.getvalue().splitlines()
     assert all(title in line for title, line in zip(TITLES.values(), lines, strict=True))
-    assert "0:00" in lines[1] and "train 109/150 steps" in lines[1]
+    assert "0:00" in lines[2] and "train 109/150 steps" in lines[2]
     assert all(len(line) <= width for line in lines)

@@ -18,7 +18,7 @@ RUN = """
 import json, sys, yaml
 from pathlib import Path
 from kfp import components, local
-from pipelines.graph import compile_pipeline
+from pipelines.compiler import compile_pipeline
 from pipelines.parameters import CompileOptions
 
 file, root, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])

@@ -240,7 +240,7 @@ def test_the_last_attempt_counts(cluster):
 )
 def test_reasons_of_pending_pods(cluster, state, reason, text):
     cluster.put("train(0).executor(0)", phase="Pending", **state)
-    cluster.put("prepare(0).executor(0)", phase="Running", main={"running": {}})
+    cluster.put("download(0).executor(0)", phase="Running", main={"running": {}})
     assert seen().waiting() == [("Train", reason, text)]
 
 

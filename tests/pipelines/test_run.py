@@ -104,7 +104,7 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     folder = tmp_path / "runs" / "first"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "succeeded" and summary["gate"]["passed"]
-    assert [step["status"] for step in summary["steps"]] == ["done"] * 4
+    assert [step["status"] for step in summary["steps"]] == ["done"] * 5
     assert all(step["seconds"] > 0 for step in summary["steps"])
     assert summary["training"]["images_per_second"] > 0 and summary["training"]["processes"] == 2
     assert len(summary["metrics"]) == 13 and {"torch", "kfp", "python"} <= summary["versions"].keys()
@@ -125,7 +125,7 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     assert code == 0, out + err
     summary = json.loads((tmp_path / "runs" / "second" / "summary.json").read_text())
     assert summary["status"] == "succeeded" and summary["nothing_new_since"].startswith("sample ")
-    assert [step["status"] for step in summary["steps"]] == ["done", "skipped", "skipped", "skipped"]
+    assert [step["status"] for step in summary["steps"]] == ["done"] + ["skipped"] * 4
     assert f"nothing new since {summary['nothing_new_since']}: nothing was trained" in out
 
 
@@ -137,10 +137,10 @@ def test_a_failing_step_fails_the_run_and_says_why(tmp_path, kubedet):
     words = ("run", "--name", "bad", "--source", f"coco:{tmp_path}/set", *settings(tmp_path, TINY))
     code, out, err = kubedet(*words)
     assert code == 2
-    assert "error in step prepare" in err and str(annotations) in err and "Traceback" not in out + err
-    assert "Prepare the data: failed" in out and "Train" not in out
+    assert "error in step download" in err and str(annotations) in err and "Traceback" not in out + err
+    assert "Download: failed" in out and "Train" not in out
     summary = json.loads((tmp_path / "runs" / "bad" / "summary.json").read_text())
-    assert summary["status"] == "failed" and summary["error"]["step"] == "prepare"
+    assert summary["status"] == "failed" and summary["error"]["step"] == "download"
 
 
 def processes_of(tmp_path):
@@ -261,7 +261,7 @@ def test_a_finished_run_that_is_repeated_prints_its_results(record, folder, caps
 @pytest.mark.parametrize(("passed", "status"), [(False, "succeeded"), (True, "failed")])
 def test_a_run_succeeds_without_an_export_only_if_the_gate_failed(record, folder, passed, status):
     progress = RunProgress(folder / "events")
-    for name in ("prepare", "train", "evaluate"):
+    for name in ("download", "convert-to-shards", "train", "evaluate"):
         progress.steps[name].state = "done"
     record.gate["passed"] = passed
     progress.finish()

@@ -159,7 +159,7 @@ def main(number: int) -> None:
     for module in (
         "kfp.local",
         "torch.distributed.run",
-        "trainer.evaluation.evaluate",
+        "trainer.evaluators.shards",
         "trainer.training.loop",
     ):
         importlib.import_module(module)

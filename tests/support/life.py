@@ -7,7 +7,7 @@ import torch
 from finished_runs import train_in_parts
 
 from trainer.config.schema import Config
-from trainer.evaluation.evaluate import evaluate
+from trainer.evaluators.shards import evaluate
 from trainer.export.export import export
 from trainer.model.architecture import build
 from trainer.model.pretrained import load_pretrained

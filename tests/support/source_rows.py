@@ -5,7 +5,8 @@ from typing import Any
 
 from trainer.config.schema import DataConfig
 from trainer.data.download import download
-from trainer.data.raw_folder import RawManifest, Table
+from trainer.data.raw_folder import Table
+from trainer.data.raw_manifest import RawManifest
 from trainer.data.shard_folder import ShardIndex
 from trainer.data.shards import shard
 from trainer.data.sources.source import Box, Entry, Rows

@@ -24,7 +24,8 @@ from trainer.data import image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.plausibility import DROPPED, AnnotationChecker, merged, relabeled
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import BLOCK, ROW, Category, SplitCounts, write_table
+from trainer.data.raw_folder import BLOCK, ROW, write_table
+from trainer.data.raw_manifest import Category, SplitCounts
 from trainer.data.sources.source import UNKNOWN, Listing, Rows
 from trainer.data.sources.source import Category as Listed
 
@@ -33,7 +34,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass
 class BuiltTables:
-    """The result of `build`: fields of `trainer.data.raw_folder.RawManifest`."""
+    """The result of `build`: fields of `trainer.data.raw_manifest.RawManifest`."""
 
     categories: list[Category]
     hierarchy: dict[str, list[int]]

@@ -11,12 +11,12 @@ from PIL import Image
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import DataConfig
-from trainer.data import raw_folder, source_names, sources
+from trainer.data import raw_folder, raw_manifest, source_names, sources
 from trainer.data.decoding import read_sample
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.plausibility import merged
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import RawManifest
+from trainer.data.raw_manifest import RawManifest
 from trainer.data.samples import RawRow, bbox_of
 from trainer.data.shard_folder import INDEX, ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
@@ -49,13 +49,13 @@ def open_view(text: str, config: DataConfig | None = None) -> "View":
         folder = storage.absolute(text)
         if _is_record(folder, INDEX, "shards"):
             return Shards(read_index(folder))
-        if _is_record(folder, raw_folder.MANIFEST, "raw"):
+        if _is_record(folder, raw_manifest.MANIFEST, "raw"):
             return RawImages(raw_folder.read_manifest(folder))
         names = storage.list_states(folder)
         shards_begun = any(
             name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names
         )
-        if shards_begun or _is_record(folder, raw_folder.PLAN, "plan"):
+        if shards_begun or _is_record(folder, raw_manifest.PLAN, "plan"):
             step = "shard" if shards_begun else "download"
             fix = "run it again to continue"
             raise DataError(f"{folder} is incomplete: the {step} step has not finished", fix=fix)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.data import image_keys
-from trainer.data.raw_folder import RawManifest
+from trainer.data.raw_manifest import RawManifest
 
 _IMAGE_COLUMNS = ["key", "file_name", "origin", "version"]
 _ANNOTATION_COLUMNS = ["width", "height", "orientation", "extra", "boxes"]

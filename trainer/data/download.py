@@ -37,11 +37,13 @@ from trainer.data import (
     images,
     plausibility,
     raw_folder,
+    raw_manifest,
     sources,
 )
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import FETCHED, VERSION, RawManifest, SplitCounts
+from trainer.data.raw_folder import FETCHED, VERSION
+from trainer.data.raw_manifest import RawManifest, SplitCounts
 from trainer.data.sources.files import listed_in
 from trainer.data.sources.source import Source
 from trainer.launching.shared_work import SharedWork, shared_work
@@ -143,9 +145,9 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
     excluded = read_excluded(config.exclude)
     name = fingerprint("raw", VERSION, origin.uri, listing.state, choices(config), excluded)
     uri = storage.join(root, "raw", name)
-    if storage.exists(storage.join(uri, raw_folder.PLAN)):
+    if storage.exists(storage.join(uri, raw_manifest.PLAN)):
         try:
-            found = raw_folder.read_manifest(uri, raw_folder.PLAN)
+            found = raw_folder.read_manifest(uri, raw_manifest.PLAN)
             for split in found.splits:
                 storage.local_copy(storage.join(uri, f"{split}.parquet"), sha256=found.tables.get(split, ""))
             annotations.check_listed(Problems.of(found.problems), origin.uri, found.splits, config)
@@ -179,7 +181,7 @@ def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
     manifest = _find_manifest(planned)
     if manifest is None or manifest.unfetched:
         return None
-    storage.touch(storage.join(manifest.uri, raw_folder.MANIFEST))
+    storage.touch(storage.join(manifest.uri, raw_manifest.MANIFEST))
     fetched = raw_folder.read_images(manifest)
     fetched = fetched[fetched["bytes"] > 0]
     stored = _StoredImages(manifest.images, at_once=len(fetched) <= _LIST_AT_ONCE_BELOW)
@@ -192,7 +194,7 @@ def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
 
 def _find_manifest(planned: RawManifest) -> RawManifest | None:
     """Return the manifest of a finished download of a plan if it is complete, else None."""
-    if not storage.exists(storage.join(planned.uri, raw_folder.MANIFEST)):
+    if not storage.exists(storage.join(planned.uri, raw_manifest.MANIFEST)):
         return None
     try:
         manifest = raw_folder.read_manifest(planned.uri)

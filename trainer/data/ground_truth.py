@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from trainer.data.raw_folder import Category
+from trainer.data.raw_manifest import Category
 from trainer.data.samples import IndexedRecord, Record
 
 _IMAGE_KEYS = ("file_name", "width", "height", "original_id", "extra")

@@ -18,7 +18,7 @@ from trainer import storage
 from trainer.base.errors import DamagedError, StorageError
 from trainer.base.json_files import STRICT
 from trainer.data.problem_counts import Cases
-from trainer.data.raw_folder import Category
+from trainer.data.raw_manifest import Category
 from trainer.data.statistics import SplitStatistics
 
 VERSION = 5  # Increase it, and that of `ShardIndex`, if the same raw images give other shards.
@@ -98,7 +98,7 @@ class ShardIndex:
     kind: Literal["shards"] = "shards"
     version: Literal[5] = 5
     uri: str = ""  # Not stored, because a folder may be moved.
-    hierarchy: dict[str, list[int]] = field(default_factory=dict)  # See `raw_folder.RawManifest`.
+    hierarchy: dict[str, list[int]] = field(default_factory=dict)  # See `raw_manifest.RawManifest`.
     warnings: list[str] = field(default_factory=list)
     near_duplicates: list[DuplicatePair] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)

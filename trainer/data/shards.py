@@ -41,7 +41,7 @@ from trainer.data.ground_truth import Classes, GroundTruthWriter
 from trainer.data.image_keys import hash_fraction
 from trainer.data.images import MAX_PIXELS, NormalImage, UnreadableImage, crop, normalize, place_box
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import RawManifest
+from trainer.data.raw_manifest import RawManifest
 from trainer.data.samples import Annotation, IndexedRecord, RawRow, Record, bbox_of
 from trainer.data.shard_folder import INDEX, NOTE, SAMPLE, Quarantined, ShardIndex, Sidecar
 from trainer.launching.shared_work import SharedWork, shared_work

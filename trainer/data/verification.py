@@ -23,11 +23,11 @@ from trainer.base.errors import (
 )
 from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
-from trainer.data import raw_folder
+from trainer.data import raw_folder, raw_manifest
 from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
 from trainer.data.download import download, read_again, read_report
-from trainer.data.raw_folder import RawManifest
+from trainer.data.raw_manifest import RawManifest
 from trainer.data.samples import RawRow
 from trainer.data.shard_folder import INDEX, note, read_index, read_sidecar
 from trainer.data.shard_index import ShardDataset, data_root_of, parse_sample
@@ -211,7 +211,7 @@ def repair(text: str, threads: int = 0) -> Verified:
         DataError, StorageError: the raw images or the source are not available, or have changed since.
     """
     folder = storage.absolute(text)
-    if storage.exists(storage.join(folder, raw_folder.PLAN)):
+    if storage.exists(storage.join(folder, raw_manifest.PLAN)):
         _repair_raw(folder, threads)
     elif not storage.exists(storage.join(folder, INDEX)):
         raise ConfigError(f"{text} is neither shards nor raw images", fix=_FOLDER_FIX)
@@ -236,7 +236,7 @@ def repair(text: str, threads: int = 0) -> Verified:
 
 def _repair_raw(folder: str, threads: int) -> None:
     try:
-        planned = raw_folder.read_manifest(folder, raw_folder.PLAN)
+        planned = raw_folder.read_manifest(folder, raw_manifest.PLAN)
     except (DamagedError, FormError):
         planned = raw_folder.read_manifest(folder)
     config = _config(planned.settings)
@@ -257,7 +257,7 @@ def _repair_raw(folder: str, threads: int) -> None:
     if changed:  # Count and hash the stored images again.
         for name in storage.list_files(storage.join(folder, "fetched")):
             storage.delete(storage.join(folder, "fetched", name))
-        storage.delete(storage.join(folder, raw_folder.MANIFEST))
+        storage.delete(storage.join(folder, raw_manifest.MANIFEST))
         download(planned.source, data_root, config)
 
 

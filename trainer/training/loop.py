@@ -19,11 +19,12 @@ from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import check_verified, global_batch, image_weights
-from trainer.data.shard_index import ShardDataset, data_root_of
+from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.inference import predict_split
 from trainer.launching import job_status
 from trainer.launching.distributed import World, broadcast, process_group, summed
 from trainer.launching.stop_signals import StopRequest, stop_request
+from trainer.model.pretrained import DATA_ROOT
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
 from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint
@@ -38,11 +39,13 @@ _METRIC = "coco/AP50"
 _MIN_GAIN = 0.02  # a smaller gain may be chance on a small validation split
 
 
-def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "auto") -> dict[str, Any]:
+def train(
+    config: Config, shards_uri: str, output_uri: str, *, resume: str = "auto", data_root: str = DATA_ROOT
+) -> dict[str, Any]:
     """Train a detector; runs in every process that torchrun starts.
 
     The output's folder contains checkpoints/, best.pt, metrics.jsonl, tensorboard/ and result.json. Resume is
-    "auto" (from its newest checkpoint) or "none".
+    "auto" (from its newest checkpoint) or "none". `data_root` has the mirror of published weights.
 
     Returns:
         checkpoint (URI of the best), metric (that chose it), metrics, best_step, steps, epochs, ended_early
@@ -53,7 +56,7 @@ def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "au
         Interrupted: stopped by SIGTERM or SIGINT, after saving.
     """
     with process_group() as world, stop_request() as stop:
-        run = _Run(config, shards_uri, output_uri, world, resume)
+        run = _Run(config, shards_uri, output_uri, world, resume, data_root)
         try:
             return run.fit(stop)
         except Interrupted:
@@ -70,7 +73,15 @@ def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "au
 class _Run:
     """A training run in one process: its parts and its position."""
 
-    def __init__(self, config: Config, shards_uri: str, output_uri: str, world: World, resume: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        shards_uri: str,
+        output_uri: str,
+        world: World,
+        resume: str,
+        data_root: str = DATA_ROOT,
+    ) -> None:
         self.config, self.world, self.output = config, world, output_uri
         self.checkpoints = storage.join(output_uri, CHECKPOINTS)
         self.train_set = ShardDataset(shards_uri, "train")
@@ -91,7 +102,7 @@ class _Run:
             dataclasses.replace(config, train=scaled),
             len(self.train_set.categories),
             world,
-            data_root=data_root_of(shards_uri),
+            data_root=data_root,
             new=saved is None,
         )
         self.loader = TrainLoader(

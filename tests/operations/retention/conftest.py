@@ -7,21 +7,23 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import preparation, records
 from trainer import storage
 from trainer.export import bundle, published_models
+from trainer.steps import records
+from trainer.steps.download import download
+from trainer.steps.shard import shard
 
 ASKED = ("debug", {"data.processes": 1, "data.threads": 2})
 
 
-def prepared(root, seed, page):
-    source = f"sample:images=24,size=96,seed={seed}"
-    return preparation.prepare(source, *ASKED, str(root), "", str(page))[1][0]
+def prepared(root, seed):
+    return shard(download(f"sample:images=24,size=96,seed={seed}", str(root), *ASKED))
 
 
 def run(root, name, shards, *, ended=True, weights=""):
     folder = root / "runs" / name
-    records.record_run(str(root), str(folder), "", shards, "debug", {}, weights)
+    shards = shards.model_copy(update={"data_root": str(root)})  # It may be a copy.
+    records.record_run(shards, str(folder), run_id="", image="", weights=weights, overrides={})
     (folder / "train").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if ended:
@@ -37,7 +39,7 @@ def publish(root, made_at, version, folder, shards, registry=""):
     made = Path(make_bundle(made_at / version, name="sample"))
     metadata = json.loads((made / bundle.METADATA).read_text())
     metadata["model_version"] = version
-    metadata["trained_on"] |= {"shards": shards["fingerprint"], "checkpoint": str(folder / "train/best.pt")}
+    metadata["trained_on"] |= {"shards": shards.fingerprint, "checkpoint": str(folder / "train/best.pt")}
     (made / bundle.METADATA).write_text(json.dumps(metadata))
     bundle.seal(made)
     published_models.publish(str(made), str(root), "sample")
@@ -49,7 +51,7 @@ def nights(tmp_path_factory):
     """Five ended nights on two sets of data, of which four published a version."""
     tmp_path = tmp_path_factory.mktemp("nights")
     root = tmp_path / "root"
-    old, new = (prepared(root, seed, tmp_path / "page.html") for seed in (1, 2))
+    old, new = (prepared(root, seed) for seed in (1, 2))
     for day in range(1, 6):
         folder = run(root, f"night-0{day}", old if day < 3 else new)
         if day < 5:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from at_once import at_once
 
-from components import preparation, records
 from operations import retention
 from operations.retention import MAX_RUN_DAYS, inventory
 from pipelines import cli
@@ -20,6 +19,9 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.data.shard_index import ShardDataset
 from trainer.export import bundle, published_models
+from trainer.steps import records
+from trainer.steps.download import download
+from trainer.steps.shard import shard
 
 __all__ = ["bucket", "object_store_server"]
 
@@ -32,7 +34,7 @@ def prune(root, keep=1, later=LATER):
 
 
 def readable(root, shards):
-    uri = storage.join(str(root), "shards", shards["fingerprint"])
+    uri = storage.join(str(root), "shards", shards.fingerprint)
     for split in storage.read_json(storage.join(uri, "index.json"))["splits"]:
         dataset = ShardDataset(uri, split)
         for number in range(len(dataset)):
@@ -54,7 +56,7 @@ def test_what_is_needed_is_kept_and_the_rest_is_deleted(root):
     assert before - after == sum(artifact.size for artifact in deleted) > 0
     assert [path.name for path in root.joinpath("runs").iterdir()] == ["night-05"]
     assert sorted(path.name for path in root.joinpath("models/sample").glob("v*")) == ["v3", "v4"]
-    assert [path.name for path in root.joinpath("shards").iterdir()] == [new["fingerprint"]]
+    assert [path.name for path in root.joinpath("shards").iterdir()] == [new.fingerprint]
     assert [len(list(root.joinpath(kind).iterdir())) for kind in ("raw", "images")] == [1, 1]
     assert readable(root, new)
     assert published_models.current(str(root), "sample").version == "v4"
@@ -97,7 +99,7 @@ def test_files_that_another_process_deletes_meanwhile_are_no_error(root, monkeyp
 
     def listed(data_root):
         artifacts = inventory(data_root)
-        root.joinpath("shards", old["fingerprint"], "index.json").unlink()
+        root.joinpath("shards", old.fingerprint, "index.json").unlink()
         return artifacts
 
     monkeypatch.setattr(retention, "inventory", listed)
@@ -119,13 +121,13 @@ def test_two_prunes_and_a_run_that_begins_lose_nothing(root, tmp_path):
             time.sleep(pause)
             asked = ("debug", {"data.processes": 1, "data.threads": 2})
             source = "sample:images=24,size=96,seed=1"
-            return preparation.prepare(source, *asked, str(copy), "", str(copy / "page"))[1][0]
+            return shard(download(source, str(copy), *asked))
 
         def delete(copy=copy):
             retention.prune(str(copy), 1)
 
         made, *_ = at_once(begin, delete, delete)
-        assert made["fingerprint"] == old["fingerprint"]
+        assert made.fingerprint == old.fingerprint
         assert readable(copy, old) and readable(copy, new)
 
 
@@ -135,9 +137,9 @@ def test_data_that_a_run_reuses_is_young_again(root, tmp_path):
     for path in root.rglob("*"):
         os.utime(path, (aged, aged))
     before = retention.Pruning(str(root), 1)
-    assert not before.artifacts[f"shards/{old['fingerprint']}"].reasons
+    assert not before.artifacts[f"shards/{old.fingerprint}"].reasons
     asked = ("debug", {"data.processes": 1, "data.threads": 2})
-    preparation.prepare("sample:images=24,size=96,seed=1", *asked, str(root), "", str(tmp_path / "page"))
+    shard(download("sample:images=24,size=96,seed=1", str(root), *asked))
     kinds = [artifact.kind for artifact in retention.Pruning(str(root), 1).deleted]
     assert not {"shards", "raw", "images"} & set(kinds) and "runs" in kinds
     assert readable(root, old)
@@ -163,7 +165,7 @@ def test_the_command_lists_what_is_deleted_and_why_the_rest_is_kept(root, capsys
     tree = json.loads(capsys.readouterr().out)
     assert tree["done"] is True
     deleted = {artifact["name"] for artifact in tree["artifacts"] if not artifact["kept"]}
-    assert f"shards/{old['fingerprint']}" in deleted
+    assert f"shards/{old.fingerprint}" in deleted
     assert not root.joinpath("runs/night-01").exists()
 
 
@@ -171,21 +173,17 @@ def test_the_command_lists_what_is_deleted_and_why_the_rest_is_kept(root, capsys
 def test_a_bucket_is_pruned_likewise(bucket, tmp_path):
     root, asked = "s3://bucket/root", ("debug", {"data.processes": 1, "data.threads": 2})
     sources = [f"sample:images=8,size=96,seed={seed}" for seed in (1, 2)]
-    old, new = (
-        preparation.prepare(source, *asked, root, "", str(tmp_path / "page"))[1][0] for source in sources
-    )
-    records.record_run(root, f"{root}/runs/night", "", new, "debug", {}, "")
+    old, new = (shard(download(source, root, *asked)) for source in sources)
+    records.record_run(new, f"{root}/runs/night", run_id="", image="", weights="", overrides={})
     deleted = {artifact.name for artifact in prune(root).deleted}
-    assert f"shards/{old['fingerprint']}" in deleted and len(deleted) == 3, "with its tables and images"
-    assert [name for name in inventory(root) if name.startswith("shards/")] == [
-        f"shards/{new['fingerprint']}"
-    ]
+    assert f"shards/{old.fingerprint}" in deleted and len(deleted) == 3, "with its tables and images"
+    assert [name for name in inventory(root) if name.startswith("shards/")] == [f"shards/{new.fingerprint}"]
     assert readable(root, new) and prune(root).summary == "nothing: 0.0 MB"
     assert not [name for name, _ in storage.scan(root) if name.startswith(tuple(deleted))]
     # What is reused is young again.
-    later = storage.state(f"{root}/shards/{new['fingerprint']}/index.json").modified
-    preparation.prepare(sources[1], *asked, root, "", str(tmp_path / "page"))
-    assert storage.state(f"{root}/shards/{new['fingerprint']}/index.json").modified >= later
+    later = storage.state(f"{root}/shards/{new.fingerprint}/index.json").modified
+    shard(download(sources[1], root, *asked))
+    assert storage.state(f"{root}/shards/{new.fingerprint}/index.json").modified >= later
 
 
 def test_registered_and_signed_versions_are_kept_with_their_data(root):
@@ -195,7 +193,7 @@ def test_registered_and_signed_versions_are_kept_with_their_data(root):
     why = reasons(root)
     assert why["models/sample/v1"] == ["registered at http://registry"]
     assert "signed" in why["models/sample/v2"]
-    assert "sample@v1 was trained on it" in why[f"shards/{old['fingerprint']}"]
+    assert "sample@v1 was trained on it" in why[f"shards/{old.fingerprint}"]
     assert all(why[name] for name in why if name.startswith(("shards/", "raw/", "images/")))
 
 
@@ -209,7 +207,7 @@ def test_an_unfinished_run_is_kept_with_its_data_and_its_initial_weights(root, b
     why = reasons(root, keep=1)
     assert "unfinished" in why["runs/night-00"] and not why["runs/night-02"]
     assert why["runs/night-01"] == ["run night-00 began with its weights"]
-    assert "run night-00 was trained on it" in why[f"shards/{old['fingerprint']}"]
+    assert "run night-00 was trained on it" in why[f"shards/{old.fingerprint}"]
     assert "unfinished" not in reasons(root, later=(MAX_RUN_DAYS + 1) * DAY)["runs/night-00"]
     # A run that passed is unfinished until its model is published.
     records.VerdictRecord("night-00", True, {}).write(str(root))
@@ -221,9 +219,9 @@ def test_an_unfinished_run_is_kept_with_its_data_and_its_initial_weights(root, b
 def test_a_kept_run_without_a_record_keeps_all_data(root):
     root, old, _ = root
     (root / "lineage" / "runs" / "night-04.json").unlink()
-    assert not reasons(root)[f"shards/{old['fingerprint']}"]
+    assert not reasons(root)[f"shards/{old.fingerprint}"]
     young = reasons(root, later=0)
-    assert "run night-04 has no record of its data" in young[f"shards/{old['fingerprint']}"]
+    assert "run night-04 has no record of its data" in young[f"shards/{old.fingerprint}"]
 
 
 def test_trial_runs_of_a_search_are_deleted_when_they_are_old(root):
@@ -231,11 +229,11 @@ def test_trial_runs_of_a_search_are_deleted_when_they_are_old(root):
     study = root / "tuning" / "lr"
     for name in ("trials/00000.json", "runs/00000/checkpoint.pt", "study.json"):
         (study / name).parent.mkdir(parents=True, exist_ok=True)
-        (study / name).write_text(json.dumps({"shards": f"s3://bucket/shards/{old['fingerprint']}"}))
-    assert "search lr" in reasons(root, later=0)[f"shards/{old['fingerprint']}"]
+        (study / name).write_text(json.dumps({"shards": f"s3://bucket/shards/{old.fingerprint}"}))
+    assert "search lr" in reasons(root, later=0)[f"shards/{old.fingerprint}"]
     why = reasons(root)
     assert not why["tuning/lr/runs"] and why["tuning/lr/trials"] == ["the record of a search"]
-    assert not why[f"shards/{old['fingerprint']}"] and "tuning/lr/study.json" not in why
+    assert not why[f"shards/{old.fingerprint}"] and "tuning/lr/study.json" not in why
 
 
 def test_what_cannot_be_judged_is_kept(root, monkeypatch):

@@ -5,19 +5,24 @@ import math
 import multiprocessing
 import os
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from fake_training import FakeTraining
 from optuna.trial import TrialState
 
+from components import steps
 from operations.tuning import search
+from operations.tuning.choice import report_choice
 from operations.tuning.search import Study
 from operations.tuning.space import ENDED
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, ConfigError, FormError, Interrupted
 from trainer.model import recipes
+from trainer.steps.manifests import Shards
 
 __all__ = ["bucket", "object_store_server"]
 
@@ -203,10 +208,18 @@ def trials(asked):
     return search.Study(*asked).trials()
 
 
+def open_study(asked):
+    root, name, recipe, overrides, space, uri, count = asked
+    shards = Shards(
+        data_root=root, uri=uri, fingerprint="abc", samples={}, boxes={}, recipe=recipe, overrides=overrides
+    )
+    return search.open_study(shards, name, space, count)
+
+
 def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path, training, monkeypatch):
     recorded = []
-    monkeypatch.setattr(search.steps, "record", recorded.append)
-    ended = [search.train_trial(number, 2, *asked) for number in ("2", "0", "1")]
+    monkeypatch.setattr(steps, "record", recorded.append)
+    ended = [search.train_trial(open_study(asked), number, 2) for number in (2, 0, 1)]
     assert [line.split(":")[0] for line in ended] == ["trial 2", "trial 0", "trial 1"]
     study = tmp_path / "tuning" / "tune-debug"
     assert [one.output for one in training.begun] == [
@@ -216,29 +229,34 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
     written = trials(asked)
     assert len({json.dumps(trial.params) for trial in written}) == 3
     assert {type(trial.params["train.warmup_steps"]) for trial in written} == {int}
-    paths = tmp_path / "page", tmp_path / "configuration"
-    found = search.choose(tuple(map(str, paths)), *asked)
+    page, configuration, metrics = (
+        SimpleNamespace(path=str(tmp_path / name), metadata={})
+        for name in ("page", "configuration", "metrics")
+    )
+    report_choice(search.choose(open_study(asked)), page, configuration, metrics)
     best = max(written, key=lambda trial: trial.value * (trial.state.name == "COMPLETE"))
-    assert found["metrics"] == {"coco/AP": best.value, "trial": best.number}
-    assert found["shown"] == {"uri": str(study / "best.yaml")}
+    assert metrics.metadata == {"coco/AP": best.value, "trial": best.number}
+    assert configuration.metadata == {"uri": str(study / "best.yaml")}
     assert recorded == [f"best: {search.describe(best)}"]  # `kubedet tune --wait` shows it.
-    assert paths[0].read_bytes() == (study / "tuning.html").read_bytes()
-    assert paths[1].read_bytes() == (study / "best.yaml").read_bytes()
+    assert Path(page.path).read_bytes() == (study / "tuning.html").read_bytes()
+    assert Path(configuration.path).read_bytes() == (study / "best.yaml").read_bytes()
     recipe, overrides = recipes.named(str(study / "best.yaml"))
     assert (recipe, overrides["train.lr"]) == ("debug", best.params["train.lr"])
     # Kubeflow makes 4.0 of 4.
-    assert "train.epochs: 4," in str(yaml.safe_load(paths[1].read_text())).replace("'", "")
+    assert "train.epochs: 4," in str(yaml.safe_load(Path(configuration.path).read_text())).replace("'", "")
 
 
 def test_a_pod_that_is_tried_again_goes_on_with_its_trial_which_counts_once(asked, training):
     training.codes[1] = EXIT_RETRY
     with pytest.raises(Interrupted, match="was stopped"):
-        search.train_trial("1", 0, *asked)
+        search.train_trial(open_study(asked), 1, 0)
     (before,) = trials(asked)
     assert before.state.name == "RUNNING"
     training.codes.clear()
-    search.train_trial("1", 0, *asked)
-    assert search.train_trial("1", 0, *asked).startswith("trial 1: ")  # It has ended: nothing is trained.
+    search.train_trial(open_study(asked), 1, 0)
+    assert search.train_trial(open_study(asked), 1, 0).startswith(
+        "trial 1: "
+    )  # It has ended: nothing is trained.
     assert [one.number for one in training.begun] == [1, 1]
     (after,) = trials(asked)
     assert after.params == before.params

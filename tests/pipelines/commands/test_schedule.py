@@ -5,10 +5,10 @@ from itertools import islice
 
 import pytest
 
-from components import records
 from pipelines import cli
 from pipelines.commands.schedule import due_times, parse_cron
 from trainer.base.errors import ConfigError
+from trainer.steps import records
 
 NOW = datetime(2026, 11, 21, 7, 30)
 TIMES = {"created_at": "2026-11-21T02:00:00Z", "finished_at": "2026-11-21T03:30:00Z"}

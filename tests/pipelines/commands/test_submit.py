@@ -97,7 +97,7 @@ def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, argume
 def test_waiting_shows_the_steps(kfp_server, capsys, has_metadata):
     kfp_server.has_metadata = has_metadata
     running = [
-        {"display_name": "prepare", "state": "SUCCEEDED"},
+        {"display_name": "download", "state": "SUCCEEDED"},
         {"display_name": "train", "state": "RUNNING"},
     ]
     inner = [{"display_name": "train-driver", "state": "SUCCEEDED"}]
@@ -115,7 +115,7 @@ def test_waiting_shows_the_steps(kfp_server, capsys, has_metadata):
 
 @pytest.mark.parametrize(("condition", "count"), [(["--min-new-images", "1"], 1), ([], 0)])
 def test_a_run_without_new_images_reports_it(kfp_server, capsys, condition, count):
-    prepared = [{"display_name": "prepare", "state": "SUCCEEDED"}]
+    prepared = [{"display_name": "download", "state": "SUCCEEDED"}]
     kfp_server.states = [("RUNNING", prepared), ("SUCCEEDED", prepared)]
     assert cli.main([*ARGUMENTS, *condition, "--wait"]) == 0
     assert capsys.readouterr().out.count("nothing new: nothing was trained") == count
@@ -248,7 +248,7 @@ def test_a_step_that_only_a_person_can_help_ends_the_run(kfp_server, served_clus
     kfp_server.states = [("RUNNING", [])]
     gone = {"reason": "ErrImagePull", "message": 'failed to pull "registry.example/none": not found'}
     kfp_server.started = lambda run: run_pods.put(
-        served_cluster, run["run_id"], "prepare(0).executor(0)", phase="Pending", main={"waiting": gone}
+        served_cluster, run["run_id"], "download(0).executor(0)", phase="Pending", main={"waiting": gone}
     )
     assert cli.main([*ARGUMENTS, "--wait", "--job", "start_timeout=1"]) == 1
     shown = capsys.readouterr()

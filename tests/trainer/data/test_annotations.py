@@ -6,10 +6,11 @@ import pytest
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data import raw_folder
+from trainer.data import raw_folder, raw_manifest
 from trainer.data.annotations import build
 from trainer.data.image_keys import distinct
-from trainer.data.raw_folder import SplitCounts, Table
+from trainer.data.raw_folder import Table
+from trainer.data.raw_manifest import SplitCounts
 from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing, Rows
 
 CATEGORIES = [Category("cat", 3), Category("dog", 17), Category("cow", 90)]
@@ -52,7 +53,7 @@ def labels(row):
 
 def test_labels_are_contiguous_and_keep_the_original_ids(rows):
     categories, tables = rows(listing(train=[entry("a.jpg", 0, 1, 2)], val=[entry("b.jpg", 2)]))
-    assert categories == [raw_folder.Category(label, *one) for label, one in enumerate(CATEGORIES)]
+    assert categories == [raw_manifest.Category(label, *one) for label, one in enumerate(CATEGORIES)]
     assert labels(tables["train"][0]) == [0, 1, 2] and labels(tables["val"][0]) == [2]
 
 

@@ -14,7 +14,8 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, plan
 from trainer.data.image_keys import place
-from trainer.data.raw_folder import SplitCounts, read_images, read_manifest
+from trainer.data.raw_folder import read_images, read_manifest
+from trainer.data.raw_manifest import SplitCounts
 from trainer.data.shards import shard
 
 CONFIG = DataConfig(processes=1, threads=4)

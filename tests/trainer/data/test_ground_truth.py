@@ -3,7 +3,7 @@ import json
 import pytest
 
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
-from trainer.data.raw_folder import Category
+from trainer.data.raw_manifest import Category
 
 CLASSES = Classes([Category(0, "Käfer", 3)], {})
 

@@ -17,7 +17,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import plausibility
 from trainer.data.download import download
 from trainer.data.images import normalize
-from trainer.data.raw_folder import Category
+from trainer.data.raw_manifest import Category
 from trainer.report.shards_page import page
 
 pillow_heif.register_heif_opener()

@@ -18,7 +18,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, plan
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import Category
+from trainer.data.raw_manifest import Category
 from trainer.data.shard_folder import ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import clean, place, shard

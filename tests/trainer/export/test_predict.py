@@ -15,7 +15,7 @@ from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
 from trainer.data.images import normalize
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation import evaluate
+from trainer.evaluators import shards as evaluate
 from trainer.export import bundle, formats, loading
 from trainer.export.export import export
 from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image

@@ -8,12 +8,12 @@ import pytest
 from life import live
 from toy_detector import ToyOptions
 
-from components import starting_weights
 from trainer.base.errors import CheckpointError, ConfigError
 from trainer.config import architectures
 from trainer.config.architectures import Entry
 from trainer.config.parsing import from_json, with_overrides
 from trainer.model import recipes
+from trainer.steps import starting_weights
 from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
 

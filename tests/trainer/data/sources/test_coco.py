@@ -15,7 +15,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import plan
-from trainer.data.raw_folder import SplitCounts
+from trainer.data.raw_manifest import SplitCounts
 from trainer.data.sources import coco
 from trainer.data.sources.coco import CocoSource, box_of
 from trainer.data.sources.source import UNKNOWN, Reading, split_of

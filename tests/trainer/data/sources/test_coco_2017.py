@@ -15,9 +15,9 @@ from trainer import storage
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data import raw_folder, sources
+from trainer.data import raw_manifest, sources
 from trainer.data.download import download, fetch, plan
-from trainer.data.raw_folder import SplitCounts
+from trainer.data.raw_manifest import SplitCounts
 from trainer.data.sources.coco import ANNOTATIONS
 from trainer.data.sources.source import Category
 from trainer.launching.shared_work import SharedWork
@@ -80,7 +80,7 @@ def test_images_come_one_by_one_from_zips_in_a_store(mirror, bucket, proxy, tmp_
     address = "s3://bucket/coco"
     raw = download(f"coco:2017,base={address}", str(tmp_path / "data"), CONFIG)
     assert raw.splits == {"train": SplitCounts(12, 24), "val": SplitCounts(4, 8)}
-    assert raw.categories[1] == raw_folder.Category(1, "dog", 17)
+    assert raw.categories[1] == raw_manifest.Category(1, "dog", 17)
     assert raw.source == f"coco:2017,base={address}" and raw.problems == {}
     for split, folder in (("train", "train2017"), ("val", "val2017")):
         with zipfile.ZipFile(mirror / "zips" / f"{folder}.zip") as archive:

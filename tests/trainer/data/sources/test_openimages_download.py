@@ -13,7 +13,7 @@ from web_server import WebServer
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
-from trainer.data.raw_folder import Category
+from trainer.data.raw_manifest import Category
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.sources.openimages import BOXES

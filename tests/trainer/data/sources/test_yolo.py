@@ -14,7 +14,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import download, plan
 from trainer.data.images import SHARES_UPRIGHT
-from trainer.data.raw_folder import SplitCounts
+from trainer.data.raw_manifest import SplitCounts
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.sources.yolo import YoloSource

@@ -14,15 +14,23 @@ from trainer import storage
 from trainer.base.errors import EvaluationError, FormError, StorageError
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation import coco, scored_files
-from trainer.evaluation.evaluate import Baseline, evaluate, find_baseline
+from trainer.evaluation import coco
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions
+from trainer.evaluators import files as scored_files
+from trainer.evaluators import shards as shards_evaluation
+from trainer.evaluators.shards import Baseline, find_baseline
 from trainer.model import recipes
 from trainer.report import evaluation_page
 from trainer.trackers import training_log
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
+
+
+def evaluate(model, shards, output, config, **options):
+    """Score a model on shards that are in a data root."""
+    data_root = str(Path(shards).parents[1])
+    return shards_evaluation.evaluate(model, shards, output, config, data_root=data_root, **options)
 
 
 def changed(config, **evaluation):
@@ -54,7 +62,7 @@ def test_predictions_of_the_same_model_and_images_are_reused(saved, shards, conf
     uri, output, calls = saved(), str(tmp_path / "e"), []
     real = predict_split
     monkeypatch.setattr(
-        "trainer.evaluation.evaluate.predict_split", lambda *a, **b: calls.append(1) or real(*a, **b)
+        "trainer.evaluators.shards.predict_split", lambda *a, **b: calls.append(1) or real(*a, **b)
     )
     first = evaluate(uri, shards, output, config)
     again = evaluate(uri, shards, output, config, rules=["coco/AP >= 0.99"])
@@ -175,9 +183,7 @@ def test_other_classes_are_refused_by_name(saved, shards, config, tmp_path):
 @pytest.fixture
 def no_prediction(monkeypatch):
     """Fails if anything is predicted."""
-    monkeypatch.setattr(
-        "trainer.evaluation.evaluate.predict_split", lambda *_, **__: pytest.fail("predicted")
-    )
+    monkeypatch.setattr("trainer.evaluators.shards.predict_split", lambda *_, **__: pytest.fail("predicted"))
 
 
 @pytest.mark.usefixtures("no_prediction")
@@ -278,7 +284,7 @@ def write_pointer(root, **changes):
 
 def baseline_of(root, **overrides):
     overrides = {f"evaluation.{key}": value for key, value in overrides.items()} | {"export.name": "detector"}
-    return find_baseline(recipes.load("debug", overrides), str(root / "shards" / "abc"))
+    return find_baseline(recipes.load("debug", overrides), str(root / "shards" / "abc"), str(root))
 
 
 def test_the_last_that_passed(root):

@@ -10,19 +10,20 @@ own hash.
 """
 
 import logging
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import version as package_version
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Literal, Self
 
-from components.images import COMPONENT_IMAGE
+from pydantic.dataclasses import dataclass
+
 from trainer import storage
-from trainer.base import json_files, typed_json
+from trainer.base import json_files
 from trainer.base.errors import DamagedError, FormError
+from trainer.base.json_files import STRICT
 from trainer.config.types import Overrides
-from trainer.storage import Form
+from trainer.steps.manifests import Shards, run_name
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +31,16 @@ FOLDER = "lineage"
 KEY = "data_version"  # Key of the version of the data in manifests and metadata.
 
 
-@dataclass(frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class StepRecord:
     """A record that a step writes once; its name is its first field or `name`."""
 
     _folder: ClassVar[str]
-    _form: ClassVar[Form]
+    _remedy: ClassVar[str]
 
-    def __init_subclass__(cls, *, folder: str, kind: str, remedy: str) -> None:
-        """Set the folder below that of all records, the kind, and what to do about an unreadable record."""
-        cls._folder, cls._form = folder, Form(kind, 1, remedy=remedy)
+    def __init_subclass__(cls, *, folder: str, remedy: str) -> None:
+        """Set the folder below that of all records, and what to do about an unreadable record."""
+        cls._folder, cls._remedy = folder, remedy
 
     @property
     def name(self) -> str:
@@ -54,10 +55,8 @@ class StepRecord:
 
     @classmethod
     def read(cls, uri: str) -> Self:
-        """Read a record; keys of later versions are ignored. Raises as `storage.read_json`."""
-        tree = storage.read_json(uri, cls._form)
-        known = {item.name: tree[item.name] for item in fields(cls) if item.name in tree}
-        return typed_json.load(cls, known, uri, cls._form.remedy)
+        """Read a record; raises as `storage.read_model`."""
+        return storage.read_model(uri, cls, cls._remedy)
 
     @classmethod
     def find(cls, data_root: str, name: str) -> Self | None:
@@ -83,7 +82,7 @@ class StepRecord:
 
     def encoded(self) -> bytes:
         """Return it as JSON with its hash."""
-        return json_files.encode({"kind": self._form.kind, "version": 1, **asdict(self)})
+        return json_files.encode(asdict(self))
 
     def write(self, data_root: str) -> None:
         storage.write_bytes(self.place(data_root, self.name), self.encoded())
@@ -94,8 +93,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-@dataclass(frozen=True)
-class RunRecord(StepRecord, folder="runs", kind="run", remedy="resume the run, or restore it from a copy"):
+@dataclass(config=STRICT, frozen=True)
+class RunRecord(StepRecord, folder="runs", remedy="resume the run, or restore it from a copy"):
     """Data, settings and code of a run; the train step writes it before it trains."""
 
     run: str  # Name of the run's folder, `output`.
@@ -108,8 +107,10 @@ class RunRecord(StepRecord, folder="runs", kind="run", remedy="resume the run, o
     recipe: str
     overrides: Overrides
     weights: str  # Initial weights; may be empty.
-    code: dict[str, Any]  # Versions of the packages, and the image.
+    code: dict[str, str]  # Versions of the packages, and the image.
     started: str
+    kind: Literal["run"] = "run"
+    version: Literal[1] = 1
 
     @property
     def fingerprint(self) -> str:
@@ -122,10 +123,8 @@ class RunRecord(StepRecord, folder="runs", kind="run", remedy="resume the run, o
         return self.output if is_absolute else storage.join(data_root, self.output)
 
 
-@dataclass(frozen=True)
-class PublishedRecord(
-    StepRecord, folder="models", kind="published", remedy="publish that version again, or restore a copy"
-):
+@dataclass(config=STRICT, frozen=True)
+class PublishedRecord(StepRecord, folder="models", remedy="publish that version again, or restore a copy"):
     """The run that made a version of a model, and its registry; the export step writes it."""
 
     model: str
@@ -133,6 +132,8 @@ class PublishedRecord(
     run: str
     registry: str  # URL; may be empty.
     published: str = ""
+    kind: Literal["published"] = "published"
+    version: Literal[1] = 1
 
     @property
     def name(self) -> str:
@@ -140,66 +141,67 @@ class PublishedRecord(
         return f"{self.model}@{self.model_version}"
 
 
-@dataclass(frozen=True)
-class VerdictRecord(
-    StepRecord, folder="verdicts", kind="verdict", remedy="evaluate that run again, or delete it"
-):
+@dataclass(config=STRICT, frozen=True)
+class VerdictRecord(StepRecord, folder="verdicts", remedy="evaluate that run again, or delete it"):
     """What the gate decided about a run; the evaluate step writes it."""
 
     run: str
     passed: bool
     metrics: dict[str, float]
     decided: str = ""
+    kind: Literal["verdict"] = "verdict"
+    version: Literal[1] = 1
 
 
-@dataclass(frozen=True)
-class NothingNewRecord(StepRecord, folder="nothing_new", kind="nothing new", remedy="delete it"):
+@dataclass(config=STRICT, frozen=True)
+class NothingNewRecord(StepRecord, folder="nothing_new", remedy="delete it"):
     """Why a run ended before its training; the prepare step writes it."""
 
     run_id: str
     since: str  # The model version, or the run, since which nothing is new.
     found: str  # The differences from it.
     ended: str = ""
+    kind: Literal["nothing new"] = "nothing new"
+    version: Literal[1] = 1
 
 
 def record_run(
-    data_root: str,
-    output: str,
-    run_id: str,
-    data: dict[str, Any],
-    recipe: str,
-    overrides: Overrides,
-    weights: str,
+    shards: Shards, output: str, *, run_id: str, image: str, weights: str, overrides: Overrides
 ) -> None:
-    """Write the record of a run; `data` is the shards' manifest. A resumed run's record stays."""
+    """Write the record of a run; that of a resumed run stays. `image` is the container's, or empty."""
     from trainer.data.shard_folder import read_index
 
-    if RunRecord.find(data_root, name_of(output)):
+    data_root, name = shards.data_root, run_name(output)
+    if RunRecord.find(data_root, name):
         return
     code = {"kubedet": package_version("kubedet"), "torch": package_version("torch")}
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
-        code["image"] = COMPONENT_IMAGE  # It names the commit it was built from.
-    index = read_index(data["uri"])
+    code |= {"image": image} if image else {}  # It names the commit it was built from.
+    index = read_index(shards.uri)
     record = RunRecord(
-        name_of(output),
-        run_id,
-        below(output, data_root),
-        below(data["uri"], data_root),
-        f"raw/{index.raw_fingerprint}",
-        index.source,
-        data.get(KEY, ""),
-        recipe,
-        overrides,
-        below(weights, data_root),
-        code,
-        now(),
+        run=name,
+        run_id=run_id,
+        output=below(output, data_root),
+        shards=below(shards.uri, data_root),
+        raw=f"raw/{index.raw_fingerprint}",
+        source=index.source,
+        data_version=shards.data_version,
+        recipe=shards.recipe,
+        overrides=overrides,
+        weights=below(weights, data_root),
+        code=code,
+        started=now(),
     )
     record.write(data_root)
 
 
-def name_of(output: str) -> str:
-    """Return the name of a run in the records, given the URI of its folder."""
-    return storage.absolute(output).rstrip("/").rpartition("/")[2]
+def held_back(data_root: str, source: str) -> RunRecord | None:
+    """Return the newest run of a source that was evaluated, if the gate refused its model."""
+    verdicts = {record.run: record for record in VerdictRecord.read_all(data_root)}
+    runs = [record for record in RunRecord.read_all(data_root) if record.source == source]
+    for record in sorted(runs, key=lambda record: record.started, reverse=True):
+        if record.run in verdicts:
+            return None if verdicts[record.run].passed else record
+    return None
 
 
 def below(uri: str, data_root: str) -> str:

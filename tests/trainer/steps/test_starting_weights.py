@@ -8,13 +8,12 @@ import torch
 from torchvision.models import resnet18
 from weights_server import weights_server
 
-from components import training
-from components.jobs import Request
-from components.starting_weights import implied, secure
 from trainer.base.errors import CheckpointError, StorageError
 from trainer.config import parsing
 from trainer.model import recipes
 from trainer.model.architecture import build
+from trainer.steps import train
+from trainer.steps.starting_weights import implied, secure
 from trainer.weights import weights_mirror
 
 __all__ = ["weights_server"]
@@ -83,16 +82,12 @@ def test_weights_of_a_file_have_their_own_width(published, tmp_path):
     assert implied("small_pretrained", given, str(tmp_path)) == {"model.backbone_width": 24}
 
 
-def test_a_run_keeps_the_network_of_its_weights(published, shards, tmp_path):
+def test_a_run_keeps_the_network_of_its_weights(published, shards_manifest, tmp_path):
     path, run = tmp_path / "resnet18.pth", tmp_path / "run"
     path.write_bytes(published)
-    asked = {"train.minutes": 0, "train.batch_size": 1, "model.weights": str(path)}
-
-    def prepared():
-        training.prepare(shards, str(run), "small", asked, Request(own={"nproc": 1}))
-        return parsing.read(str(run / "config.json"))
-
-    begun = prepared()
+    shards = shards_manifest("small", {"train.minutes": 0, "model.weights": str(path)})
+    begun = train.configure(shards, str(run))
     assert begun.model.backbone_width == 64
+    parsing.write(str(run / "config.json"), begun)
     path.unlink()
-    assert prepared() == begun
+    assert train.configure(shards, str(run)) == begun

@@ -13,7 +13,7 @@ from trainer import storage
 from trainer.base.errors import EvaluationError, MissingError
 from trainer.config.schema import Config
 from trainer.data.shard_folder import read_index
-from trainer.data.shard_index import ShardDataset, data_root_of
+from trainer.data.shard_index import ShardDataset
 from trainer.data.tiles import tile_settings
 from trainer.evaluation import engines, gate, scoring
 from trainer.evaluation.gate import Evidence
@@ -65,6 +65,7 @@ def evaluate(
     output_uri: str,
     config: Config,
     *,
+    data_root: str = "",
     rules: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Score a model; the processes that torchrun started share the images.
@@ -76,6 +77,7 @@ def evaluate(
         shards_uri: folder that the shard step wrote.
         output_uri: folder for metrics.json, the predictions, and what `write_results` writes.
         config: the evaluation section, workers of the loader, and the model's name.
+        data_root: its current model is the baseline if the configuration names none; empty has no models.
         rules: rules of the gate; None takes the configuration's.
 
     Returns:
@@ -94,7 +96,7 @@ def evaluate(
             check_writable(output_uri)
             storage.remove_stale(output_uri)
         # Problems of the baseline are reported before the model's hours of work.
-        baseline = find_baseline(config, shards_uri)
+        baseline = find_baseline(config, shards_uri, data_root)
         tile, overlap = tile_settings(model.config, config.evaluation.tile)
         identity = {
             "fingerprint": dataset.fingerprint,
@@ -236,21 +238,13 @@ def _baseline_predictions(
     return _predict(model, dataset, config, world), ""
 
 
-def find_baseline(config: Config, shards_uri: str) -> Baseline | None:
-    """Find the baseline: evaluation.baseline, else the current model of the data root of the shards."""
+def find_baseline(config: Config, shards_uri: str, data_root: str) -> Baseline | None:
+    """Find the baseline: evaluation.baseline, else the current model of the data root."""
     uri = config.evaluation.baseline
     if uri == NO_BASELINE:
         return None
     if not uri:
-        root, name = data_root_of(shards_uri), published.name_for(config.export.name, shards_uri)
-        record = published.current(root, name)
-        if record is None:
-            return None
-        # By name: the data root may be mounted at another path.
-        bundle = storage.join(published.folder(root, name), record.version)
-        model = record.checkpoint if storage.exists(record.checkpoint) else bundle
-        summary = find_summary(record.evaluation) if record.evaluation else None
-        return Baseline(f"{name} {record.version}", model, summary)
+        return _current_model(config, shards_uri, data_root) if data_root else None
     if uri.endswith(_MODEL_FILES):
         return Baseline(uri, uri)
     if summary := find_summary(uri):
@@ -262,6 +256,18 @@ def find_baseline(config: Config, shards_uri: str) -> Baseline | None:
         fix="set evaluation.baseline to the URI of a run's folder, its best.pt, or an exported model; "
         f"`{NO_BASELINE}` for no comparison",
     )
+
+
+def _current_model(config: Config, shards_uri: str, data_root: str) -> Baseline | None:
+    name = published.name_for(config.export.name, shards_uri)
+    record = published.current(data_root, name)
+    if record is None:
+        return None
+    # By name: the data root may be mounted at another path.
+    bundle = storage.join(published.folder(data_root, name), record.version)
+    model = record.checkpoint if storage.exists(record.checkpoint) else bundle
+    summary = find_summary(record.evaluation) if record.evaluation else None
+    return Baseline(f"{name} {record.version}", model, summary)
 
 
 def find_summary(uri: str) -> EvaluationSummary | None:

@@ -6,19 +6,18 @@ gate refused are not new either.
 """
 
 import logging
-from typing import TYPE_CHECKING, Any
 
-from components import environment
-from components.hooks import NOTHING_NEW, Listing, NothingNew, Outcome
-from components.records import NothingNewRecord, now
-from operations import lineage, notifications
 from trainer import storage
 from trainer.base.errors import ConfigError
+from trainer.config.schema import Config
+from trainer.data import dataset_diff
+from trainer.data.raw_folder import read_manifest
+from trainer.data.raw_manifest import MANIFEST, RawManifest
+from trainer.data.shard_folder import INDEX, read_index
 from trainer.data.source_names import name_of
 from trainer.export import published_models
-
-if TYPE_CHECKING:
-    from trainer.data.raw_folder import RawManifest
+from trainer.steps.manifests import NothingNew
+from trainer.steps.records import held_back
 
 logger = logging.getLogger(__name__)
 
@@ -31,58 +30,43 @@ def check(min_new_images: int) -> None:
         )
 
 
-def skip_reason(listing: Listing) -> NothingNew | None:
-    """Return why nothing is new, which is recorded and sent to the webhook once; None if the run trains."""
-    from trainer.data import dataset_diff
-
-    check(listing.min_new_images)
-    if not listing.min_new_images:
-        return None
-    planned, data_root = listing.planned, listing.data_root
-    name = listing.config.export.name or name_of(planned.source)
+def find(listed: RawManifest, data_root: str, config: Config, min_new_images: int) -> NothingNew | None:
+    """Return why nothing is new in a listed source; None if the run trains."""
+    name = config.export.name or name_of(listed.source)
     current = published_models.current(data_root, name)
     if current is None:
         logger.info("%s has no current version yet: this run trains", name)
         return None
     references = {f"{name} {current.version}": current.fingerprint}
     # Otherwise every night would train on the images of a model that was refused the night before.
-    if run := lineage.held_back(data_root, planned.source):
+    if run := held_back(data_root, listed.source):
         references[f"{run.run}, whose model was held back"] = run.fingerprint
     for since, fingerprint in references.items():
         before = _raw_of(data_root, fingerprint)
         if before is None:
             logger.info("the training data of %s (shards/%s) were deleted", since, fingerprint)
             break
-        differences = dataset_diff.compare(planned, before)
+        differences = dataset_diff.compare(listed, before)
         is_other = differences.other_classes or differences.other_exclusions
-        if not is_other and differences.images < listing.min_new_images:
-            too_few = f" (fewer than {listing.min_new_images})" if differences.images else ""
-            found = NothingNew(since, f"{differences}{too_few}")
-            reason = f"{NOTHING_NEW} since {since}: {found.found}"
-            logger.info("%s", reason)
-            record = NothingNewRecord(environment.run_id(), since, found.found, now())
-            place = NothingNewRecord.place(data_root, record.run_id)
-            if not record.run_id or storage.create(place, record.encoded()):
-                notifications.tell(Outcome(NOTHING_NEW, record.run_id, reason, name, current.version))
-            return found
+        if not is_other and differences.images < min_new_images:
+            too_few = f" (fewer than {min_new_images})" if differences.images else ""
+            logger.info("nothing new since %s: %s%s", since, differences, too_few)
+            return NothingNew(
+                data_root=data_root,
+                since=since,
+                found=f"{differences}{too_few}",
+                model=name,
+                model_version=current.version,
+            )
         logger.info("since %s: %s", since, differences)
     logger.info("this run trains")
     return None
 
 
-def _raw_of(data_root: str, shards: str) -> "RawManifest | None":
+def _raw_of(data_root: str, shards: str) -> RawManifest | None:
     """Return the raw tables of shards, given by their fingerprint; None if they were deleted."""
-    from trainer.data.raw_folder import MANIFEST, read_manifest
-    from trainer.data.shard_folder import INDEX, read_index
-
     uri = storage.join(data_root, "shards", shards)
     if not storage.exists(storage.join(uri, INDEX)):
         return None
     raw = storage.join(data_root, "raw", read_index(uri).raw_fingerprint)
     return read_manifest(raw) if storage.exists(storage.join(raw, MANIFEST)) else None
-
-
-def drop_empty_condition(values: dict[str, Any]) -> None:
-    """Remove an empty condition from a pipeline's parameters: only conditional pipelines have it."""
-    if not values["min_new_images"]:
-        del values["min_new_images"]

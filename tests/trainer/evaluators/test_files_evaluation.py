@@ -11,10 +11,10 @@ from PIL import Image
 from trainer import storage
 from trainer.base.errors import EvaluationError
 from trainer.config.schema import EvaluationConfig
-from trainer.evaluation import scored_files
 from trainer.evaluation.coco import evaluate_files
 from trainer.evaluation.metrics import METRICS
 from trainer.evaluation.truth_and_predictions import Predictions
+from trainer.evaluators import files as scored_files
 
 CONFIG = EvaluationConfig(bootstrap=40)
 IMAGES = 40

@@ -13,16 +13,16 @@ from trainer.config.schema import EvaluationConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import engines, gate, scoring
 from trainer.evaluation.coco import read_detections, read_truth
-from trainer.evaluation.evaluate import (
+from trainer.evaluation.metrics import NOT_SURE
+from trainer.evaluation.scoring import Scores
+from trainer.evaluation.truth_and_predictions import Truth
+from trainer.evaluators.shards import (
     NO_BASELINE,
     EvaluationSummary,
     find_summary,
     program_versions,
     write_results,
 )
-from trainer.evaluation.metrics import NOT_SURE
-from trainer.evaluation.scoring import Scores
-from trainer.evaluation.truth_and_predictions import Truth
 from trainer.report import evaluation_page, gallery
 from trainer.report.evaluation_page import ReportData
 from trainer.storage import check_writable
@@ -40,7 +40,7 @@ def evaluate(
     images_uri: str = "",
     clip: bool = False,
 ) -> dict[str, Any]:
-    """Score a file of detections; writes the same files as `trainer.evaluation.evaluate`.
+    """Score a file of detections; writes the same files as `trainer.evaluators.shards`.
 
     Args:
         truth_uri: ground truth in COCO's format.

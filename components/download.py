@@ -1,0 +1,43 @@
+"""Step 1: download a source's images and annotations."""
+
+from kfp import dsl
+
+from components.images import COMPONENT_IMAGE
+
+
+@dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
+def download(
+    source: str,
+    recipe: str,
+    overrides: dict,
+    data_root: str,
+    data_version: str,
+    scheduled: str,
+    min_new_images: int,
+    trains: bool,
+    credentials: str,
+    raw: dsl.Output[dsl.Dataset],
+) -> str:
+    """Download a source's images and annotations to the data root; finished work is reused.
+
+    Returns "train", or "nothing new" if there is no reason to train.
+    """
+    from components import environment, steps
+    from components.reports import report_download
+    from trainer.steps.manifests import NothingNew, RawData
+
+    def work() -> RawData | NothingNew:
+        from trainer.steps.download import download
+
+        return download(
+            source,
+            data_root,
+            recipe,
+            overrides,
+            data_version=environment.expand_version(data_version, scheduled),
+            min_new_images=min_new_images,
+            trains=trains,
+            run_id=environment.run_id(),
+        )
+
+    return report_download(steps.run_step("download", work, secret=credentials), raw)

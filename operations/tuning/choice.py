@@ -1,0 +1,29 @@
+"""The result of a search for hyper-parameters, and what it leaves in Kubeflow."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components import steps
+from trainer import storage
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best trial of a search."""
+
+    trial: int
+    description: str  # A line about the trial.
+    metric: str
+    value: float
+    page: str  # URI of the page of all trials.
+    configuration: str  # URI of the best configuration.
+
+
+def report_choice(choice: Choice, page: Any, configuration: Any, metrics: Any) -> None:
+    """Copy the page and the best configuration into artifacts, and show the metric of the best trial."""
+    steps.record(f"best: {choice.description}")
+    for uri, artifact in ((choice.page, page), (choice.configuration, configuration)):
+        Path(artifact.path).write_bytes(storage.read_bytes(uri))
+    configuration.metadata.update(uri=choice.configuration)
+    metrics.metadata.update({choice.metric: choice.value, "trial": choice.trial})

@@ -1,0 +1,225 @@
+"""The pipeline: download, convert to shards, train (or search), evaluate, export if the gate passes.
+
+It is one function; `CompileOptions` choose its variants. A run has two pods for each task, and one for each
+group of tasks.
+"""
+
+import inspect
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from functools import wraps
+from typing import Any
+
+from kfp import dsl, kubernetes
+
+from components import environment, jobs, launchers
+from components.cleanup import cleanup
+from components.convert_to_shards import convert_to_shards
+from components.download import download
+from components.environment import CREDENTIALS, SECRET_KEYS, SIGNING_FOLDER, SIGNING_NAME
+from components.evaluate import evaluate
+from components.export import export
+from components.hooks import TRAIN
+from components.images import COMPONENT_IMAGE
+from components.train import train
+from operations.notifications import NOTIFY
+from operations.notifications import SECRET_KEYS as NOTIFY_KEYS
+from operations.tuning.best import best
+from operations.tuning.trial import trial
+from pipelines import CLEANUP, NAME, SEARCH, TITLES
+from pipelines.parameters import DEFAULT_SIZE, TRAINING, CompileOptions
+
+GPU = "nvidia.com/gpu"
+SCHEDULED = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
+"""Kubeflow's driver replaces it, in its own pod, by the time for which the run was scheduled."""
+
+_RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
+_REQUIRED = inspect.Parameter.empty
+_WAITING = ("20m", "512Mi")  # CPU and memory of a step that starts something and waits.
+_RETRY_LIMIT = "2592000s"
+"""For 30 days a step may be retried, and then run. Kubeflow's default of an hour would end a training that
+started again after an eviction."""
+
+
+def make_pipeline(options: CompileOptions) -> Any:
+    """Return kfp's pipeline of a variant, ready to compile."""
+
+    def pipeline(
+        claim: str = _REQUIRED if options.volume else "",
+        data_root: str = f"{jobs.VOLUME}/kubedet" if options.volume else _REQUIRED,
+        source: str = "sample",
+        recipe: str = "debug",
+        overrides: dict = {},  # noqa: B006 - kfp writes it into the compiled file.
+        data_version: str = "",
+        min_new_images: int = 1 if options.conditional else 0,
+        prune: int = 0,
+        launcher: str = launchers.DEFAULT,
+        nodes: int = 1,
+        nproc: int = 0,
+        gpus: int = 0,
+        image: str = "",
+        job: dict = {},  # noqa: B006
+        output: str = "",
+        warm_start: str = "",
+        gate: str = "",
+        signing: str = SIGNING_NAME,
+        registry: str = "",
+        study: str = "",
+        space: str = "",
+        credentials: str = CREDENTIALS,
+        notify: str = NOTIFY,
+        step_cpu: str = DEFAULT_SIZE[0],
+        step_memory: str = DEFAULT_SIZE[1],
+    ) -> None:
+        """Train a detector on a source of images, score it, and export it if it is good enough.
+
+        Args:
+            claim: PersistentVolumeClaim that every pod mounts at /data.
+            data_root: URI under which data and runs are stored; every step must reach it.
+            source: images and boxes: sample, coco:URI, coco:2017, voc:URI, yolo:URI or openimages:.
+            recipe: a whole configuration.
+            overrides: values that replace those of the recipe.
+            data_version: name for the current data; an existing name restores its data.
+            min_new_images: skip training if fewer images changed since the current model version.
+            prune: how many of the newest runs to keep when the data is ready; 0 keeps all.
+            launcher: what trains: local, kubernetes, pytorchjob or trainjob.
+            nodes: number of training pods.
+            nproc: processes on each node; 0 is one for each GPU.
+            gpus: GPUs of each node.
+            image: container image of the training; empty is the steps' own.
+            job: further fields of the training job.
+            output: URI of the run's folder; empty is one below the data root.
+            warm_start: champion starts from the weights of the current model version.
+            gate: rules that a model must pass to be exported; empty is the recipe's.
+            signing: Secret whose private.pem signs the exported model; the default Secret is optional.
+            registry: URL of the Kubeflow Model Registry that registers the exported model.
+            study: name of the search; an existing name continues it.
+            space: keys to search and their ranges, as YAML; empty is the recipe's.
+            credentials: Secret with the object store's keys, which are all optional.
+            notify: Secret whose url is the webhook to notify when the run ends; optional.
+            step_cpu: CPU request of the pods that process the data or the model.
+            step_memory: their memory request.
+        """
+
+        def step(task: dsl.PipelineTask, cpu: Any = step_cpu, memory: Any = step_memory) -> dsl.PipelineTask:
+            """Give a task the keys of the object store, and the volume."""
+            kubernetes.use_secret_as_env(task, credentials, SECRET_KEYS, optional=True)
+            if claim:
+                kubernetes.mount_pvc(task, claim, jobs.VOLUME)
+            return configure_pod(task, (TITLES | SEARCH)[task.component_spec.name], cpu, memory)
+
+        def notifying(task: dsl.PipelineTask) -> dsl.PipelineTask:
+            """Give a task that may end the run the webhook's address."""
+            return kubernetes.use_secret_as_env(task, notify, NOTIFY_KEYS, optional=True)
+
+        clean_up = cleanup(launcher="" if options.until or options.trials else launcher, run_id=_RUN_ID)
+        notifying(configure_pod(clean_up, CLEANUP["cleanup"], *_WAITING))
+        with dsl.ExitHandler(clean_up, name="steps"):
+            raw = download(
+                source=source,
+                recipe=recipe,
+                overrides=overrides,
+                data_root=data_root,
+                data_version=data_version,
+                scheduled=SCHEDULED,
+                min_new_images=min_new_images,
+                trains=not options.until,
+                credentials=credentials,
+            )
+            notifying(step(raw))
+            with dsl.If(raw.outputs["Output"] == TRAIN, "is-new") if options.conditional else nullcontext():
+                shards = convert_to_shards(raw=raw.outputs["raw"], prune=prune, credentials=credentials)
+                step(shards)
+                if options.until:
+                    return
+                if options.trials:
+                    search(options, step, shards.outputs["shards"], study, space, credentials)
+                    return
+                trained = train(
+                    shards=shards.outputs["shards"],
+                    launcher=launcher,
+                    nodes=nodes,
+                    nproc=nproc,
+                    gpus=gpus,
+                    image=image,
+                    steps_image=COMPONENT_IMAGE,
+                    job=job,
+                    claim=claim,
+                    output=output,
+                    run_id=_RUN_ID,
+                    gate=gate,
+                    warm_start=warm_start,
+                    credentials=credentials,
+                )
+                step(trained, *_WAITING)
+                # The namespace's owner, not the run, limits what `job` may request.
+                kubernetes.use_config_map_as_env(trained, jobs.CONFIG_MAP, jobs.LIMITS, optional=True)
+                model = trained.outputs["model"]
+                scores = notifying(step(evaluate(model=model, gate=gate, credentials=credentials)))
+                with dsl.If(scores.outputs["Output"] == "pass", name="passed"):
+                    exported = export(
+                        model=model,
+                        signing=signing,
+                        registry=registry,
+                        run_id=_RUN_ID,
+                        credentials=credentials,
+                    )
+                    notifying(step(exported))
+                    kubernetes.use_secret_as_volume(exported, signing, SIGNING_FOLDER, optional=True)
+
+    only = dict.fromkeys(TRAINING, not (options.until or options.trials))
+    only |= {"claim": options.volume, "min_new_images": options.conditional}
+    only |= {"study": bool(options.trials), "space": bool(options.trials)}
+    # All three: Kubeflow's defaults are an hour each, and those of success and failure have priority.
+    limits = {f"ttl_seconds_after_{end}": options.ttl for end in ("finished", "success", "failure")}
+    limits |= {"active_deadline_seconds": options.deadline}
+    config = dsl.PipelineConfig(**{name: value for name, value in limits.items() if value})
+    title = "Search for hyper-parameters" if options.trials else "Train an object detector"
+    decorate = dsl.pipeline(name=NAME, display_name=title, pipeline_config=config)
+    return decorate(without_parameters(pipeline, [name for name, present in only.items() if not present]))
+
+
+def search(
+    options: CompileOptions, step: Callable[..., Any], shards: Any, study: Any, space: Any, credentials: Any
+) -> None:
+    """Add a search for hyper-parameters: a pod for each trial, and one that chooses the best."""
+    settings = {"shards": shards, "study": study, "space": space, "credentials": credentials}
+    # Strings: kfp declares items of a list as strings, and its driver then refuses other types.
+    numbers = [str(number) for number in range(options.trials)]
+    with dsl.ParallelFor(numbers, name="trials", parallelism=options.parallelism) as number:
+        trained = step(trial(number=number, trials=options.trials, gpus=options.gpus, **settings))
+        if options.gpus:
+            trained.set_accelerator_type(GPU).set_accelerator_limit(options.gpus)
+            # Processes of a node exchange data there; a container's default is 64 MB.
+            kubernetes.empty_dir_mount(trained, "shm", "/dev/shm", medium="Memory")  # noqa: S108
+    step(best(ended=dsl.Collected(trained.output), **settings))
+
+
+def configure_pod(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.PipelineTask:
+    """Set what the pods of all steps have in common: title, security, resource requests, retries."""
+    task.set_display_name(title)
+    kubernetes.use_field_path_as_env(task, environment.RUN_ID, f"metadata.labels['{environment.RUN_LABEL}']")
+    # No user id: OpenShift assigns one to each namespace, and the image has one.
+    kubernetes.set_security_context(task, run_as_non_root=True)
+    # Requests, not limits: a step that needs more on a big set is slow, not killed.
+    task.set_cpu_request(cpu).set_memory_request(memory)
+    # kfp 2.17 does not pass parameters of requests into groups by itself, and its driver then refuses them.
+    task.register_pipeline_channels([value for value in (cpu, memory) if not isinstance(value, str)])
+    # For pods that were deleted or evicted; the step retries other failures. Finished shards, checkpoints
+    # and the training job are reused.
+    task.set_retry(num_retries=3, backoff_duration="30s", backoff_factor=2, backoff_max_duration=_RETRY_LIMIT)
+    # Kubeflow's cache does not notice changed sources or deleted data; the steps find finished work.
+    return task.set_caching_options(False)
+
+
+def without_parameters(pipeline: Callable[..., None], absent: Collection[str]) -> Callable[..., None]:
+    """Return a pipeline without the parameters of other variants, which keep their defaults."""
+    signature = inspect.signature(pipeline)
+    present = [item for name, item in signature.parameters.items() if name not in absent]
+
+    @wraps(pipeline)
+    def variant(*values: Any) -> None:
+        pipeline(**{item.name: value for item, value in zip(present, values, strict=True)})
+
+    variant.__signature__ = signature.replace(parameters=present)  # type: ignore[attr-defined]
+    return variant
