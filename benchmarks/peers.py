@@ -3,12 +3,11 @@
     python -m benchmarks.peers --output compared                                    # on the built-in sample
     python -m benchmarks.peers --source voc:PATH --image-size 320 --output compared
 
-Our side is one of `benchmarks.same_time`. For a peer, trainings of one and three epochs show how many fit
-into `--seconds`. Each trains in one thread, on the same images at the same size, with at most one validation,
-and is scored by pycocotools on the test split (or val). Ultralytics is installed into an environment in
-`--output` that uses the packages of this one, and runs as its command with its defaults (mosaic, 16 images a
-step). torchvision's networks train as in its references: SGD and flips. `ratio` is our AP50 over the best
-peer's.
+Trainings of one and three epochs show how many fit into `--seconds`. Each network trains in one thread, on
+the same images at the same size, with at most one validation, and is scored by pycocotools on the test split
+(or val). Ultralytics is installed into an environment in `--output` that uses the packages of this one, and
+runs as its command with its defaults (mosaic, 16 images a step). torchvision's networks train as in its
+references: SGD and flips. `ratio` is our AP50 over the best peer's.
 """
 
 import json
@@ -32,10 +31,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import to_tensor
 
-from benchmarks import same_time
 from benchmarks.common import arguments, report, run
 from trainer.base.errors import ConfigError, TrainingError
+from trainer.config.schema import DataConfig
+from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
+from trainer.data.shards import shard
 from trainer.evaluation.coco import evaluate_files
 
 ROOT = Path(__file__).parents[1]
@@ -63,17 +64,14 @@ def main() -> None:
     if folder.exists():
         raise ConfigError(f"--output {folder} exists", fix="name another folder, or remove it")
     folder.mkdir(parents=True)
-    recipe, *overrides = options.ours.split()
-    overrides += [f"loader.image_size={options.image_size}", "loader.workers=1"]
-    overrides += ["evaluation.engine=pycocotools", f"train.seed={options.seed}"]
-    side = same_time.Side(recipe, tuple(overrides), ROOT, folder / "ours")
-    rows = {"ours": same_time.results(side, options.source, options.seconds, 1)}
-    options.shards = side.shards(options.source)
+    config, data = DataConfig(processes=1), str(folder / "data")
+    options.shards = shard(download(options.source, data, config), data, config).uri
     options.split = _write_images(options.shards, folder)
+    rows = {"ours": _train_and_score("ours", folder, options)}
     for name in options.peers.split(","):
         if name.startswith("yolo") and not (folder / "environment").exists():
             _install(folder / "environment")
-        rows[name] = _peer(name, folder, options)
+        rows[name] = _train_and_score(name, folder, options)
         print(name, json.dumps(rows[name]), flush=True)
     figures = {
         f"{name}_{key}": row[key]
@@ -85,9 +83,9 @@ def main() -> None:
     report("peers", figures["ratio"], figures, options, at_least={"ratio": 1.5})
 
 
-def _peer(name: str, folder: Path, options: Namespace) -> dict[str, Any]:
-    """Train a peer; returns its epochs, CPU seconds and AP."""
-    commands = _yolo if name.startswith("yolo") else _torchvision
+def _train_and_score(name: str, folder: Path, options: Namespace) -> dict[str, Any]:
+    """Train a network; return its epochs, CPU seconds and AP."""
+    commands = _ours if name == "ours" else _yolo if name.startswith("yolo") else _torchvision
     one, three = (_run(commands(name, epochs, folder, options)[0], folder) for epochs in (1, 3))
     epochs = max(1, round(options.seconds / max((three - one) / 2, 1e-3)))
     train, detect = commands(name, epochs, folder, options)
@@ -146,6 +144,18 @@ def _install(folder: Path) -> None:
 
 
 Commands = tuple[list[str], list[str]]  # that trains, and that writes predictions.json for the scored split
+
+
+def _ours(name: str, epochs: int, folder: Path, options: Namespace) -> Commands:
+    output, (recipe, *overrides) = folder / f"{name}-{epochs}", options.ours.split()
+    overrides += [f"loader.image_size={options.image_size}", "loader.workers=1", f"train.seed={options.seed}"]
+    overrides += [f"train.epochs={epochs}", f"train.validate_every={epochs}", "evaluation.predictions=json"]
+    words = [word for override in overrides for word in ("--set", override)]
+    common = ["--recipe", recipe, *words, "--shards", options.shards]
+    trainer = [sys.executable, "-m", "trainer"]
+    train = [*trainer, "train", *common, "--output", str(output)]
+    checkpoint = ["--checkpoint", str(output / "best.pt")]
+    return train, [*trainer, "evaluate", *common, *checkpoint, "--output", str(output / "evaluation")]
 
 
 def _yolo(name: str, epochs: int, folder: Path, options: Namespace) -> Commands:

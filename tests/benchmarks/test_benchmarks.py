@@ -23,8 +23,6 @@ CASES = {
     "scaling": "--size 128 --images 1 --classes 3 --steps 1",
     "checkpoint": "--classes 3",
     "accuracy": "--source sample:images=48,seed=3,size=96 --epochs 4 --seeds 1",
-    "same_time": "--source sample:images=48,seed=3,size=96 --image-size 96 --seconds 2 --seeds 1"
-    " --output OUT/compared --sides 'debug; debug train.lr=2e-3 train.ema_decay=0.9'",
     "peers": "--source sample:images=48,seed=3,size=96 --image-size 96 --seconds 2"
     " --output OUT/compared --ours 'debug train.lr=2e-3' --peers fasterrcnn_mobilenet_v3_large_320_fpn",
     "loader": "--cases 128x96:96 --images 16 --cold-images 16 --workers 1",
@@ -37,7 +35,7 @@ CASES = {
 }
 """The smallest form of each."""
 OTHERS_CALL = {"large_split", "local_store", "slow_link", "slow_server"}
-LONG = {"accuracy", "peers", "same_time"}
+LONG = {"accuracy", "peers"}
 """What `make bench` leaves out."""
 
 
