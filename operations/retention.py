@@ -19,7 +19,7 @@ from pathlib import Path
 
 from operations import lineage
 from trainer import storage
-from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
+from trainer.base.errors import ConfigError, DataError, KubedetError, MissingError, StorageError
 from trainer.export import bundle, published_models
 from trainer.steps.records import PublishedRecord
 
@@ -138,7 +138,7 @@ class Pruning:
         """Keep the newest and the unfinished runs, and the data of all that are kept."""
         verdicts = lineage.verdicts(self._root)
         published = {record.run for record in PublishedRecord.read_all(self._root)}
-        runs = {*[*self._records][-self._keep_last :]}
+        runs = {*[name for name in self._records if f"runs/{name}" in self.artifacts][-self._keep_last :]}
         for name in runs:
             self._keep(f"runs/{name}", f"one of the newest {self._keep_last} runs")
         for name, record in self._records.items():
@@ -189,9 +189,13 @@ class Pruning:
             if part in ("trials", "locks"):
                 artifact.reasons.append("the record of a search")
             elif part == "runs" and artifact.reasons:
-                with suppress(StorageError):
+                try:
                     tree = storage.read_json(storage.join(self._root, "tuning", study, "study.json"))
                     self._keep(f"shards/{tree['shards'].rstrip('/').rpartition('/')[2]}", f"search {study}")
+                except MissingError:
+                    continue
+                except (StorageError, LookupError, TypeError):
+                    self._keep_all("shards", f"the shards of the search {study} are unknown")
 
     def _keep_sources(self) -> None:
         """Keep the raw tables of kept shards, then the images and data versions of kept raw tables."""
@@ -199,9 +203,13 @@ class Pruning:
 
         for name, shards in self.select("shards"):
             if shards.reasons and shard_folder.INDEX in shards.files:
-                with suppress(StorageError, DataError):
+                try:
                     index = shard_folder.read_index(shards.uri)
                     self._keep(f"raw/{index.raw_fingerprint}", f"shards/{name} was made of it")
+                except MissingError:
+                    continue  # Another process has deleted it since.
+                except (StorageError, DataError):
+                    self._keep_all("raw", f"the raw tables of shards/{name} are unknown")
         for name, raw in self.select("raw"):
             if not raw.reasons:
                 continue
@@ -209,13 +217,20 @@ class Pruning:
                 images = raw_folder.read_manifest(raw.uri, raw_manifest.PLAN).images
                 self._keep(f"images/{images.rstrip('/').rpartition('/')[2]}", f"raw/{name} has its images")
             except (StorageError, DataError):
-                for _, artifact in self.select("images"):
-                    artifact.reasons.append(f"the images of raw/{name} are unknown")
+                self._keep_all("images", f"the images of raw/{name} are unknown")
         for _, version in self.select("versions"):
-            with suppress(StorageError):
+            try:
                 raw_name = storage.read_json(version.uri)["raw"]
                 if raw_name in self.artifacts and self.artifacts[raw_name].reasons:
                     version.reasons.append(f"{raw_name} is kept")
+            except MissingError:
+                continue
+            except (StorageError, LookupError, TypeError):
+                version.reasons.append("it cannot be read")
+
+    def _keep_all(self, kind: str, reason: str) -> None:
+        for _, artifact in self.select(kind):
+            artifact.reasons.append(reason)
 
 
 def prune(data_root: str, keep: int, days: float = DAYS, *, now: float | None = None) -> Pruning:

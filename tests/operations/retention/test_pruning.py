@@ -16,7 +16,7 @@ from operations.retention import MAX_RUN_DAYS, inventory
 from pipelines import cli
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
-from trainer.base.errors import ConfigError
+from trainer.base.errors import ConfigError, StorageError
 from trainer.data.shard_index import ShardDataset
 from trainer.export import bundle, published_models
 from trainer.steps import records
@@ -105,6 +105,30 @@ def test_files_that_another_process_deletes_meanwhile_are_no_error(root, monkeyp
     monkeypatch.setattr(retention, "inventory", listed)
     prune(root)
     assert readable(root, new) and published_models.current(str(root), "sample").version == "v4"
+
+
+def test_a_store_that_fails_for_a_moment_costs_no_data(root, monkeypatch):
+    root, _, new = root
+    shutil.rmtree(root / "lineage" / "runs")  # Only the versions of the model need the data.
+    read_bytes = storage.read_bytes
+
+    def fail(uri, **options):
+        if uri.endswith("index.json"):
+            raise StorageError(f"cannot read {uri}: status 503", transient=True)
+        return read_bytes(uri, **options)
+
+    monkeypatch.setattr(storage, "read_bytes", fail)
+    prune(root)
+    monkeypatch.undo()
+    assert len(list(root.joinpath("raw").iterdir())) == len(list(root.joinpath("images").iterdir())) == 2
+    assert readable(root, new)
+
+
+def test_runs_outside_the_data_root_do_not_count_as_the_newest(root, tmp_path, began):
+    root, _, new = root
+    began(root, "night-06", new)
+    shutil.rmtree(root / "runs" / "night-06")
+    assert "one of the newest 1 runs" in reasons(root)["runs/night-05"]
 
 
 @pytest.mark.slow
@@ -244,6 +268,13 @@ def test_what_cannot_be_judged_is_kept(root, monkeypatch):
     for path in root.joinpath("raw").iterdir():
         (path / "plan.json").write_text("[]")
     assert raw.exists() and all(why for name, why in reasons(root).items() if name.startswith("images/"))
+    for path in root.joinpath("shards").iterdir():
+        (path / "index.json").write_text("[]")
+    version = root / "versions" / "v1-0123.json"
+    version.parent.mkdir()
+    version.write_text("{}")
+    why = reasons(root)
+    assert all(why[name] for name in why if name.startswith("raw/")) and why["versions/v1-0123.json"]
     scan = storage.scan
     monkeypatch.setattr(
         retention.storage,
