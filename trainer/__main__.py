@@ -104,6 +104,11 @@ def _parser() -> argparse.ArgumentParser:
     for sub in (training, evaluation):
         sub.add_argument("--data-root", default="./data_root", metavar="URI", help=_MODELS_HELP)
     training.add_argument(
+        "--predict",
+        action="store_true",
+        help="at the end predict the images that `evaluate` scores, on all processes",
+    )
+    training.add_argument(
         "--resume",
         choices=["auto", "none"],
         default="auto",
@@ -208,15 +213,17 @@ def _train(options: argparse.Namespace) -> None:
     # The launcher of this machine, if any, has checked it already.
     if die_with_parent.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         _check_output(options.output)
+    from trainer.evaluators.predictions import predict_after_training
+    from trainer.launching.distributed import process_group
     from trainer.training.loop import train
 
-    train(
-        _config(options),
-        options.shards,
-        options.output,
-        resume=options.resume,
-        data_root=options.data_root,
-    )
+    config = _config(options)
+    with process_group():
+        result = train(
+            config, options.shards, options.output, resume=options.resume, data_root=options.data_root
+        )
+        if options.predict:
+            predict_after_training(result["checkpoint"], options.shards, config, options.data_root)
 
 
 def _check_output(uri: str) -> None:

@@ -12,7 +12,7 @@ from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import coco
 from trainer.evaluation.engines import ENGINES
-from trainer.evaluation.inference import predict_split
+from trainer.evaluation.inference import predict_share
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import SINGLE, World
 from trainer.model.architecture import build
@@ -165,7 +165,7 @@ def test_yolov5_5168_the_batch_size_changes_no_detection(shards, tiny):
     detector = build(tiny(model__score_threshold=0.0).model, 5).eval()
     for size in (1, 5):
         config = tiny(evaluation__batch_size=size)
-        results.append(predict_split(detector.predict, dataset, config, SINGLE, reentrant=False))
+        results.append(predict_share(detector.predict, dataset, config, SINGLE, reentrant=False))
     one, five = results
     assert one.image_ids.tolist() == five.image_ids.tolist() and len(one) > 100
     assert one.scores == pytest.approx(five.scores, abs=1e-5)

@@ -55,18 +55,36 @@ def predict_split(
     world: World,
     *,
     task: str = "evaluate",
+    tile: tuple[int, float] = (0, 0.0),
+) -> Predictions:
+    """Detect objects in all images of a split; the processes of `world` share them, see `predict_share`.
+
+    Returns:
+        On rank 0 all predictions, on other ranks those of the rank's images.
+    """
+    share = predict_share(predict, dataset, config, world, task=task, tile=tile)
+    gathered = gather_on_main(share, world)
+    return Predictions.join(gathered) if world.is_main else share
+
+
+def predict_share(
+    predict: Callable[[Tensor], Detections],
+    dataset: ShardDataset,
+    config: Config,
+    world: World,
+    *,
+    task: str = "evaluate",
     reentrant: bool = True,
     tile: tuple[int, float] = (0, 0.0),
 ) -> Predictions:
-    """Detect objects in all images of a split; the processes of `world` share them.
+    """Detect objects in the images of this process, without communication.
 
     `predict` is that of a detector or ScoredModel on the world's device, `reentrant` says whether several
     threads may call it at once. `task` is the name in the progress display. `tile` is the side of the tiles
     that images are detected in, 0 for whole images, and their overlap.
 
     Returns:
-        On rank 0 all predictions, by image id, with boxes in pixels of the stored image; on other ranks
-        those of the rank's images.
+        Predictions by image id, with boxes in pixels of the stored image.
     """
     is_parallel = reentrant and world.device.type == "cpu"
     lanes = min(torch.get_num_threads(), config.evaluation.batch_size) if is_parallel else 1
@@ -97,8 +115,7 @@ def predict_split(
         for count, found in _in_parallel(detect, loader, lanes):
             collected.append(found)
             bar.update(min(count * world.size, loader.pictures * world.size - bar.done))
-    gathered = gather_on_main(join_detections(collected, sizes, tile), world)
-    return Predictions.join(gathered) if world.is_main else gathered[0]
+    return join_detections(collected, sizes, tile)
 
 
 def join_detections(

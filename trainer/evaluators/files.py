@@ -16,13 +16,8 @@ from trainer.evaluation.coco import read_detections, read_truth
 from trainer.evaluation.metrics import NOT_SURE
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Truth
-from trainer.evaluators.shards import (
-    NO_BASELINE,
-    EvaluationSummary,
-    find_summary,
-    program_versions,
-    write_results,
-)
+from trainer.evaluators.baseline import NO_BASELINE, EvaluationSummary, find_summary
+from trainer.evaluators.shards import program_versions, write_results
 from trainer.report import evaluation_page, gallery
 from trainer.report.evaluation_page import ReportData
 from trainer.storage import check_writable

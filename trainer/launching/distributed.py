@@ -39,7 +39,7 @@ SINGLE = World(rank=0, size=1, device=torch.device("cpu"))  # one process on the
 def process_group() -> Iterator[World]:
     """Join the processes that torchrun started: nccl with GPUs, gloo without.
 
-    Outside torchrun it is one process, on the first GPU if there is one.
+    Outside torchrun it is one process, on the first GPU if there is one. Calls may be nested.
     """
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -55,7 +55,7 @@ def process_group() -> Iterator[World]:
                 "the job's gpus)",
             )
         torch.cuda.set_device(device)
-    if "RANK" not in os.environ:
+    if "RANK" not in os.environ or dist.is_initialized():
         yield World(rank, size, device)
         return
     dist.init_process_group("nccl" if cuda else "gloo", timeout=_TIMEOUT, device_id=device if cuda else None)

@@ -83,6 +83,7 @@ def arguments(shards: Shards, output: str) -> tuple[str, ...]:
     """Return the arguments of `python -m trainer` in each process of the training."""
     return (
         "train",
+        "--predict",
         "--config",
         _config_uri(output),
         "--data-root",

@@ -8,7 +8,7 @@ import torch
 
 from trainer.base.errors import ResourceError
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation.inference import merge_tiles, predict_split, to_image_boxes
+from trainer.evaluation.inference import merge_tiles, predict_share, predict_split, to_image_boxes
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import SINGLE
 from trainer.model.architecture import Detections, build
@@ -28,7 +28,7 @@ def test_parallel_passes_give_the_same_and_restore_the_thread_count(shards, tiny
     main = threading.main_thread()
     try:
         torch.set_num_threads(2)
-        alone = predict_split(Watched().predict, dataset, config, SINGLE, reentrant=False)
+        alone = predict_share(Watched().predict, dataset, config, SINGLE, reentrant=False)
         assert seen == {(4, 2, True)}
         seen.clear()
         shared = predict_split(Watched().predict, dataset, config, SINGLE)

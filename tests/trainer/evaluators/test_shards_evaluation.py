@@ -15,14 +15,15 @@ from trainer.base.errors import EvaluationError, FormError, StorageError
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import coco
-from trainer.evaluation.inference import predict_split
+from trainer.evaluation.inference import predict_share
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.evaluators import files as scored_files
 from trainer.evaluators import shards as shards_evaluation
-from trainer.evaluators.shards import Baseline, find_baseline
+from trainer.evaluators.baseline import Baseline, find_baseline
 from trainer.model import recipes
 from trainer.report import evaluation_page
 from trainer.trackers import training_log
+from trainer.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -53,16 +54,16 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     assert made_of["fingerprint"] == summary["fingerprint"]
     truth = ShardDataset(shards, "test").annotations()
     assert coco.evaluate(truth, predictions).metrics.items() <= summary["metrics"].items()
-    assert made_of["sha256"] == hashlib.sha256(Path(saved()).read_bytes()).hexdigest() == summary["sha256"]
+    assert made_of["sha256"] == checkpoint.read_digest(saved()) == summary["sha256"]
     assert set(predictions.image_ids.tolist()) == {image["id"] for image in truth["images"]}
 
 
 @pytest.mark.slow
 def test_predictions_of_the_same_model_and_images_are_reused(saved, shards, config, tmp_path, monkeypatch):
     uri, output, calls = saved(), str(tmp_path / "e"), []
-    real = predict_split
+    real = predict_share
     monkeypatch.setattr(
-        "trainer.evaluators.shards.predict_split", lambda *a, **b: calls.append(1) or real(*a, **b)
+        "trainer.evaluators.predictions.predict_share", lambda *a, **b: calls.append(1) or real(*a, **b)
     )
     first = evaluate(uri, shards, output, config)
     again = evaluate(uri, shards, output, config, rules=["coco/AP >= 0.99"])
@@ -183,7 +184,9 @@ def test_other_classes_are_refused_by_name(saved, shards, config, tmp_path):
 @pytest.fixture
 def no_prediction(monkeypatch):
     """Fails if anything is predicted."""
-    monkeypatch.setattr("trainer.evaluators.shards.predict_split", lambda *_, **__: pytest.fail("predicted"))
+    monkeypatch.setattr(
+        "trainer.evaluators.predictions.predict_share", lambda *_, **__: pytest.fail("predicted")
+    )
 
 
 @pytest.mark.usefixtures("no_prediction")
@@ -301,7 +304,7 @@ def test_none_before_the_first_and_where_none_is_wanted(root, tmp_path):
 def test_an_evaluation_that_is_gone_leaves_the_model(root):
     write_pointer(root, evaluation=str(root / "deleted"))
     published = baseline_of(root)
-    assert published.model == str(root / "models" / "detector" / "3")
+    assert published.model == str(root / "models" / "detector" / "3" / "model.safetensors")
     assert published.summary is None
     (root / "runs" / "first" / "best.pt").touch()
     assert baseline_of(root).model == str(root / "runs" / "first" / "best.pt")

@@ -1,0 +1,208 @@
+"""Predictions of the images of a split, made by the processes of the training or when a model is scored.
+
+A training has GPUs and the step `evaluate` has none, so the training predicts the split to be scored with its
+best weights before it ends, and with those of the baseline. Predictions are stored with what they depend on,
+and `evaluate` uses them if that is the same.
+
+<run>/train/predictions.parquet            of best.pt
+<run>/train/baseline_predictions.parquet   of the baseline, unless its own evaluation has them
+"""
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from typing import TypeVar
+
+import torch
+
+from trainer import storage
+from trainer.base.errors import EvaluationError, KubedetError, MissingError
+from trainer.config.schema import Config
+from trainer.data.shard_folder import read_index
+from trainer.data.shard_index import ShardDataset
+from trainer.data.tiles import tile_settings
+from trainer.evaluation.inference import ScoredModel, predict_share
+from trainer.evaluation.truth_and_predictions import Predictions, name_difference
+from trainer.evaluators.baseline import Baseline, find_baseline
+from trainer.export import loading
+from trainer.launching.distributed import World, broadcast, gather, gather_on_main, process_group
+
+T = TypeVar("T")
+_LOG = logging.getLogger("evaluate")
+
+PREDICTIONS, BASELINE_PREDICTIONS = "predictions.parquet", "baseline_predictions.parquet"
+_ATTEMPTS = "prediction.json"
+_MAX_ATTEMPTS = 3
+"""Times that a training tries to predict: its processes may be killed each time, for lack of memory."""
+
+
+def open_split(shards_uri: str, only: str) -> ShardDataset:
+    """Return the split to be scored: `only`, or if that is empty the test split, else that for validation."""
+    try:
+        sizes = read_index(shards_uri).samples
+    except MissingError:
+        raise EvaluationError(
+            f"{shards_uri} is not a folder of shards: it has no index.json",
+            fix="use the folder that the shard step wrote, <data root>/shards/<fingerprint>",
+        ) from None
+    for split in [only] if only else ["test", "val"]:
+        if sizes.get(split):
+            return ShardDataset(shards_uri, split)
+    listed = ", ".join(f"{split} ({size} images)" for split, size in sizes.items()) or "none"
+    missing = f"no images of the split {only}" if only else "neither a test nor a val split to score"
+    raise EvaluationError(
+        f"the shards {shards_uri} have {missing}",
+        fix=f"their splits are: {listed}; add one to the source, set data.val_fraction above 0, or choose "
+        "another evaluation.split",
+    )
+
+
+def load_model(uri: str, dataset: ShardDataset, world: World) -> ScoredModel:
+    """Load a model, see `loading.load`; raise EvaluationError if its classes are not those of the data."""
+    model = loading.load(uri, world.device)
+    names = [category["name"] for category in model.categories]
+    if difference := name_difference(dataset.index.names, names, "the data", "the model"):
+        raise EvaluationError(
+            f"the classes of the model {uri} are not those of the data: {difference}",
+            fix="evaluate on shards with the classes of the training (data.classes)",
+        )
+    return model
+
+
+def identity(model: ScoredModel, dataset: ShardDataset, config: Config) -> dict[str, str]:
+    """Return what predictions depend on."""
+    tile, overlap = tile_settings(model.config, config.evaluation.tile)
+    return {
+        "fingerprint": dataset.fingerprint,
+        "split": dataset.split,
+        "sha256": model.sha256,
+        "tile": f"{tile} px, overlap {overlap:g}" if tile else "",
+        "kubedet": version("kubedet"),
+    }
+
+
+def read_matching(uri: str, expected: dict[str, str]) -> Predictions | None:
+    """Return stored predictions; None if they are missing, damaged, or depend on something else."""
+    if not uri.endswith(".parquet") or not storage.exists(uri):
+        return None
+    try:
+        predictions, stored = Predictions.read(uri)
+    except EvaluationError as error:
+        _LOG.warning(error.message)
+        return None
+    # A checkpoint of another program has no hash.
+    if not expected["sha256"] or any(stored.get(name, "") != value for name, value in expected.items()):
+        return None
+    _LOG.info("using the predictions of these images in %s", uri)
+    return predictions
+
+
+def predict_own(model: ScoredModel, dataset: ShardDataset, config: Config, world: World) -> Predictions:
+    """Return the predictions of this process's share of the images."""
+    size, resize, fill = model.square
+    changed = replace(config, loader=replace(config.loader, image_size=size, resize=resize, fill=fill))
+    tile = tile_settings(model.config, config.evaluation.tile)
+    return predict_share(model.predict, dataset, changed, world, reentrant=model.reentrant, tile=tile)
+
+
+def obtain(
+    model: ScoredModel, dataset: ShardDataset, config: Config, world: World, uris: list[str]
+) -> Predictions | None:
+    """Return the predictions of a model on rank 0, None elsewhere: stored at one of `uris`, or made now."""
+    found = None
+    if world.is_main:
+        expected = identity(model, dataset, config)
+        found = next(filter(None, (read_matching(uri, expected) for uri in uris)), None)
+    if broadcast(found is not None, world):
+        return found
+    where = "the CPU" if world.device.type == "cpu" else f"{world.size} GPUs"
+    _LOG.info("predicting %d images on %s; progress shows the time left", len(dataset), where)
+    shares = gather_on_main(predict_own(model, dataset, config, world), world)
+    return Predictions.join(shares) if world.is_main else None
+
+
+def read_baseline(baseline: Baseline, dataset: ShardDataset) -> Predictions | None:
+    """Return the predictions of these images in the baseline's evaluation; None if it has none."""
+    earlier, images = baseline.summary, (dataset.fingerprint, dataset.split)
+    if earlier and (earlier.fingerprint, earlier.split) == images and storage.exists(earlier.predictions):
+        try:
+            return Predictions.read(earlier.predictions, earlier.predictions_sha256)[0]
+        except EvaluationError as error:
+            _LOG.warning(error.message)
+    return None
+
+
+def predict_after_training(checkpoint: str, shards_uri: str, config: Config, data_root: str) -> None:
+    """Predict the split to be scored with best.pt and the baseline, on all ranks, and store the predictions.
+
+    The training is complete: a failure is logged, and `evaluate` then predicts itself.
+    """
+    gc.collect()  # The state of the training may fill the GPU.
+    torch.cuda.empty_cache()
+    folder = storage.parent(checkpoint)
+
+    def find_models() -> tuple[ShardDataset, dict[str, str]]:
+        if world.is_main:
+            _count_attempt(folder)
+        dataset = open_split(shards_uri, config.evaluation.split)
+        models = {checkpoint: PREDICTIONS}
+        baseline = find_baseline(config, shards_uri, data_root)
+        if baseline and read_baseline(baseline, dataset) is None:
+            models[baseline.model] = BASELINE_PREDICTIONS
+        return dataset, models
+
+    with process_group() as world:
+        try:
+            dataset, models = _on_all(find_models, world)
+            for uri, name in models.items():
+                _store_predictions(uri, storage.join(folder, name), dataset, config, world)
+            if world.is_main:
+                storage.delete(storage.join(folder, _ATTEMPTS))
+        except KubedetError as error:
+            if world.is_main:
+                _LOG.warning("the step evaluate predicts itself: %s", error.message)
+        broadcast(None, world)  # A job of several pods ends with the first.
+
+
+def _store_predictions(model_uri: str, uri: str, dataset: ShardDataset, config: Config, world: World) -> None:
+    """Predict a split with a model on all ranks, unless `uri` has these predictions."""
+
+    def load() -> tuple[ScoredModel, dict[str, str], bool]:
+        model = load_model(model_uri, dataset, world)
+        expected = identity(model, dataset, config)
+        is_stored = world.is_main and read_matching(uri, expected) is not None
+        return model, expected, is_stored
+
+    model, expected, is_stored = _on_all(load, world)
+    # ONNX runs on the CPU, for which the GPUs would wait.
+    if broadcast(is_stored, world) or model.kind not in ("checkpoint", "weights"):
+        return
+    share = _on_all(lambda: predict_own(model, dataset, config, world), world)
+    shares = gather_on_main(share, world)
+    if world.is_main:
+        Predictions.join(shares).write(uri, expected)
+        _LOG.info("stored the predictions of %d images for the evaluation: %s", len(dataset), uri)
+
+
+def _on_all(function: Callable[[], T], world: World) -> T:
+    """Return the result of a function, which does not communicate; a failure on one rank is one on all."""
+    results: list[T] = []
+    problem = ""
+    try:
+        results.append(function())
+    except Exception as error:  # Of whatever kind: the training is complete.
+        problem = error.message if isinstance(error, KubedetError) else f"{type(error).__name__}: {error}"
+    if problems := [text for text in gather(problem, world) if text]:
+        raise EvaluationError(problems[0])
+    return results[0]
+
+
+def _count_attempt(folder: str) -> None:
+    """Count an attempt to predict; raise EvaluationError after too many that did not end."""
+    uri = storage.join(folder, _ATTEMPTS)
+    attempts = storage.read_json(uri)["attempts"] if storage.exists(uri) else 0
+    if attempts == _MAX_ATTEMPTS:
+        raise EvaluationError(f"the processes of the training were stopped {attempts} times while predicting")
+    storage.write_json(uri, {"attempts": attempts + 1})
