@@ -1,8 +1,7 @@
 """Train object detectors and use them: the commands of `kubedet` as Python functions.
 
-Keyword arguments are the options of the command, with `_` for `-` (`kubedet run --help` lists them). The
-value of an option that may be repeated is a list or a dictionary; `overrides` is `--set`. Every error that a
-user can cause is a `KubedetError`, whose `fix` says what to do.
+Each function has the parameters of its command; `overrides` is `--set`. Every error that a user can cause is
+a `KubedetError`, whose `fix` says what to do.
 
 Examples:
     >>> import kubedet
@@ -12,24 +11,59 @@ Examples:
     (['dog'], [[24.0, 12.0, 96.0, 60.0]])
 """
 
-import argparse
-import os
-from collections.abc import Mapping
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from kubedet.api import (
+    cluster_manifests,
+    compare,
+    compile,
+    data_inspect,
+    data_merge,
+    data_preview,
+    data_prune,
+    data_verify,
+    doctor,
+    evaluate,
+    job_exec,
+    job_fields,
+    job_list,
+    job_logs,
+    job_render,
+    job_status,
+    job_stop,
+    job_submit,
+    job_wait,
+    load,
+    model_list,
+    model_promote,
+    model_rollback,
+    model_show,
+    model_trace,
+    model_verify,
+    predict,
+    recipes_explain,
+    recipes_list,
+    recipes_show,
+    score,
+    serve,
+    weights_fetch,
+    weights_list,
+)
 from kubedet.results import ClusterRun, Evaluation, Run
-from pipelines.cli import check_words, make_parser, translate_errors
-from pipelines.commands import Parser
-from trainer.base.errors import ConfigError, EvaluationError, Interrupted, KubedetError, TrainingError
+from kubedet.words import submit, train
+from pipelines import Access, JobPlace
+from trainer.base.errors import KubedetError
 
 if TYPE_CHECKING:
     from kubedet.model import Detections, Model
 
 __all__ = [
-    "ClusterRun", "Detections", "Evaluation", "KubedetError", "Model", "Run", "compile", "evaluate", "load",
-    "submit", "train",
+    "Access", "ClusterRun", "Detections", "Evaluation", "JobPlace", "KubedetError", "Model", "Run",
+    "cluster_manifests", "compare", "compile", "data_inspect", "data_merge", "data_preview", "data_prune",
+    "data_verify", "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
+    "job_status", "job_stop", "job_submit", "job_wait", "load", "model_list", "model_promote",
+    "model_rollback", "model_show", "model_trace", "model_verify", "predict", "recipes_explain",
+    "recipes_list", "recipes_show", "score", "serve", "submit", "train", "weights_fetch", "weights_list",
 ]  # fmt: skip
 
 
@@ -40,208 +74,3 @@ def __getattr__(name: str) -> Any:
     from kubedet import model
 
     return getattr(model, name)
-
-
-@translate_errors("kubedet.load")
-def load(model: str | os.PathLike[str], *, data_root: str = "", format: str = "", tile: int = -1) -> "Model":
-    """Load a model to predict with.
-
-    Args:
-        model: a bundle's folder (RUN/model), which runs in onnxruntime; a checkpoint (RUN/train/best.pt),
-            which runs in PyTorch; or NAME or NAME@VERSION of a published model. The first two may be URIs.
-        data_root: where published models are; by default that of `kubedet run`.
-        format: format of the bundle to run, as for `kubedet predict`.
-        tile: side of the tiles, in pixels, that images are detected in; 0: the whole image; -1: as trained.
-
-    Examples:
-        >>> kubedet.load("runs/first/model").names
-        ['cat', 'dog']
-        >>> kubedet.load("pets", data_root="data_root").uri
-        'data_root/models/pets/v1/model.onnx'
-    """
-    from kubedet.model import Model
-    from pipelines.parameters import LOCAL
-    from trainer.export.predict import open_model
-
-    root = data_root or LOCAL["data_root"].default
-    return Model(open_model(_path(model), root, format, tile=tile))
-
-
-@translate_errors("kubedet.train")
-def train(
-    source: str | None = None,
-    recipe: str | None = None,
-    *,
-    minutes: float | None = None,
-    overrides: Mapping[str, object] | None = None,
-    **options: object,
-) -> Run:
-    """Prepare data, train, evaluate and export on this machine, as `kubedet run`, and show the progress.
-
-    Args:
-        source: images and boxes, e.g. `yolo:cards.zip`; by default images that the program draws.
-        recipe: a configuration: a name, or a file.
-        minutes: short for overrides={"train.minutes": minutes}: train for at most so long.
-        overrides: values of the configuration by key.
-        options: name, data_root, output, nproc, gate, ...
-
-    Raises:
-        Interrupted: it was stopped; call it again with the same name to continue.
-        KubedetError: an argument cannot be used, or a step failed.
-
-    Examples:
-        >>> tiny = {"train.epochs": 1, "loader.image_size": 96, "model.backbone_width": 8}
-        >>> run = kubedet.train("sample:images=12,size=96", overrides=tiny, name="tiny", nproc=1)
-        run tiny: recipe debug, source sample:images=12,size=96
-        ...
-        >>> sorted(run.metrics)[:2], run.model.names
-        (['coco/AP', 'coco/AP50'], ['circle', 'square', 'triangle', 'star', 'ring'])
-    """
-    from pipelines.commands import run
-    from trainer import storage
-    from trainer.config.schema import MINUTES
-
-    values = ({MINUTES: minutes} if minutes is not None else {}) | dict(overrides or {})
-    chosen = run.read_options(_parse("run", source=source, recipe=recipe, set=values, **options))
-    record, _ = run.execute(chosen)
-    if record.status == "interrupted":
-        again = f"call it again with name={chosen.name!r} and the same arguments to continue"
-        raise Interrupted(f"the run {chosen.name} was stopped", fix=again)
-    if record.error:
-        message, _, fix = record.error["message"].partition("\n  fix: ")
-        step = record.error["step"] or "run"
-        raise TrainingError(f"{step}: {message}", fix=fix or f"read {chosen.folder / 'log.txt'}")
-    paths, passed = record.paths, bool(record.gate.get("passed"))
-    shards = storage.read_json(paths["metrics"])["shards"] if "metrics" in paths else ""
-    trained = paths.get("model") or paths.get("checkpoint", "")
-    folder, report = str(chosen.folder), paths.get("report", "")
-    return Run(folder, report, record.metrics, passed, shards, chosen.name, trained)
-
-
-@translate_errors("kubedet.evaluate")
-def evaluate(
-    model: "Model | str | os.PathLike[str]",
-    shards: str,
-    output: str = "",
-    *,
-    overrides: Mapping[str, object] | None = None,
-    **options: object,
-) -> Evaluation:
-    """Score a model on shards and write a report, as `kubedet evaluate`.
-
-    Args:
-        model: a loaded model, or the URI of a checkpoint or a bundle.
-        shards: URI of the folder that the preparation of the data wrote, e.g. `Run.shards`.
-        output: folder for the results; by default a new one in `evaluations`.
-        overrides: values of the configuration by key.
-        options: split, baseline, gate, nproc, tile.
-
-    Examples:
-        >>> shards, rule = "data_root/shards/0123abcd", "coco/AP >= 0.99"
-        >>> evaluation = kubedet.evaluate("runs/first/train/best.pt", shards, "scores", gate=rule)
-        >>> evaluation.passed, evaluation.report, sorted(evaluation.metrics)[:2]
-        (False, 'scores/report.html', ['coco/AP', 'coco/AP50'])
-    """
-    from pipelines.commands.evaluate import score_model
-    from trainer import storage
-    from trainer.evaluation.gate import split_rules
-
-    uri = model.uri if hasattr(model, "uri") else model
-    folder = output or f"evaluations/{datetime.now():%Y%m%d-%H%M%S}"
-    given = _parse("evaluate", uri, shards=shards, output=folder, set=overrides, **options)
-    summary = score_model(given, split_rules(given.gate))
-    if isinstance(summary, int):
-        raise EvaluationError(f"an evaluation process exited with code {summary}", fix="check its log")
-    report, passed = storage.join(folder, "report.html"), summary["verdict"]["passed"]
-    return Evaluation(folder, report, summary["metrics"], passed, summary["shards"])
-
-
-@translate_errors("kubedet.submit")
-def submit(
-    source: str | None = None,
-    recipe: str | None = None,
-    *,
-    overrides: Mapping[str, object] | None = None,
-    wait: bool = False,
-    dry_run: bool = False,
-    **options: object,
-) -> ClusterRun:
-    """Start the pipeline in Kubeflow Pipelines, as `kubedet submit`.
-
-    Args:
-        source: images and boxes, which the cluster reads.
-        recipe: a configuration: a name, or a file.
-        overrides: values of the configuration by key.
-        wait: print the states of the run until it has ended; an error if it failed.
-        dry_run: check all arguments and send nothing.
-        options: data_root, name, host, nodes, gpus, claim, job, ...
-
-    Examples:
-        >>> run = kubedet.submit("coco:s3://bucket/set", data_root="s3://bucket/kubedet", dry_run=True)
-        >>> run.parameters["source"], run.run_id
-        ('coco:s3://bucket/set', '')
-    """
-    from pipelines import Access
-    from pipelines.commands import options as shared
-    from pipelines.commands import submit as command
-
-    given = _parse("submit", source=source, recipe=recipe, set=overrides, **options)
-    submission, run_id, link = command.read_submission(given), "", ""
-    access = Access.find(given.host, given.namespace, given.ca)
-    if not dry_run:
-        server = shared.connect(given)
-        access = server.access
-        run_id, link = command.start(submission, server)
-        if wait:
-            command.follow(submission, server, run_id)
-    commands = submission.commands(access)
-    return ClusterRun(submission.name, submission.parameters, commands, run_id, link)
-
-
-@translate_errors("kubedet.compile")
-def compile(output: str | os.PathLike[str] = "pipeline.yaml", **options: object) -> Path:
-    """Write the pipeline as one YAML file, as `kubedet cluster compile`; return its path.
-
-    Args:
-        output: the file.
-        options: volume, conditional, trials, ...
-
-    Examples:
-        >>> kubedet.compile("pipeline.yaml", volume=True).stat().st_size > 10_000
-        True
-    """
-    from pipelines.commands.cluster import write_pipeline
-
-    return write_pipeline(_parse("cluster compile", output=output, **options))
-
-
-class _Parser(Parser):
-    """Reports mistakes as ConfigError."""
-
-    def error(self, message: str) -> NoReturn:
-        text, _, fix = message.partition("\n  fix: ")
-        raise ConfigError(text, fix=fix or f"`{self.prog} --help` lists the options")
-
-
-def _path(value: str | os.PathLike[str]) -> str:
-    if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"{value!r} is neither a name nor a path", fix="pass a text or a pathlib.Path")
-    return os.fspath(value)
-
-
-def _parse(command: str, *positional: str | os.PathLike[str], **given: object) -> argparse.Namespace:
-    """Return the options of a command, checked as on the command line; None and False are left out."""
-    from trainer.config.parsing import as_override
-
-    words = [*command.split(), *map(_path, positional)]
-    for name, value in given.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            write = as_override if name == "set" else "{}={}".format
-            words += [f"{flag}={write(key, each)}" for key, each in value.items()]
-        elif isinstance(value, list | tuple):
-            words += [f"{flag}={each}" for each in value]
-        elif value is not None and value is not False:
-            words.append(flag if value is True else f"{flag}={value}")
-    check_words(words)
-    return make_parser(words[0], _Parser).parse_args(words)

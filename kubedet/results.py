@@ -1,10 +1,10 @@
 """What the functions of `kubedet` return."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from trainer.base.errors import EvaluationError
 
@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from kubedet.model import Model
 
 
-@dataclass(frozen=True)
+@runtime_checkable
+class LoadedModel(Protocol):
+    """A model that `kubedet.load` returned."""
+
+    uri: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The scores of a model."""
 
@@ -20,7 +27,10 @@ class Evaluation:
     report: str  # Path or URI of the report, an HTML page.
     metrics: dict[str, float]  # E.g. coco/AP50; -1 if there was nothing to score.
     passed: bool  # Whether the rules of the gate passed.
-    shards: str  # URI of the data's shards.
+    shards: str = ""  # URI of the data's shards; empty for a file of detections.
+    reason: str = ""  # The gate's reasons, a line each.
+    rules: tuple[str, ...] = ()  # The rules of the gate that the call named.
+    comparison: Mapping[str, Any] = field(default_factory=dict)  # With the baseline, if there is one.
 
     def _repr_html_(self) -> str:
         """Show the scores in a notebook."""
@@ -29,7 +39,7 @@ class Evaluation:
         return f"<table>{rows}</table>gate passed: {self.passed}, report: {escape(self.report)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run(Evaluation):
     """A finished run of the whole pipeline on this machine."""
 
@@ -56,3 +66,47 @@ class ClusterRun:
     commands: list[str]  # The same as command lines of `kubedet` and `kfp`.
     run_id: str = ""  # Empty if nothing was sent.
     link: str = ""  # Address of the run in the UI.
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A contact sheet."""
+
+    file: str
+    split: str  # With what the sheet shows of it.
+    images: int
+    boxes: int
+    unreadable: list[str]  # Images with their problems.
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Published weights, and what the mirror in a data root has of them."""
+
+    uri: str
+    recipes: list[str]  # Recipes that start from them.
+    complete: bool  # Whether the mirror has the file.
+    file: str = ""  # Empty if nothing describes it.
+    bytes: int | None = None
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A version of a published model."""
+
+    version: str
+    created: str = ""
+    ap: float | None = None  # coco/AP
+    formats: list[str] = field(default_factory=list)
+    damage: str = ""  # Why the version cannot be used.
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A published model."""
+
+    name: str
+    current: str  # The version that NAME stands for.
+    versions: list[ModelVersion]
+    problem: str = ""  # Why the current version is unknown.

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 NAME = "kubedet"  # Name of the pipeline.
 
@@ -27,17 +28,42 @@ UI = "KF_PIPELINES_UI_ENDPOINT"  # Variable with the URL of the UI if it differs
 NAMESPACE = "KFP_NAMESPACE"  # Variable with the namespace, as in kfp's command line.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Access:
-    """How to reach Kubeflow Pipelines."""
+    """How to reach Kubeflow Pipelines.
 
-    host: str = ""  # URL of the API; empty is the cluster around this process, or that of the kubeconfig.
-    namespace: str = ""  # Namespace of the runs in a multi-user Kubeflow; empty is the pod's namespace.
-    ca: str = ""  # File with the certificate of the authority that signed the server's.
+    A token, if needed, is read from the variable KFP_EXISTING_TOKEN, as by kfp, or from the pod.
+
+    Args:
+        host: URL of the API of Kubeflow Pipelines (default: $KFP_ENDPOINT; without it the cluster around this
+            process, or that of the kubeconfig)
+        namespace: your profile's namespace, if several users share the installation (default: $KFP_NAMESPACE)
+        ca: CA certificate of the host
+    """
+
+    host: Annotated[str, "URL"] = ""
+    namespace: Annotated[str, "NAME"] = ""
+    ca: Annotated[str, "FILE"] = ""
 
     @classmethod
     def find(cls, host: str = "", namespace: str = "", ca: str = "") -> "Access":
         """Return the given values, with missing ones from the environment."""
         hosts = [host, *(os.environ.get(name, "") for name in HOSTS)]
         url = next((url for url in hosts if url), "").rstrip("/")
-        return cls(url, namespace or os.environ.get(NAMESPACE, ""), ca)
+        return cls(host=url, namespace=namespace or os.environ.get(NAMESPACE, ""), ca=ca)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlace:
+    """Where training jobs are.
+
+    Args:
+        namespace: namespace of the jobs (default: KUBECONFIG's, or that of the pod)
+        backend: kubernetes: all kinds of jobs in the cluster; pytorchjob or trainjob: only that kind; runai:
+            Run:ai's command line
+        project: Run:ai project, with the backend runai (default: set by `runai project set`)
+    """
+
+    namespace: Annotated[str, "NAME"] = ""
+    backend: Literal["kubernetes", "pytorchjob", "trainjob", "runai"] = "kubernetes"
+    project: Annotated[str, "NAME"] = ""

@@ -11,40 +11,19 @@ from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 
-from pipelines.commands import Parser, guess
+from pipelines.commands import Parser
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError, install_extra, refuse_userinfo
 from trainer.base.os_errors import translate_named_oserrors
 
-_GROUPS = {
-    "Pipeline": {
-        "run": "run the whole pipeline on this machine",
-        "submit": "run it in Kubeflow",
-        "schedule": "run it on a schedule in Kubeflow: create, list, pause, history",
-        "tune": "search for the best hyper-parameters, here or in Kubeflow",
-        "recipes": "list the named configurations, and explain their keys",
-        "weights": "fetch and list the published weights that recipes start from",
-        "data": "data: inspect, verify, preview, compare, merge, prune",
-    },
-    "Models": {
-        "evaluate": "score a model on shards, or a file of detections",
-        "compare": "compare two evaluations of the same images",
-        "predict": "draw the detections of a model on images",
-        "serve": "try a model in a browser",
-        "model": "published models: list, promote, verify, trace, layout",
-    },
-    "Cluster": {
-        "job": "training jobs: submit, list, logs, stop, menu",
-        "cluster": "write files for a cluster: manifests, the compiled pipeline",
-        "doctor": "check the requirements of a run",
-        "completion": "print a script for shell completion",
-    },
+SUMMARIES = {
+    "run": "Run the whole pipeline on this machine.",
+    "submit": "Run it in Kubeflow.",
+    "schedule": "Run it on a schedule in Kubeflow: create, list, pause, history.",
+    "tune": "Search for the best hyper-parameters, here or in Kubeflow.",
 }
-SUMMARIES = {name: text for group in _GROUPS.values() for name, text in group.items()}
 """A summary of each command, in the order of the help."""
 
-_WIDTH = max(map(len, SUMMARIES))
-
-_SHARED = {"serve": "predict", "compare": "evaluate", "tune": "submit", "weights": "recipes"}
+_SHARED = {"tune": "submit"}
 """Modules whose `add_COMMAND` declares a second command."""
 
 
@@ -69,28 +48,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     check_words(arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        # It fits a small screen, and imports no command.
-        lines = [
-            "usage: kubedet COMMAND ...     (`kubedet COMMAND --help` explains a command)",
-            "",
-            "Train an object detector on Kubeflow, or on one machine, with one pipeline.",
-            "Start with `kubedet run`, which needs no data.",
-        ]
-        for title, commands in _GROUPS.items():
-            lines += [f"{title}:", *(f"  {name:<{_WIDTH}}  {text}" for name, text in commands.items())]
-        print("\n".join(lines), file=sys.stdout if arguments else sys.stderr)
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
-        from importlib.metadata import version
-
-        print(f"kubedet {version('kubedet')}")
-        return 0
-    if arguments[0] not in SUMMARIES:
-        raise ConfigError(
-            f"unknown command {arguments[0][:60]!r}",
-            fix=guess(arguments[:1], [*SUMMARIES]) or "`kubedet --help` lists the commands",
-        )
     options = make_parser(arguments[0]).parse_args(arguments)
     with translate_errors(f"kubedet {arguments[0]}"):
         return options.command(options)

@@ -136,13 +136,13 @@ _ALL = (
     Parameter(
         "recipe",
         str,
-        "a whole configuration; `kubedet recipes` lists them",
+        "a whole configuration; `kubedet recipes list` shows them",
         "debug",
         metavar="NAME",
         choices=tuple(recipes.RECIPES),
         trains=False,
         local={
-            "meaning": "a whole configuration: a name (`kubedet recipes` lists them), or a file as "
+            "meaning": "a whole configuration: a name (`kubedet recipes list` shows them), or a file as "
             "`kubedet tune` writes it"
         },
     ),

@@ -89,12 +89,12 @@ def forked_processes(monkeypatch):
 
 @pytest.fixture
 def kubedet(capsys):
-    from pipelines import cli
+    from kubedet import cli
 
     def run(*words):
         try:
             code = cli.main([str(word) for word in words])
-        except SystemExit as end:  # What argparse does.
+        except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()
 

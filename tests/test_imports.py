@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
-    "kubedet": {"kubedet", "pipelines", "trainer"},
+    "kubedet": {"kubedet", "pipelines", "operations", "components", "trainer"},
     "trainer": {"trainer"},
     "components": {"components", "trainer"},
     "operations": {"operations", "components", "trainer"},
@@ -193,7 +193,7 @@ for module, names in absent.items():
     for name in names.split():
         delattr(module, name)
 platform.system = lambda: "Windows"
-from pipelines.cli import main
+from kubedet.cli import main
 for line in sys.stdin.read().splitlines():
     sys.stdin = open(os.devnull)
     sys.stderr = sys.stdout
@@ -213,10 +213,9 @@ COMMANDS = {
     "cluster compile -o pipeline.yaml": (0, "wrote pipeline.yaml"),
     "job render --name x --image y -- python": (0, "kind: PyTorchJob"),
     "job menu": (2, "the menu needs a terminal"),
-    "completion bash": (0, "complete "),
     "doctor": (1, "missing  cluster"),
     "doctor --local": (1, "training runs on Linux"),
-    "recipes": (0, "coco_r50"),
+    "recipes list": (0, "coco_r50"),
     "run --help": (0, "--recipe"),
     "run": (2, TRAINING),
     "tune": (2, TRAINING),

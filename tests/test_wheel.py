@@ -206,7 +206,7 @@ ROOT_URI = "--data-root s3://bucket/root --source coco:s3://bucket/set"
         ("job fields", 0, "grace_seconds = 60", ""),
         ("doctor", 1, "missing  cluster", ""),
         ("doctor --local", 1, "'.[train]'", ""),
-        ("recipes --show coco_r50", 0, "calibration_images", ""),
+        ("recipes show coco_r50", 0, "calibration_images", ""),
         ("run", 2, "`kubedet run` needs torch", ""),
         ("--version", 0, "kubedet 0.", ""),
     ],

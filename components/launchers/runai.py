@@ -237,9 +237,9 @@ class RunaiBackend(Backend):
     def status(self, name: str) -> JobStatus:
         return self._find(name)[0]
 
-    def listing(self, *, as_json: bool = False) -> str:
+    def listing(self) -> str:
         """Return the list of the project's trainings as Run:ai prints it."""
-        return self._call("training", "list", *(["--json"] if as_json else []))
+        return self._call("training", "list")
 
     def follow(
         self, name: str, *, once: bool = False, rank: int | None = None

@@ -1,17 +1,14 @@
 """Write the pages of the site: the repository's documents, tables from the code, and a page per module.
 
 Documents keep their paths, so links between them are the same here and in the repository. A link to a folder
-leads to its page, a link to a module to that module's page. The tables of docs/reference.md come from
-the command line's parsers, the recipes, and the tables of hyper-parameters and pipeline parameters.
+leads to its page, a link to a module to that module's page.
 """
 
-import argparse
-import inspect
 import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -19,7 +16,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent
 EXAMPLES = "deploy/examples/jobs/README.md"  # Generated from the examples.
-REFERENCE, PUBLISHED = "docs/reference.md", "docs/published.md"
+PUBLISHED = "docs/published.md"
 
 DOCUMENTS = {
     "Home": "README.md",
@@ -43,7 +40,7 @@ DOCUMENTS = {
         },
         "Operations": {"Operations": "docs/operations.md", "On call": "docs/troubleshooting.md"},
         "Python": "docs/python.md",
-        "Reference": REFERENCE,
+        "Reference": "docs/reference.md",
     },
     "Design": {
         "Architecture": "docs/architecture.md",
@@ -86,7 +83,7 @@ def write(folder: Path) -> Path:
     pages = folder / "pages"
     for name in _names(DOCUMENTS):
         text = _examples() if name == EXAMPLES else (ROOT / name).read_text()
-        text = _with_tables(text) if name == REFERENCE else text + _published() if name == PUBLISHED else text
+        text = text + _published() if name == PUBLISHED else text
         first = _FOUND_FIRST if name in _names(DOCUMENTS["Guides"]) else ""
         _write(pages / name, first + _with_lists(_with_links(text, Path(name).parent, pages)))
     for name in ("site.css", "favicon.svg"):
@@ -162,95 +159,9 @@ def _examples() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def tables() -> dict[str, str]:
-    """Return the generated tables of the reference, as Markdown by the heading they belong to."""
-    sys.path.insert(0, str(ROOT))
-    from components.launchers.spec import JobSpec
-    from pipelines import cli, parameters
-    from pipelines.commands.recipes import describe
-    from trainer.config import architectures
-    from trainer.config.schema import Config, ModelConfig
-    from trainer.model import recipes
-
-    commands = dict(_commands("kubedet", cli.make_parser()))
-    kinds = {ModelConfig: {name: architectures.options_class(name) for name in architectures.ARCHITECTURES}}
-    settings = ("name", "default", "meaning")
-    return {
-        "Commands": "\n\n".join(
-            f"### {name}\n\n{parser.description}\n\n{_options(parser)}" for name, parser in commands.items()
-        ),
-        "Recipes": _table(
-            ("recipe", "purpose"),
-            [
-                (f"`{name}`", (recipe.__doc__ or "").splitlines()[0])
-                for name, recipe in recipes.RECIPES.items()
-            ],
-        ),
-        "Hyper-parameters": _table(settings, _described(describe(Config, kinds=kinds))),
-        "Pipeline parameters": _table(
-            settings,
-            [
-                (f"`{item.name}`", item.default_text or _shown(item.default), item.meaning)
-                for item in parameters.TABLE.values()
-            ],
-        ),
-        "Compile options": _options(commands["kubedet cluster compile"]),
-        "Job fields": _table(settings, _described(describe(JobSpec))),
-    }
-
-
-def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield the commands below a parser that have no commands below them."""
-    below = next((item for item in parser._actions if isinstance(item, argparse._SubParsersAction)), None)
-    if below is None:
-        yield name, parser
-    for verb, child in below.choices.items() if below else ():
-        yield from _commands(f"{name} {verb}", child)
-
-
-def _options(parser: argparse.ArgumentParser) -> str:
-    rows = []
-    for item in parser._actions:
-        if item.help == argparse.SUPPRESS or isinstance(item, argparse._HelpAction):
-            continue
-        value = item.metavar or ("|".join(map(str, item.choices)) if item.choices else item.dest.upper())
-        value = " ".join(value) if isinstance(value, tuple) else value
-        flags = ", ".join(item.option_strings)
-        written = flags if item.nargs == 0 else f"{flags} {value}".strip()
-        rows.append((f"`{written}`", (item.help or "").replace("%%", "%")))
-    return _table(("option", "meaning"), rows)
-
-
-def _described(text: str) -> list[tuple[str, str, str]]:
-    """Return name, default and meaning of each paragraph that `describe` writes."""
-    rows = []
-    for paragraph in re.split(r"\n(?! )", text):
-        first, *meaning = paragraph.splitlines()
-        name, _, default = first.partition(" = ")
-        default, _, kind = default.partition("  (")
-        words = " ".join(line.strip() for line in meaning)
-        rows.append((f"`{name}`", _shown(default), f"{kind.rstrip(')')}: {words}" if kind else words))
-    return rows
-
-
-def _shown(default: object) -> str:
-    if default is inspect.Parameter.empty:
-        return "(required)"
-    return f"`{default}`" if default not in ("", '""') else ""
-
-
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-
-
-def _with_tables(text: str) -> str:
-    """Return the reference with its tables at the ends of their sections."""
-    first, *sections = text.split("\n## ")
-    by_heading = tables()
-    sections = [f"{each.rstrip()}\n\n{by_heading.pop(each.splitlines()[0])}\n" for each in sections]
-    assert not by_heading, f"{REFERENCE} lacks the sections {list(by_heading)}"
-    return "\n## ".join((first, *sections))
 
 
 def _published() -> str:

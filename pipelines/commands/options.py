@@ -2,12 +2,11 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines import Access, parameters
 from pipelines.commands import option
-from pipelines.parameters import LOCAL, SIZES, Parameter, Values
-from trainer.base.errors import ConfigError
+from pipelines.parameters import SIZES, Parameter, Values
 from trainer.config.parsing import parse_overrides
 from trainer.model import recipes
 
@@ -26,40 +25,14 @@ _SIZES = ("step_cpu", "step_memory")  # Parameters that --size sets.
 
 
 def add_overrides(parser: Group) -> None:
-    """Declare --set and its short forms --boxes and --merge-classes."""
+    """Declare --set."""
     option(
         parser,
         "--set KEY=VALUE...",
         "change one value of the configuration, e.g. train.lr=0.01; may be "
-        "repeated; `kubedet recipes --explain` lists the keys",
+        "repeated; `kubedet recipes explain` lists the keys",
         dest="overrides",
     )
-    option(
-        parser,
-        "--boxes auto|xywh|xyxy|normalised",
-        "format of the boxes of a COCO JSON; auto (the default) reads xywh in pixels, and fails if they "
-        "look different; same as --set data.box_format=...",
-        action=_Set,
-        const="data.box_format",
-        dest="overrides",
-        default=argparse.SUPPRESS,
-    )
-    parser.add_argument(
-        "--merge-classes",
-        action="append_const",
-        const="data.merge_classes=true",
-        dest="overrides",
-        default=argparse.SUPPRESS,
-        help="merge classes whose names differ only by case, spaces or Unicode form; same as "
-        "--set data.merge_classes=true",
-    )
-
-
-class _Set(argparse.Action):
-    """Sets the key in `const` to the option's value, as --set does."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, [*getattr(namespace, self.dest), f"{self.const}={values}"])
 
 
 def read_recipe(options: Options) -> Values:
@@ -74,54 +47,6 @@ def read_recipe(options: Options) -> Values:
 def add_parameter(parser: Group, item: Parameter) -> None:
     """Declare the option of a parameter of the pipeline; its default is None."""
     option(parser, f"{item.option} {item.metavar}", item.help(), None, type=item.kind)
-
-
-def add_published(parser: Group, meaning: str = "where published models are") -> None:
-    """Declare the data root, and its meaning for the command."""
-    option(parser, "--data-root URI", meaning, LOCAL["data_root"].default)
-
-
-def add_model(parser: Group) -> None:
-    """Declare an exported model."""
-    text = "an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a published one"
-    parser.add_argument("model", metavar="MODEL", help=text)
-    add_published(parser)
-
-
-def add_inference(parser: Group) -> None:
-    """Declare how large an image may be, and which of a model's formats is run."""
-    option(
-        parser,
-        "--max-pixels N",
-        "reject images with more pixels before "
-        "decoding: a file of a few kilobytes can need gigabytes of memory",
-        50_000_000,
-    )
-    option(
-        parser,
-        "--format F",
-        "format of the model to run: onnx, onnx-int8, raw (default: the first "
-        "available, else its weights in PyTorch)",
-        dest="kind",
-    )
-
-
-TILE = (
-    "detect in tiles of this side, in pixels, and merge the detections of neighboring ones; 0: the whole "
-    "image (default: data.tile of the model's training)"
-)
-
-
-def checked_pixel_limit(options: Options) -> int:
-    """Return the largest image, in pixels; raise ConfigError if it cannot be decoded."""
-    from trainer.data.images import MAX_PIXELS
-
-    most: int = options.max_pixels
-    if not 1 <= most <= MAX_PIXELS:
-        raise ConfigError(
-            f"--max-pixels must be from 1 to {MAX_PIXELS}, not {most}", fix="omit it, or use 100000000"
-        )
-    return most
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
@@ -195,17 +120,10 @@ def submission(
     options: Options, name: str, *, overrides: Values | None = None, **settings: int
 ) -> "Submission":
     """Return the run or schedule that `add_run` describes, checked; `settings`: further CompileOptions."""
-    from components.launchers.spec import JobSpec
-    from pipelines.commands.job_options import set_field
+    from components.launchers.job_options import read_fields
     from pipelines.submission import Submission
 
-    job: Values = {}  # As `kubedet job` reads the fields: strings of JobSpec stay strings.
-    parse_overrides(options.job, "--job")
-    if problems := [problem for text in options.job for problem in set_field(job, JobSpec, text)]:
-        raise ConfigError(
-            "--job cannot be used:\n" + "\n".join(problems),
-            fix="correct these; `kubedet job fields` explains each",
-        )
+    job = read_fields(options.job)
 
     source = options.source or parameters.default("source")
     size = "large" if source.startswith(_LARGE) else "medium"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-KUBEDET = [sys.executable, "-m", "pipelines.cli"]
+KUBEDET = [sys.executable, "-m", "kubedet.cli"]
 PATIENCE = 300.0
 """Seconds that a test waits for anything: image pulls included."""
 

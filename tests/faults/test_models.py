@@ -271,7 +271,7 @@ def peak_memory(process) -> int:
 @cells("bomb", "serve")
 def test_huge_images_are_refused_undecoded(tmp_path, injected):
     made = make_bundle(tmp_path / "made")
-    command = ["-m", "pipelines.cli", "serve", made, "--port", "0", "--max-pixels", "1000000"]
+    command = ["-m", "kubedet.cli", "serve", made, "--port", "0", "--max-pixels", "1000000"]
     with running(command, tmp_path) as (process, port):
         address = ("127.0.0.1", port)
         assert post(address, png(500))[0] == 200
@@ -303,11 +303,11 @@ def test_silent_connections(tmp_path, monkeypatch, injected):
 )
 def test_a_stopped_server_starts_again(end, tmp_path):
     made = make_bundle(tmp_path / "made")
-    with running(["-m", "pipelines.cli", "serve", made, "--port", "0"], tmp_path) as (process, port):
+    with running(["-m", "kubedet.cli", "serve", made, "--port", "0"], tmp_path) as (process, port):
         assert post(("127.0.0.1", port), png(100))[0] == 200
         process.send_signal(end)
         assert process.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
-    with running(["-m", "pipelines.cli", "serve", made, "--port", str(port)], tmp_path) as (_, again):
+    with running(["-m", "kubedet.cli", "serve", made, "--port", str(port)], tmp_path) as (_, again):
         assert again == port and post(("127.0.0.1", port), png(100))[0] == 200
 
 

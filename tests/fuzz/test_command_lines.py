@@ -98,8 +98,8 @@ COMMANDS = (
     ("run", "--source", NOWHERE, "--nproc", "{}"),
     ("cluster", "compile", "--parallelism", "{}"),
     ("cluster", "compile", "--parallelism", "1", "-o", "{}"),
-    ("recipes", "--show", "{}"),
-    ("recipes", "--explain", "{}"),
+    ("recipes", "show", "{}"),
+    ("recipes", "explain", "{}"),
     ("data", "inspect", "{}"),
     ("data", "verify", "{}"),
     ("data", "preview", "{}"),
@@ -128,8 +128,7 @@ COMMANDS = (
     ("job", "render", "--name", "a", "--image", "b", "--set", "nodes={}", "--", "c"),
     ("job", "render", "--name", "a", "--image", "b", "--set", "mounts.{}=x", "--", "c"),
     ("job", "fields", "{}"),
-    ("completion", "{}"),
-    ("cluster", "manifests", "{}"),
+    ("cluster", "manifests", "-o", "{}"),
     ("{}",),
     ("weights", "{}"),
 )
@@ -151,6 +150,6 @@ def test_a_path_of_6000_characters(nothing_here, capsys, command):
 def test_a_folder_name_that_is_not_utf_8(tmp_path):
     folder = os.fsencode(tmp_path) + b"/\xff"
     os.mkdir(folder)
-    command = [sys.executable.encode(), b"-m", b"pipelines.cli", b"data", b"inspect", folder]
+    command = [sys.executable.encode(), b"-m", b"kubedet.cli", b"data", b"inspect", folder]
     ended = subprocess.run(command, capture_output=True, timeout=100, check=False)
     assert ended.returncode == 2 and b"is not UTF-8" in ended.stderr and b"Traceback" not in ended.stderr

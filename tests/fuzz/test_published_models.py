@@ -37,7 +37,7 @@ def all_commands(root: str, capsys) -> None:
 
 def listed(root: str, capsys) -> str:
     """Return what `kubedet model list` prints."""
-    from pipelines import cli
+    from kubedet import cli
 
     assert cli.main(["model", "list", "--data-root", root]) == 0
     return capsys.readouterr().out

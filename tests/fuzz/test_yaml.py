@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hostile import odd_yaml
 
+from components.launchers import job_options
 from operations.tuning import space as spaces
-from pipelines.commands import job_options
 from trainer.base.errors import KubedetError
 from trainer.data.sources import yolo
 from trainer.model import recipes

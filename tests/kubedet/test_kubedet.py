@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 CLASSES = [{"id": 0, "name": "cat", "original_id": 17}, {"id": 1, "name": "dog", "original_id": 18}]
 EXAMPLES = {
     test.name: test
-    for module in ("kubedet", "kubedet.model", "kubedet.results")
+    for module in ("kubedet", "kubedet.api", "kubedet.words", "kubedet.model", "kubedet.results")
     for test in doctest.DocTestFinder().find(importlib.import_module(module))
     if test.examples
 }
 TINY = {"train.epochs": 1, "loader.image_size": 96, "model.backbone_width": 8}
-SLOW = dict.fromkeys(["kubedet.evaluate", "kubedet.compile"], pytest.mark.slow)
-SLOW["kubedet.train"] = [pytest.mark.slow, pytest.mark.extra]  # The notebook trains too.
+SLOW = dict.fromkeys(["kubedet.api.evaluate", "kubedet.api.compile"], pytest.mark.slow)
+SLOW["kubedet.words.train"] = [pytest.mark.slow, pytest.mark.extra]  # The notebook trains too.
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in EXAMPLES])
 def test_examples(name, folder, request, forked_processes):
-    if name == "kubedet.evaluate":
+    if name == "kubedet.api.evaluate":
         (folder / "runs/first/train").mkdir()
         shutil.copy(request.getfixturevalue("trained"), "runs/first/train")
         shutil.copytree(request.getfixturevalue("shards"), "data_root/shards/0123abcd")
@@ -129,17 +129,17 @@ def test_unusable_images_are_named(folder, images, message):
         (lambda: kubedet.load("pets", format="tflite"), "no format tflite"),
         (lambda: kubedet.load("pets").predict("photo.jpg", score=30), "from 0 to 1, not 30"),
         (lambda: kubedet.load("pets").predict("photo.jpg", score="0.3"), "from 0 to 1, not '0.3'"),
-        (lambda: kubedet.load(None), "None is neither"),
-        (lambda: kubedet.evaluate(7, "nowhere"), "7 is neither"),
+        (lambda: kubedet.load(None), "model: "),
+        (lambda: kubedet.evaluate(7, shards="nowhere"), "model: "),
         (lambda: kubedet.train(nporc=2), "unrecognized arguments: --nporc=2"),
         (lambda: kubedet.train(nproc="two"), "invalid int value: 'two'"),
         (lambda: kubedet.train("coco:/nowhere"), "/nowhere"),
         (lambda: kubedet.train(minutes=-1), r"train\.minutes"),
         (lambda: kubedet.train("https://user:word@host/x.zip"), "name or password"),
-        (lambda: kubedet.evaluate("runs/first/model", "nowhere"), "nowhere is not a folder of shards"),
+        (lambda: kubedet.evaluate("runs/first/model", shards="nowhere"), "nowhere is not a folder of shards"),
         (lambda: kubedet.submit("cards.zip", data_root="s3://b/r"), "no pod finds"),
         (lambda: kubedet.compile(gpus=-1), "gpus"),
-        (lambda: kubedet.compile("photo.jpg/p.yaml"), "cannot write"),
+        (lambda: kubedet.compile(output="photo.jpg/p.yaml"), "cannot write"),
     ],
 )
 def test_mistakes_are_errors_with_a_remedy(folder, call, message):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
+from kubedet import cli
 from operations import lineage
-from pipelines import cli
 from trainer.base.errors import ConfigError, DamagedError, DataError
 from trainer.export import bundle, published_models
 from trainer.model import recipes

@@ -126,7 +126,7 @@ def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="Kubeflow Pipelines is not configured"):
         Server(Access.find())
     with pytest.raises(ConfigError, match="is not a file"):
-        Server(Access("https://kfp", ca=str(tmp_path / "ca.pem")))
+        Server(Access(host="https://kfp", ca=str(tmp_path / "ca.pem")))
 
 
 @pytest.mark.parametrize(

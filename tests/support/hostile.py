@@ -14,7 +14,7 @@ import torch  # noqa: F401 (some commands import it, which takes seconds)
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from pipelines import cli
+from kubedet import cli
 from trainer.base.errors import KubedetError
 
 TIMES = int(os.environ.get("KUBEDET_FUZZ", "1"))

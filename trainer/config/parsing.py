@@ -24,7 +24,7 @@ _LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
 _REWRITE_FIX = (
     "run the command that wrote it again; if you edited the file, also remove its last key, file_sha256"
 )
-_KEYS_FIX = "correct these keys; `kubedet recipes --show NAME` lists a recipe's keys and values"
+_KEYS_FIX = "correct these keys; `kubedet recipes show NAME` lists a recipe's keys and values"
 
 
 def to_json(config: Config) -> str:
@@ -187,7 +187,7 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
         hints = [f"  no key {key!r}: {_hint(key, keys, str(name))}" for key in unknown]
         raise ConfigError(
             f"{where} cannot be used:\n" + "\n".join(hints + problems),
-            fix=f"correct these; `kubedet recipes --show {config.recipe}` lists all keys and values",
+            fix=f"correct these; `kubedet recipes show {config.recipe}` lists all keys and values",
         )
     return changed
 

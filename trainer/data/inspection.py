@@ -65,6 +65,7 @@ class Report:
     errors: list[tuple[str, str]] = field(default_factory=list)  # Problems and remedies.
     near_duplicates: list[DuplicatePair] = field(default_factory=list)
     looked_at: SampledImages = SampledImages()
+    max_bad_fraction: float = 0.0  # Of images and boxes; with more the download fails.
 
 
 def inspect(
@@ -130,10 +131,11 @@ def inspect(
         errors=found.errors,
         near_duplicates=named,
         looked_at=looked_at,
+        max_bad_fraction=(config or DataConfig()).max_bad_fraction,
     )
 
 
-def check(report: Report, config: DataConfig) -> None:
+def check(report: Report) -> None:
     """Refuse a source that could not be downloaded and sharded, without fetching its images.
 
     The error has no examples: the report has them.
@@ -148,14 +150,14 @@ def check(report: Report, config: DataConfig) -> None:
         report.uri,
         images=images + problems.total(reasons.BAD_IMAGES),
         boxes=boxes + problems.total(reasons.BAD_BOXES),
-        max_bad_fraction=config.max_bad_fraction,
+        max_bad_fraction=report.max_bad_fraction,
         examples=False,
     )
     Problems.of(report.looked_at.problems).check(
         f"{report.uri}, of which some images were read",
         images=report.looked_at.images,
         boxes=0,
-        max_bad_fraction=config.max_bad_fraction,
+        max_bad_fraction=report.max_bad_fraction,
         examples=False,
     )
     train = report.splits.get("train", SplitReport(0, 0))

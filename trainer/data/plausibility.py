@@ -220,7 +220,7 @@ class AnnotationChecker:
         if alike:
             shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:10])
             problem = f"classes whose names differ only by case, spaces or Unicode form: {shown}"
-            remedy = "add --merge-classes (data.merge_classes=true), or name all of them in data.classes"
+            remedy = "add --set data.merge_classes=true, or name all of them in data.classes"
             found.errors.append((problem, remedy))
         for split in self._scored:
             held_out = bool(splits) and split not in splits
@@ -231,7 +231,9 @@ class AnnotationChecker:
         inside = {reading: count / self._count for reading, count in self._fits.items()}
         read_as = self._box_format if self._box_format in _FORMAT_TEXTS else "xywh"
         if inside["pixels"] > 1 / 2 and read_as == "normalised":
-            found.errors.append((f"boxes are in pixels{self._example}", "leave out --boxes normalised"))
+            found.errors.append(
+                (f"boxes are in pixels{self._example}", "leave out data.box_format=normalised")
+            )
             return
         if inside["normalised"] > _SUSPICIOUS_SHARE:
             other = "normalised"
@@ -247,9 +249,10 @@ class AnnotationChecker:
         sure = inside[other] >= _CERTAIN_SHARE and self._count >= _MIN_BOXES_FOR_ERROR
         message = f"boxes are almost certainly {_FORMAT_TEXTS[other]}, not {_FORMAT_TEXTS[read_as]}: {shown}"
         if sure and self._box_format in ("auto", "xyxy"):
-            remedy = "leave out --boxes xyxy" if other == "xywh" else f"add --boxes {other}"
-            keep = "; to read them as they are: --boxes xywh" if self._box_format == "auto" else ""
-            found.errors.append((message, f"{remedy} (--set data.box_format={other}){keep}"))
+            option = "--set data.box_format="
+            remedy = f"leave out {option}xyxy" if other == "xywh" else f"add {option}{other}"
+            keep = f"; to read them as they are: {option}xywh" if self._box_format == "auto" else ""
+            found.errors.append((message, f"{remedy}{keep}"))
         elif sure and self._box_format == "corners" and other == "normalised":
             remedy = "multiply xmin and xmax by the width of the image, ymin and ymax by the height"
             found.errors.append((message, remedy))

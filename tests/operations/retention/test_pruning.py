@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from at_once import at_once
 
+from kubedet import cli
 from operations import retention
 from operations.retention import MAX_RUN_DAYS, inventory
-from pipelines import cli
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
@@ -179,13 +179,13 @@ def test_the_number_of_kept_runs_is_positive(root, caplog):
 def test_the_command_lists_what_is_deleted_and_why_the_rest_is_kept(root, capsys):
     root, old, _ = root
     asked = ["data", "prune", "--keep", "1", "--older-than", "0", "--data-root", str(root)]
-    assert cli.main([*asked, "--dry-run"]) == 0
+    assert cli.main(asked) == 0
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line for line in shown.splitlines()}
     assert lines["models/sample/v1"].endswith("would be deleted")
     assert lines["models/sample/v4"].endswith("the current version")
     assert "nothing was deleted" in shown and root.joinpath("runs/night-01").exists()
-    assert cli.main([*asked, "--yes", "-o", "json"]) == 0
+    assert cli.main([*asked, "--yes", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["done"] is True
     deleted = {artifact["name"] for artifact in tree["artifacts"] if not artifact["kept"]}

@@ -12,7 +12,7 @@ from faulty_store import hurried, proxy
 from openimages_mirror import mirror
 from PIL import Image
 
-from pipelines import cli
+from kubedet import cli
 
 __all__ = ["hurried", "mirror", "proxy"]
 

@@ -105,9 +105,9 @@ def without_boxes(which: str) -> Callable[[str, Form], None]:
 @pytest.mark.parametrize(
     ("change", "message", "remedy"),
     [
-        (written(corners), "[x1, y1, x2, y2]", ["--boxes", "xyxy"]),
-        (written(fractions), "normalised", ["--boxes", "normalised"]),
-        (three_names, "'cat '", ["--merge-classes"]),
+        (written(corners), "[x1, y1, x2, y2]", ["--set", "data.box_format=xyxy"]),
+        (written(fractions), "normalised", ["--set", "data.box_format=normalised"]),
+        (three_names, "'cat '", ["--set", "data.merge_classes=true"]),
         (crowds_of("train"), "train are crowd regions", []),
         (crowds_of("val"), "val are crowd regions", []),
         (without_boxes("val"), "val has no boxes", []),
@@ -181,7 +181,7 @@ def only_in_val(split: str, form: Form) -> None:
         (double_size, [], "scaled by 0.5); all boxes also fit without scaling"),
         (only_in_val, [], "warning: 1 classes have boxes in val or test, and none in train: Dog"),
         (each(lambda split, _: {"id": 5}), [], "(first: id 5 in "),
-        (written(corners), ["--boxes", "xywh"], "warning: suspicious boxes"),
+        (written(corners), ["--set", "data.box_format=xywh"], "warning: suspicious boxes"),
         (three_names, ["--set", 'data.classes=["Cat", "cat ", "\uff23A\u200bT"]'], "no problems"),
         (exchanged, [], "30 of 30 images have width and height exchanged"),
         (written(lambda box: [*box[:2], 3, 3]), [], "100% of 90 boxes are smaller than 4 x 4 pixels"),

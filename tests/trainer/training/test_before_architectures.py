@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from pipelines import cli
+from kubedet import cli
 from trainer.export import bundle
 from trainer.export.export import export
 from trainer.training import checkpoint

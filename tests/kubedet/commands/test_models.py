@@ -86,7 +86,7 @@ def test_predict_does_the_other_images(kubedet, published, images):
         (["pets@v9", "images"], "no version v9 of the model pets"),
         (["pets", "no/*.jpg"], "no file matches the pattern no/*.jpg"),
         (["pets", "empty"], "the folder empty contains no images"),
-        (["pets", "images", "--score", "30"], "--score must be from 0 to 1"),
+        (["pets", "images", "--score", "30"], "score: "),
         (["pets", "images", "--format", "tflite"], "no format tflite"),
     ],
 )

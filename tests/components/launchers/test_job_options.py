@@ -1,33 +1,19 @@
-"""A job on the command line: files, --set, flags, and every problem of them at once."""
+"""A job from a file, FIELD=VALUE texts and single fields, and every problem of them at once."""
 
-import argparse
 import io
 import json
 
 import pytest
 
-from pipelines.commands.job_options import CommandParser, add_specification, specification
+from components.launchers.job_options import read_job
 from trainer.base.errors import ConfigError
 
-
-def parse(*words):
-    parser = argparse.ArgumentParser()
-    verbs = parser.add_subparsers(parser_class=CommandParser)
-    submit = verbs.add_parser("submit")
-    submit.add_argument("--namespace", default=None)
-    submit.add_argument("--project", default="")
-    add_specification(submit)
-    return parser.parse_args(["submit", *words])
+GIVEN = {"name": "it", "image": "i:1", "command": ["true"]}
 
 
-def job(*words, command=("--", "true")):
-    named = () if "--spec" in words else ("--name", "it")
-    return specification(parse("--image", "i:1", *named, *words, *command))
-
-
-def refused(*words):
+def refused(**given):
     with pytest.raises(ConfigError) as raised:
-        specification(parse(*words))
+        read_job(**given)
     return str(raised.value)
 
 
@@ -41,27 +27,10 @@ def write(tmp_path):
     return write
 
 
-def test_the_flags_are_fields():
-    spec = job(
-        "--name",
-        "big",
-        "--namespace",
-        "team",
-        "--nodes",
-        "2",
-        "--nproc",
-        "4",
-        "--gpus",
-        "8",
-        "--env",
-        "A=b=c",
-        "--mount",
-        "data:/data",
-        "--mount",
-        "models:/models",
-    )
-    assert (spec.name, spec.namespace, spec.image) == ("big", "team", "i:1")
-    assert (spec.nodes, spec.nproc, spec.gpus) == (2, 4, 8)
+def test_arguments_are_fields():
+    mounts = ["data:/data", "models:/models"]
+    spec = read_job(["true"], name="big", image="i:1", nodes=2, nproc=4, gpus=8, env=["A=b=c"], mount=mounts)
+    assert (spec.name, spec.image, spec.nodes, spec.nproc, spec.gpus) == ("big", "i:1", 2, 4, 8)
     assert spec.env == {"A": "b=c"}
     assert [(mount.claim, mount.path) for mount in spec.mounts] == [("data", "/data"), ("models", "/models")]
 
@@ -79,28 +48,26 @@ def test_the_flags_are_fields():
     ],
 )  # fmt: skip
 def test_set_reads_a_value_as_its_field_asks(text, field, value):
-    assert getattr(job("--set", text), field) == value
+    assert getattr(read_job(**GIVEN, fields=[text]), field) == value
 
 
 def test_set_reaches_nested_fields_and_items_of_lists():
-    spec = job(
-        "--set",
-        "network.profile=rdma",
-        "--set",
-        "network.gid_index=3",
-        "--set",
-        "elastic.max_nodes=4",
-        "--set",
-        "tolerations.0.key=gpu",
-        "--set",
-        "tolerations.1.key=spot",
+    spec = read_job(
+        **GIVEN,
+        fields=[
+            "network.profile=rdma",
+            "network.gid_index=3",
+            "elastic.max_nodes=4",
+            "tolerations.0.key=gpu",
+            "tolerations.1.key=spot",
+        ],
     )
     assert (spec.network.profile, spec.network.gid_index) == ("rdma", 3)
     assert spec.elastic.max_nodes == 4
     assert [item.key for item in spec.tolerations] == ["gpu", "spot"]
 
 
-def test_a_file_is_read_and_what_the_command_line_says_wins(write):
+def test_arguments_replace_fields_of_a_file(write):
     file = write("""
 name: from-file
 nodes: 4
@@ -109,9 +76,7 @@ env: {A: file, B: file}
 mounts:
 - {claim: data, path: /data}
 """)
-    spec = job(
-        "--spec", file, "--nodes", "2", "--set", "env.A=set", "--set", "mounts.0.read_only=true", command=()
-    )
+    spec = read_job(spec=file, image="i:1", nodes=2, fields=["env.A=set", "mounts.0.read_only=true"])
     assert (spec.name, spec.nodes, spec.command) == ("from-file", 2, ("python", "train.py"))
     assert spec.env == {"A": "set", "B": "file"}
     assert spec.mounts[0].read_only
@@ -119,31 +84,18 @@ mounts:
 
 def test_json_and_stdin_are_read(write, monkeypatch):
     text = json.dumps({"name": "j", "image": "i", "command": ["x"], "labels": {"day": "2026-11-21"}})
-    assert specification(parse("--spec", write(text, "job.json"))).name == "j"
+    assert read_job(spec=write(text, "job.json")).name == "j"
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    assert specification(parse("--spec", "-")).name == "j"
+    assert read_job(spec="-").name == "j"
 
 
 def test_all_problems_are_in_one_error(write):
     message = refused(
-        "--spec",
-        write("nodes: 0\ncolor: red\nelastic: {min_nodes: 3, max_nodes: 2}"),
-        "--name",
-        "Not_A_Name",
-        "--gpus",
-        "many",
-        "--mount",
-        "data",
-        "--env",
-        "A",
-        "--set",
-        "nodes",
-        "--set",
-        "name.first=x",
-        "--set",
-        "mounts.0.claim=data",
-        "--set",
-        "mounts.7.claim=x",
+        spec=write("nodes: 0\ncolor: red\ngpus: many\nelastic: {min_nodes: 3, max_nodes: 2}"),
+        name="Not_A_Name",
+        mount=["data"],
+        env=["A"],
+        fields=["nodes", "name.first=x", "mounts.0.claim=data", "mounts.7.claim=x"],
     )
     for line in [
         "nodes: input should be greater than or equal to 1, not 0",
@@ -151,8 +103,8 @@ def test_all_problems_are_in_one_error(write):
         "elastic: min_nodes 3 is above max_nodes 2",
         "name: 'Not_A_Name' is not a DNS-1035 label",
         'gpus: input should be a valid integer, not "many"',
-        "--set 'env.A' is not FIELD=VALUE",
-        "--set 'nodes' is not FIELD=VALUE",
+        "'env.A' is not FIELD=VALUE",
+        "'nodes' is not FIELD=VALUE",
         "name.first: name has no fields",
         "mounts.0.path: is missing",
         "mounts.7.claim: '7' is not a number from 0 to 1",
@@ -175,7 +127,7 @@ def test_all_problems_are_in_one_error(write):
 )
 def test_a_file_that_is_no_specification_is_refused(write, text, message):
     file = write(text)
-    error = refused("--spec", file)
+    error = refused(spec=file)
     assert message in error
     assert file in error
     assert "fix: " in error

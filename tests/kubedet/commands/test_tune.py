@@ -7,8 +7,8 @@ import pytest
 import yaml
 from fake_training import FakeTraining
 
+from kubedet import cli
 from operations.tuning import search
-from pipelines import cli
 from trainer.model import recipes
 
 SOURCE = "sample:images=24,seed=3,size=96"

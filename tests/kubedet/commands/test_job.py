@@ -15,13 +15,14 @@ from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
-from pipelines.commands import job
+from kubedet.display import jobs as display
+from pipelines import jobs
 from trainer.launching.job_status import AP, LOSS, SPEED, Progress
 
 
 @pytest.fixture(autouse=True)
 def in_haste(monkeypatch):
-    monkeypatch.setattr(job, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -63,14 +64,14 @@ def test_a_running_job_is_listed_entered_and_stopped(kubedet, served_cluster, ki
     until(lambda: all(pod and pod.containers[0] for pod in map(served_cluster.pod, ranks)))
     row = run("list")[1].splitlines()[1].split()
     assert row[:3] == ["train", kind.title, "running"] and "2/2" in row
-    (status,) = json.loads(run("list", "-o", "json")[1])
+    (status,) = json.loads(run("list", "--json")[1])
     assert (status["kind"], [pod["rank"] for pod in status["pods"]]) == (kind.title, [0, 1])
     assert plain(run("logs", "train")[1]) == f"{ranks[0]}: hello from {ranks[0]}\n"
     assert plain(run("logs", "train", "--rank", 1)[1]) == f"hello from {ranks[1]}\n"
     assert run("exec", "train", "--rank", 1, "--", "sh", "-c", "echo $0; exit 5", "x")[:2] == (5, "x\n")
     ((name, containers, _),) = served_cluster.executed
     assert plain(name) == ranks[1] and containers == [served_cluster.pod(ranks[1]).container]
-    assert run("stop", "train")[1].endswith("\ndeleted train\n")
+    assert run("stop", "train")[1] == "deleted train and its pods\n"
     assert not [key for key in served_cluster.objects if key[0] in ("pods", "trainingruntimes")]
 
 
@@ -106,7 +107,7 @@ def test_a_missing_job_is_an_error(kubedet, verb):
 def test_a_command_where_none_belongs_is_refused(kubedet, served_cluster):
     code, _, err = kubedet("job", "stop", "a", "--", "rm", "x")
     assert code == 2
-    assert "takes no command: rm x" in err
+    assert "rm x" in err
     assert not served_cluster.seen
 
 
@@ -158,7 +159,7 @@ def test_without_a_cluster_the_message_says_what_to_set(kubedet, monkeypatch, tm
     assert "Traceback" not in err
 
 
-MENU = [sys.executable, "-m", "pipelines.cli", "job", "menu"]
+MENU = [sys.executable, "-m", "kubedet.cli", "job", "menu"]
 
 
 @pytest.mark.slow
@@ -215,12 +216,13 @@ BIG = JobStatus(
 
 def test_a_job_is_a_row_of_a_table():
     expected = ("big", "PyTorchJob", "pending", "43%", "1/2", "2", "12d4h", "ErrImagePull")
-    assert job.job_row(BIG) == expected
-    assert job.job_row(JobStatus("a", Phase.SUCCEEDED)) == ("a", "-", "succeeded", "-", "0/1", "0", "-", "-")
+    assert display.job_row(BIG) == expected
+    done = display.job_row(JobStatus("a", Phase.SUCCEEDED))
+    assert done == ("a", "-", "succeeded", "-", "0/1", "0", "-", "-")
 
 
 def test_the_status_of_a_job_lists_its_pods_by_rank():
-    assert job.status_text(BIG).splitlines() == [
+    assert display.status_text(BIG, jobs.messages(BIG)).splitlines() == [
         "big  pending",
         f"created {CREATED}, 12d4h ago, on 2 nodes, a PyTorchJob, queue gpus",
         "43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312",

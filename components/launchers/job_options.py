@@ -1,77 +1,64 @@
-"""The specification of a job on the command line: a file, `--set`, the common flags, a command."""
+"""The specification of a job from a file, `FIELD=VALUE` texts, and single fields."""
 
-import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from components.jobs import PARAMETERS
-from components.launchers import spec
-from pipelines.commands import Parser, option
+from components.launchers.spec import JobSpec, from_fields
 from trainer.base.errors import ConfigError, refuse_userinfo
 from trainer.base.safe_text import whole_number, yaml_value
-
-if TYPE_CHECKING:
-    from components.launchers.spec import JobSpec
-
-FLAGS = ("name", *PARAMETERS)  # Fields of JobSpec that have an option of their own.
 
 _MAX_BYTES = 200_000  # Characters of a specification; most have a thousand.
 
 _SPECIFICATION = "the job's specification"
+_FIX = "correct these; `kubedet job fields` explains each"
 
 
-class CommandParser(Parser):
-    """A parser that puts everything after the first `--` unchanged into `options.arguments`."""
+def read_job(
+    command: Annotated[Sequence[str], "[--] COMMAND"] = (),
+    *,
+    spec: Annotated[str, "FILE"] = "",
+    fields: Annotated[Sequence[str], "FIELD=VALUE"] = (),
+    name: Annotated[str | None, "NAME"] = None,
+    image: Annotated[str | None, "IMAGE"] = None,
+    nodes: int | None = None,
+    nproc: int | None = None,
+    gpus: int | None = None,
+    env: Annotated[Sequence[str], "NAME=VALUE"] = (),
+    mount: Annotated[Sequence[str], "CLAIM:PATH"] = (),
+) -> JobSpec:
+    """Return a job: the fields of the file, replaced by those of `fields`, and by the other arguments.
 
-    takes_command = False
-    """Whether there may be something after `--`."""
+    Args:
+        command: what each pod runs; after -- it may have options
+        spec: the job's fields as YAML or JSON; - reads stdin
+        fields: set one field, nested ones with dots: network.profile=rdma; may be repeated
+        name: name of the job
+        image: container image
+        nodes: number of pods
+        nproc: training processes in each pod; 0: one for each GPU
+        gpus: GPUs of each pod
+        env: an environment variable; may be repeated
+        mount: mount a PersistentVolumeClaim in every pod; may be repeated
 
-    def parse_known_args(self, args=None, namespace=None):
-        """Parse what is before the first `--`."""
-        words = list(sys.argv[1:] if args is None else args)
-        separator = words.index("--") if "--" in words else len(words)
-        options, unknown = super().parse_known_args(words[:separator], namespace)
-        options.arguments = words[separator + 1 :]
-        if options.arguments and not self.takes_command:
-            self.error(f"takes no command: {' '.join(options.arguments)}")
-        return options, unknown
-
-
-def add_specification(parser: CommandParser) -> None:
-    """Declare the description of a job without `--namespace`."""
-    parser.takes_command = True
-    option(parser, "--spec FILE", "the job's fields as YAML or JSON; - reads stdin")
-    text = "set one field, nested ones with dots: network.profile=rdma; may be repeated"
-    option(parser, "--set FIELD=VALUE...", text, dest="fields")
-    for name in FLAGS:
-        metavar = "N" if spec.FIELDS[name].annotation is int else name.upper()
-        option(parser, f"--{name} {metavar}", spec.meaning(name), None)
-    option(parser, "--env NAME=VALUE...", "an environment variable")
-    option(parser, "--mount CLAIM:PATH...", "mount a PersistentVolumeClaim in every pod")
-
-
-def specification(options: argparse.Namespace) -> "JobSpec":
-    """Return the job of the options: the file first, then --set, then the flags."""
-    from components.launchers.spec import JobSpec, from_fields
-
-    tree = _from_file(options.spec) if options.spec else {}
-    given = [*options.fields, *([f"runai_queue={options.project}"] if options.project else [])]
-    for name in (*FLAGS, "namespace"):
-        if (value := getattr(options, name)) is not None:
-            given.append(f"{name}={value}")
-    given += [f"env.{text}" for text in options.env]
-    problems = [problem for text in given for problem in set_field(tree, JobSpec, text)]
-    if options.mount:
-        pairs = [text.partition(":") for text in options.mount]
+    Raises:
+        ConfigError: names every field that cannot be used.
+    """
+    tree = _from_file(spec) if spec else {}
+    texts = [*fields, *(f"env.{text}" for text in env)]
+    given = {"name": name, "image": image, "nodes": nodes, "nproc": nproc, "gpus": gpus}
+    texts += [f"{field}={value}" for field, value in given.items() if value is not None]
+    problems = [problem for text in texts for problem in set_field(tree, JobSpec, text)]
+    if mount:
+        pairs = [text.partition(":") for text in mount]
         mounts = tree["mounts"] if isinstance(tree.get("mounts"), list) else []
         tree["mounts"] = [*mounts, *({"claim": claim, "path": path} for claim, _, path in pairs)]
-    if options.arguments:
-        tree["command"] = options.arguments
+    if command:
+        tree["command"] = list(command)
     try:
         job = from_fields(tree, where=_SPECIFICATION)
     except ConfigError as error:
@@ -81,11 +68,16 @@ def specification(options: argparse.Namespace) -> "JobSpec":
     # A job with a default name would replace another's.
     problems += [f"  {field}: is missing" for field in ("name", "image") if not tree.get(field)]
     if problems:
-        raise ConfigError(
-            "\n".join([f"{_SPECIFICATION} cannot be used:", *problems]),
-            fix="correct these; `kubedet job fields` explains each",
-        )
+        raise ConfigError("\n".join([f"{_SPECIFICATION} cannot be used:", *problems]), fix=_FIX)
     return job
+
+
+def read_fields(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a job, FIELD=VALUE each, as a tree."""
+    tree: dict[str, Any] = {}
+    if problems := [problem for text in texts for problem in set_field(tree, JobSpec, text)]:
+        raise ConfigError("\n".join(["fields of the job cannot be used:", *problems]), fix=_FIX)
+    return tree
 
 
 def _from_file(name: str) -> dict[str, Any]:
@@ -117,7 +109,7 @@ def set_field(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path:
-        return [f"  --set {text!r} is not FIELD=VALUE"]
+        return [f"  {text!r} is not FIELD=VALUE"]
     problem = _put(tree, kind, path, value)
     return [f"  {path}: {problem}"] if problem else []
 

@@ -4,7 +4,8 @@ import pytest
 import run_pods
 
 import kubedet
-from pipelines import cli, wait
+from kubedet import cli
+from pipelines import wait
 
 ARGUMENTS = [
     "submit", "--data-root", "s3://bucket/root", "--recipe", "coco_r50", "--nodes", "2", "--gpus", "8",
@@ -82,7 +83,7 @@ def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server,
     [
         (["--recipe", "nope"], "unknown recipe 'nope'"),
         (["--set", "train.epochs"], "--set 'train.epochs' is not key=value"),
-        (["--job", "memory_limit"], "--job 'memory_limit' is not key=value"),
+        (["--job", "memory_limit"], "'memory_limit' is not FIELD=VALUE"),
         (["--job", "memory=1Gi"], "memory: no such field"),
         (["--deadline", "-1"], "deadline -1 is less than zero"),
         (["--until", "shards"], "nodes: has no effect in a run until shards"),
@@ -106,7 +107,7 @@ def test_waiting_shows_the_steps(kfp_server, capsys, has_metadata):
     lines = [line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()[-5:]]
     assert lines == [
         "run: pending",
-        "Prepare the data: succeeded",
+        "Download: succeeded",
         "Train: running",
         "run: running",
         "run: succeeded",

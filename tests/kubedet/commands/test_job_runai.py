@@ -7,8 +7,8 @@ from fake_runai import FakeRunai
 
 from components.launchers import runai as launcher
 from components.launchers.backend import Timings
-from pipelines import cli
-from pipelines.commands import job as commands
+from kubedet import cli
+from pipelines import jobs
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def runai(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("KUBECONFIG", "/nowhere")  # No cluster is asked.
     monkeypatch.setattr(launcher, "Timings", lambda **_: Timings(poll=0.05, removal=2))
-    monkeypatch.setattr(commands, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.05)
     return FakeRunai(tmp_path)
 
 
@@ -49,7 +49,7 @@ def test_status(job, runai):
     assert code == 0
     assert out.splitlines()[0] == "a  pending"
     assert "a-0-0" in out and "a: no GPUs are free" in out
-    assert json.loads(job("status", "a", "-o", "json")[1])["pods"][0]["node"] == "gpu-0"
+    assert json.loads(job("status", "a", "--json")[1])["pods"][0]["node"] == "gpu-0"
     line = "2026-11-22T09:00:00Z error: the loss is nan"
     runai.change("a", phase="Failed", pods=[{"name": "a-0-0", "status": "Error"}], lines={"a-0-0": [line]})
     assert "pod a-0-0 (rank 0) failed: the loss is nan" in job("status", "a")[1]

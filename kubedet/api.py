@@ -1,0 +1,1020 @@
+"""The interface of kubedet: one function for each command, with the same names of parameters.
+
+Every error that a user can cause is a `KubedetError`, whose `fix` says what to do. Importing this module
+loads neither torch nor kfp.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from annotated_types import Ge, Interval
+
+from kubedet.interface import public
+from kubedet.results import (
+    Evaluation,
+    LoadedModel,
+    ModelVersion,
+    Preview,
+    PublishedModel,
+    Weights,
+)
+from pipelines import Access, JobPlace
+from trainer.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from components.launchers.backend import JobStatus
+    from components.launchers.spec import JobSpec
+    from kubedet.model import Model
+    from operations.retention import Pruning
+    from pipelines.jobs import ExplainedStatus, SubmittedJob
+    from trainer.config.explanations import Explanation
+    from trainer.config.schema import Config
+    from trainer.data.inspection import Report
+    from trainer.data.merging import MergeResult
+    from trainer.data.verification import Verified
+    from trainer.export.bundle import Bundle
+    from trainer.export.predict_files import PredictedFiles
+    from trainer.launching.doctor import Check
+
+Text: TypeAlias = Annotated[str, "TEXT"]
+Name: TypeAlias = Annotated[str, "NAME"]
+Uri: TypeAlias = Annotated[str, "URI"]
+File: TypeAlias = Annotated[str, "FILE"]
+Folder: TypeAlias = Annotated[str, "DIR"]
+ModelPath: TypeAlias = Annotated[str | os.PathLike[str], "MODEL"]
+Overrides: TypeAlias = Annotated[Mapping[str, object] | None, "KEY=VALUE"]
+Count: TypeAlias = Annotated[int, Ge(0)]
+Positive: TypeAlias = Annotated[int, Ge(1)]
+
+DATA_ROOT = "./data_root"
+
+
+@public
+def load(model: ModelPath, *, data_root: Uri = DATA_ROOT, format: Name = "", tile: int = -1) -> "Model":
+    """Load a model to predict with.
+
+    Args:
+        model: a bundle's folder (RUN/model), which runs in onnxruntime; a checkpoint (RUN/train/best.pt),
+            which runs in PyTorch; or NAME or NAME@VERSION of a published model. The first two may be URIs.
+        data_root: where published models are.
+        format: format of the bundle to run, as for `predict`.
+        tile: side of the tiles, in pixels, that images are detected in; 0: the whole image; -1: as trained.
+
+    Examples:
+        >>> kubedet.load("runs/first/model").names
+        ['cat', 'dog']
+        >>> kubedet.load("pets", data_root="data_root").uri
+        'data_root/models/pets/v1/model.onnx'
+    """
+    from kubedet.model import Model
+    from trainer.export.predict import open_model
+
+    return Model(open_model(os.fspath(model), data_root, format, tile=tile))
+
+
+@public
+def predict(
+    model: ModelPath,
+    images: Annotated[Sequence[str], "IMAGES"],
+    *,
+    output: Folder,
+    score: Annotated[float, Interval(ge=0, le=1)] = 0.3,
+    tile: int = -1,
+    format: Name = "",
+    max_pixels: Positive = 50_000_000,
+    data_root: Uri = DATA_ROOT,
+) -> "PredictedFiles":
+    """Draw the detections of a model on images.
+
+    For every image NAME the folder gets NAME.jpg with drawn detections and NAME.json, and detections.json
+    has all.
+
+    Args:
+        model: an exported model's folder (RUN/model, also on s3://), a checkpoint (RUN/train/best.pt), or
+            NAME or NAME@VERSION of a published model
+        images: image files, folders of images, or patterns such as 'images/*.jpg'
+        output: folder for the results
+        score: minimum score of a detection, from 0 to 1
+        tile: detect in tiles of this side, in pixels, and merge the detections of neighboring ones; 0: the
+            whole image; -1: as in the model's training
+        format: format of the model to run: onnx, onnx-int8, raw (default: the first available, else its
+            weights in PyTorch)
+        max_pixels: reject images with more pixels before decoding: a file of a few kilobytes can need
+            gigabytes of memory
+        data_root: where published models are
+    """
+    from trainer.export.predict import open_model
+    from trainer.export.predict_files import find_images, predict_files
+
+    check_pixels(max_pixels)
+    find_images(images)  # A wrong path is reported before the model is loaded.
+    opened = open_model(os.fspath(model), data_root, format, tile=tile)
+    return predict_files(opened, images, output, score=score, max_pixels=max_pixels)
+
+
+@public
+def serve(
+    model: ModelPath,
+    *,
+    host: Annotated[str, "HOST"] = "127.0.0.1",
+    port: Count = 8080,
+    allow_host: Annotated[Sequence[str], "NAME"] = (),
+    format: Name = "",
+    max_pixels: Positive = 50_000_000,
+    data_root: Uri = DATA_ROOT,
+) -> None:
+    """Try a model in a browser.
+
+    A page shows the detections in an image dropped on it. It is for trying a model, not for production:
+    Triton and KServe serve its ONNX file.
+
+    Args:
+        model: an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a published
+            model
+        host: address to listen on
+        port: port; 0 chooses a free one
+        allow_host: another host name of this server, as a proxy or a Service gives it, or a pattern such as
+            *.example.org; may be repeated. IP addresses, localhost and this machine's name need none
+        format: format of the model to run: onnx, onnx-int8, raw (default: the first available, else its
+            weights in PyTorch)
+        max_pixels: reject images with more pixels before decoding
+        data_root: where published models are
+    """
+    from trainer.export import published_models
+    from trainer.export.predict import open_bundle
+    from trainer.export.server import serve
+
+    check_pixels(max_pixels)
+    opened = open_bundle(published_models.load(os.fspath(model), data_root), format)
+    serve(opened, host, port, max_pixels, allow_host)
+
+
+def check_pixels(max_pixels: int) -> None:
+    """Raise ConfigError if images of so many pixels cannot be decoded."""
+    from trainer.data.images import MAX_PIXELS
+
+    if max_pixels > MAX_PIXELS:
+        raise ConfigError(f"max_pixels must be at most {MAX_PIXELS}, not {max_pixels}", fix="use 100000000")
+
+
+@public
+def evaluate(
+    model: Annotated[str | os.PathLike[str] | LoadedModel, "MODEL"],
+    *,
+    shards: Uri,
+    output: Uri = "",
+    split: Literal["train", "val", "test"] | None = None,
+    tile: int = -1,
+    baseline: Uri = "",
+    gate: Annotated[str, "RULES"] = "",
+    nproc: Positive | None = None,
+    overrides: Overrides = None,
+) -> Evaluation:
+    """Score a model on shards.
+
+    Score a checkpoint or an exported model, compare it with a baseline, check the gate, and write
+    report.html, metrics.json and the predictions. Exit code 1 if the rules of --gate fail.
+
+    Args:
+        model: URI of best.pt, of an exported model's folder, or of a file in it
+        shards: folder that the shard step wrote
+        output: folder for the evaluation (default: a new one in ./evaluations)
+        split: split to score (default: test, or val if there is no test)
+        tile: detect in tiles of this side, in pixels, and merge the detections of neighboring ones; 0: the
+            whole image; -1: as in the model's training
+        baseline: a run, an evaluation or a model to compare with; none: no comparison (default: the last
+            model of that name that passed)
+        gate: rules separated by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'
+        nproc: processes that share the images (default: one for each GPU; without GPUs one, which uses all
+            cores)
+        overrides: change one value of the configuration, e.g. loader.workers=8; may be repeated
+
+    Examples:
+        >>> shards, rule = "data_root/shards/0123abcd", "coco/AP >= 0.99"
+        >>> evaluation = kubedet.evaluate("runs/first/train/best.pt", shards=shards, output="a", gate=rule)
+        >>> evaluation.passed, evaluation.report, sorted(evaluation.metrics)[:2]
+        (False, 'a/report.html', ['coco/AP', 'coco/AP50'])
+    """
+    from pipelines.evaluation import evaluate_model
+    from trainer.evaluation.gate import split_rules
+
+    uri = model.uri if isinstance(model, LoadedModel) else os.fspath(model)
+    folder, rules = _evaluation_folder(output), split_rules(gate)
+    given = {"split": split, "baseline": baseline, "gate": rules}
+    values: dict[str, object] = {f"evaluation.{key}": value for key, value in given.items() if value}
+    if tile != -1:
+        values["evaluation.tile"] = tile
+    summary = evaluate_model(uri, shards, folder, values | {**(overrides or {})}, rules, nproc)
+    return _evaluation(folder, summary, rules)
+
+
+@public
+def score(
+    predictions: Annotated[str | os.PathLike[str], "PREDICTIONS"],
+    *,
+    truth: File,
+    output: Uri = "",
+    images: Folder = "",
+    clip: bool = False,
+    baseline: Uri = "",
+    gate: Annotated[str, "RULES"] = "",
+    overrides: Overrides = None,
+) -> Evaluation:
+    """Score a file of detections, of any detector.
+
+    Compare it with a baseline, check the gate, and write report.html and metrics.json. Exit code 1 if the
+    rules of --gate fail.
+
+    Args:
+        predictions: detections in COCO's results format, or predictions.parquet
+        truth: ground truth in COCO's JSON format
+        output: folder for the evaluation (default: a new one in ./evaluations)
+        images: the images, to show the worst of them
+        clip: clip boxes that extend beyond their image, instead of rejecting the file
+        baseline: an evaluation or another file of detections to compare with
+        gate: rules separated by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'
+        overrides: change one value of the configuration, e.g. evaluation.bootstrap=500; may be repeated
+    """
+    from trainer.config import parsing
+    from trainer.config.schema import Config
+    from trainer.evaluation.gate import split_rules
+    from trainer.evaluators import files
+    from trainer.evaluators.shards import result_files
+    from trainer.storage import outputs
+
+    detections, folder, rules = os.fspath(predictions), _evaluation_folder(output), split_rules(gate)
+    values = {"evaluation.baseline": baseline} if baseline else {}
+    config = parsing.with_overrides(Config(), values | {**(overrides or {})}, where="overrides").evaluation
+    outputs.claim(folder, result_files(config.predictions), [truth, detections, config.baseline])
+    summary = files.evaluate(truth, detections, folder, config, rules=rules, images_uri=images, clip=clip)
+    return _evaluation(folder, summary, rules)
+
+
+def _evaluation_folder(output: str) -> str:
+    return output or f"evaluations/{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _evaluation(folder: str, summary: Mapping[str, Any], rules: Sequence[str]) -> Evaluation:
+    from trainer import storage
+
+    verdict, compared = summary["verdict"], summary["comparison"] or {}
+    return Evaluation(
+        folder=folder,
+        report=storage.join(folder, "report.html"),
+        metrics=summary["metrics"],
+        passed=verdict["passed"],
+        shards=summary.get("shards", ""),
+        reason=verdict["reason"],
+        rules=tuple(rules),
+        comparison=compared,
+    )
+
+
+@public
+def compare(
+    first: Uri,
+    second: Uri,
+    *,
+    truth: File = "",
+    clip: bool = False,
+    samples: Positive = 200,
+    output: Uri = "",
+) -> dict[str, Any]:
+    """Compare two evaluations of the same images.
+
+    The change from the first to the second has 95 % confidence intervals, by a paired bootstrap.
+
+    Args:
+        first: a run, an evaluation, or a file of detections
+        second: likewise
+        truth: ground truth in COCO's JSON format (default: that of an evaluation)
+        clip: clip boxes that extend beyond their image, instead of rejecting a file
+        samples: bootstrap samples
+        output: folder for comparison.json and report.html
+    """
+    from trainer.evaluators import files
+    from trainer.report.evaluation_page import FILES
+    from trainer.storage import outputs
+
+    if output:
+        outputs.claim(output, [*FILES, files.COMPARISON], [first, second])
+    return files.compare(first, second, truth_uri=truth, output_uri=output, samples=samples, clip=clip)
+
+
+@public
+def recipes_list() -> dict[str, str]:
+    """List the named configurations; a run uses one (--recipe) and changes keys (--set)."""
+    from trainer.model.recipes import RECIPES
+
+    return {name: (recipe.__doc__ or "").splitlines()[0] for name, recipe in RECIPES.items()}
+
+
+@public
+def recipes_show(name: Name) -> "Config":
+    """Print one recipe with all its keys, as JSON.
+
+    Args:
+        name: name of the recipe
+    """
+    from trainer.model import recipes
+
+    return recipes.load(name)
+
+
+@public
+def recipes_explain(text: Text = "", *, recipe: Name = "") -> "list[Explanation]":
+    """Explain the keys of configurations.
+
+    Args:
+        text: only keys that contain this text, e.g. train. or anchor
+        recipe: show the values of this recipe, and only its keys, instead of the defaults
+    """
+    from trainer.config import architectures
+    from trainer.config.explanations import Variants, explain
+    from trainer.config.schema import Config, ModelConfig
+    from trainer.model import recipes
+
+    values = asdict(recipes.load(recipe)) if recipe else None
+    names = [values["model"]["architecture"]] if values else list(architectures.ARCHITECTURES)
+    variants: Variants = {ModelConfig: {name: architectures.options_class(name) for name in names}}
+    return explain(Config, text, values, variants)
+
+
+@public
+def weights_fetch(
+    names: Annotated[Sequence[str], "NAME"] = (), *, data_root: Uri = DATA_ROOT
+) -> list[Weights]:
+    """Fetch published weights into DATA_ROOT/weights, e.g. for a cluster without internet.
+
+    Their hashes are checked; damaged files are fetched again. For a cluster, fetch into a folder and copy
+    its weights/ into the cluster's data root.
+
+    Args:
+        names: recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)
+        data_root: where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/
+    """
+    from trainer.weights import weights_mirror
+
+    needed = _needed_weights(names)
+    for uri in needed:
+        weights_mirror.obtain(uri, data_root)
+    return _mirrored(needed, data_root)
+
+
+@public
+def weights_list(
+    names: Annotated[Sequence[str], "NAME"] = (), *, data_root: Uri = DATA_ROOT
+) -> list[Weights]:
+    """List the weights of recipes, with size and hash, and whether DATA_ROOT/weights has them.
+
+    Args:
+        names: recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)
+        data_root: where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/
+    """
+    return _mirrored(_needed_weights(names), data_root)
+
+
+def _mirrored(needed: Mapping[str, list[str]], data_root: str) -> list[Weights]:
+    from trainer.weights import weights_mirror
+
+    found = [(weights_mirror.look_up(uri, data_root), recipes) for uri, recipes in needed.items()]
+    return [
+        Weights(
+            item.uri,
+            recipes,
+            item.complete,
+            item.file.name if item.file else "",
+            (item.file.size if item.file else None) or None,
+            item.file.sha256 if item.file else "",
+        )
+        for item, recipes in found
+    ]
+
+
+def _needed_weights(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the recipes that start from some weights, by the weights' URI."""
+    from trainer.model.recipes import RECIPES, load
+    from trainer.weights.weights_mirror import is_published
+
+    needed: dict[str, list[str]] = {}
+    for recipe in RECIPES:
+        uri = load(recipe).model.weights
+        if uri and (not names or recipe in names or uri in names):
+            needed.setdefault(uri, []).append(recipe)
+    for name in names:
+        if is_published(name):
+            needed.setdefault(name, [])
+        elif name not in RECIPES:
+            raise ConfigError(
+                f"{name!r} is neither a recipe nor the name of published weights",
+                fix=f"use one of {', '.join(RECIPES)}, torchvision:NAME, hf:ORG/NAME or https://...",
+            )
+    return needed
+
+
+@public
+def model_list(*, data_root: Uri = DATA_ROOT) -> list[PublishedModel]:
+    """List the published models and their versions.
+
+    Args:
+        data_root: where published models are
+    """
+    from trainer.base.errors import DataError, StorageError
+    from trainer.export import published_models
+
+    models = []
+    for name in published_models.names(data_root):
+        problem, current = "", ""
+        try:
+            record = published_models.current(data_root, name)
+            current = record.version if record else ""
+        except (StorageError, DataError) as error:  # The others are listed.
+            problem = str(error)
+        whole, damaged = published_models.versions(data_root, name)
+        versions = [
+            ModelVersion(
+                version,
+                bundle.metadata.created,
+                bundle.metadata.metrics.values.get("coco/AP"),
+                list(bundle.metadata.formats),
+            )
+            for version, bundle in whole.items()
+        ]
+        versions += [ModelVersion(version, damage=text) for version, text in damaged.items()]
+        models.append(PublishedModel(name, current, versions, problem))
+    return models
+
+
+@public
+def model_show(model: ModelPath, *, data_root: Uri = DATA_ROOT) -> "Bundle":
+    """Show the model card.
+
+    Args:
+        model: an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a published
+            model
+        data_root: where published models are
+    """
+    from trainer.export import published_models
+
+    return published_models.load(os.fspath(model), data_root)
+
+
+@public
+def model_verify(
+    model: ModelPath,
+    *,
+    public_key: File = "",
+    at_least: Annotated[str, "VERSION"] = "",
+    data_root: Uri = DATA_ROOT,
+) -> "Bundle":
+    """Compare a model with its checksums and signature.
+
+    Args:
+        model: an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a published
+            model
+        public_key: PEM file of the signer's key
+        at_least: reject a model that was exported before this version
+        data_root: where published models are
+    """
+    from trainer.export import published_models
+    from trainer.export.bundle import check_signature
+
+    bundle = published_models.load(os.fspath(model), data_root)
+    compared = [bundle]
+    if at_least:
+        compared.append(published_models.check_at_least(bundle, at_least, data_root))
+    for item in compared:
+        item.check_whole()
+        if public_key:
+            check_signature(item, public_key)
+    return bundle
+
+
+@public
+def model_promote(
+    name: Name,
+    version: Annotated[str, "VERSION"],
+    *,
+    other_classes: bool = False,
+    data_root: Uri = DATA_ROOT,
+) -> str:
+    """Make a version the current one; return it.
+
+    Args:
+        name: name of the model, as in `kubedet model list`
+        version: one of its versions
+        other_classes: allow classes that differ from those of the current version
+        data_root: where published models are
+    """
+    from trainer.export import published_models
+
+    return published_models.promote(data_root, name, version, other_classes=other_classes).version
+
+
+@public
+def model_rollback(name: Name, *, other_classes: bool = False, data_root: Uri = DATA_ROOT) -> str:
+    """Make the version before the current one current again; return it.
+
+    Args:
+        name: name of the model, as in `kubedet model list`
+        other_classes: allow classes that differ from those of the current version
+        data_root: where published models are
+    """
+    from trainer.export import published_models
+
+    return published_models.rollback(data_root, name, other_classes=other_classes).version
+
+
+@public
+def model_trace(name: Annotated[str, "MODEL|RUN"], *, data_root: Uri = DATA_ROOT) -> dict[str, Any]:
+    """Show the origin of a model or run: checkpoint, configuration, code, shards, raw data and source.
+
+    Args:
+        name: NAME, NAME@VERSION or the folder of a model; name, id or folder of a run
+        data_root: where published models are
+    """
+    from operations import lineage
+
+    return lineage.trace(name, data_root)
+
+
+@public
+def data_inspect(
+    uri: Uri,
+    *,
+    overrides: Overrides = None,
+    images: Count | None = None,
+    pairs: File = "",
+) -> "Report":
+    """Count images, boxes, classes and problems of shards, raw images or a source.
+
+    The format of a path without a scheme is detected, and the source to use is printed.
+
+    Args:
+        uri: a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://, or a source:
+            PATH, sample, coco:PATH, voc:PATH, ...
+        overrides: change one value of the configuration, e.g. data.box_format=xyxy; may be repeated
+        images: number of images per split to check for damage, depth, rotation and near duplicates (default:
+            2000 on this machine, 100 in an object store, 0 on the web)
+        pairs: write pictures of near duplicates across splits to a PNG file
+    """
+    from trainer.data.inspection import inspect
+    from trainer.model import recipes
+
+    return inspect(uri, recipes.load(DATA_RECIPE, {**(overrides or {})}).data, images, pairs)
+
+
+DATA_RECIPE = "small"  # Its settings say how a source is read, unless `overrides` does.
+
+
+@public
+def data_verify(uri: Uri, *, repair: bool = False, threads: Count = 0) -> "Verified":
+    """Compare the hashes of shards or raw images with the recorded ones, and decode every image.
+
+    Exit code 2 if anything is damaged or missing.
+
+    Args:
+        uri: a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://
+        repair: rebuild missing or damaged files: shards from raw images, raw images from their source
+        threads: number of threads; 0: one for each core
+    """
+    from trainer.data import verification
+
+    return (verification.repair if repair else verification.verify)(uri, threads)
+
+
+@public
+def data_preview(
+    uri: Uri,
+    *,
+    count: Positive = 16,
+    split: Name = "",
+    seed: int = 0,
+    recipe: Name = "",
+    overrides: Overrides = None,
+    epoch: Count = 0,
+    output: File = "preview.png",
+) -> Preview:
+    """Draw random images of a split with their boxes on one PNG.
+
+    With a recipe they are the first images of a training's epoch, as the training sees them.
+
+    Args:
+        uri: a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://, or a source
+        count: number of images
+        split: train, val or test (default: the first)
+        seed: seed of the random selection
+        recipe: show the inputs of a training with this recipe (only for shards)
+        overrides: change one value of the configuration, e.g. loader.mosaic=1; may be repeated
+        epoch: with a recipe: epoch, from 0
+        output: the PNG
+    """
+    from trainer import storage
+    from trainer.data import preview
+    from trainer.model import recipes
+    from trainer.storage import outputs
+
+    if Path(output).suffix.lower() != ".png":
+        raise ConfigError(f"output {output} must be a PNG file", fix="use the output preview.png")
+    if recipe:
+        if split not in ("", "train"):
+            raise ConfigError(f"a recipe shows only training samples, not the split {split}", fix="omit it")
+        config = recipes.load(recipe, {**(overrides or {})} | ({"train.seed": seed} if seed else {}))
+        sheet, pictures, shown = preview.training_sheet(uri, config, count, epoch)
+    elif epoch or any(not key.startswith("data.") for key in overrides or {}):
+        raise ConfigError(
+            "an epoch, and overrides of keys other than data...., need a recipe",
+            fix="add a recipe, e.g. --recipe small",
+        )
+    else:
+        data = recipes.load(DATA_RECIPE, {**(overrides or {})}).data
+        sheet, pictures, shown = preview.contact_sheet(uri, count, split, seed, data)
+    outputs.claim_file(output)
+    with storage.new_file(output, sync=False) as path:
+        sheet.save(path, "PNG")
+    bad = [f"{picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]
+    boxes = sum(len(picture.boxes) for picture in pictures)
+    return Preview(output, shown, len(pictures) - len(bad), boxes, bad)
+
+
+@public
+def data_merge(
+    source: Annotated[str, "SET"],
+    corrections: Annotated[Sequence[str], "CORRECTIONS"],
+    *,
+    output: Folder,
+    keep_overlaps: bool = False,
+) -> "MergeResult":
+    """Merge a set with corrections of it, as a labelling tool exports them, into a new COCO set.
+
+    Classes are matched by name. An image in both (with the same bytes) gets the boxes of the correction and
+    stays in its split; new images are added to train.
+
+    Args:
+        source: the data set, as the source of a run
+        corrections: more sets, e.g. corrections.zip; if several have an image, the last one wins
+        output: folder of the new set; its last part names the models
+        keep_overlaps: accept corrected images with boxes of different classes in the same place
+    """
+    from trainer.data.merging import merge
+
+    return merge(source, list(corrections), output, keep_overlaps=keep_overlaps)
+
+
+@public
+def data_prune(
+    *,
+    keep: Positive,
+    older_than: Annotated[float, Ge(0), "DAYS"] = 7.0,
+    data_root: Uri = DATA_ROOT,
+    yes: bool = False,
+) -> "Pruning":
+    """Delete old runs, versions and data that nothing needs.
+
+    Runs with their checkpoints, versions of models, shards, raw tables and images of a data root are deleted.
+    The newest and the unfinished runs are kept, current, signed and registered versions, targets of `model
+    rollback`, what these need, and young files.
+
+    Args:
+        keep: how many of the newest runs, and of previous versions, are kept
+        older_than: delete only what is older
+        data_root: where data is kept
+        yes: delete; otherwise only show what would be deleted, and why the rest is kept
+    """
+    from operations import retention
+    from trainer import storage
+
+    return (retention.prune if yes else retention.Pruning)(storage.absolute(data_root), keep, older_than)
+
+
+@public
+def compile(
+    *,
+    output: Annotated[str | os.PathLike[str], "FILE"] = "pipeline.yaml",
+    volume: bool = False,
+    conditional: bool = False,
+    until: Literal["shards"] | None = None,
+    trials: Count = 0,
+    parallelism: Count = 16,
+    gpus: Count = 0,
+    deadline: Annotated[int, Ge(0), "SECONDS"] = 0,
+    ttl: Annotated[int, Ge(0), "SECONDS"] = 0,
+) -> Path:
+    """Write the compiled pipeline as one YAML file, for the UI or `kfp run create`.
+
+    The variable KUBEDET_IMAGE names the image of its steps.
+
+    Args:
+        output: file to write
+        volume: keep the data on a shared volume: every step mounts the PersistentVolumeClaim of the parameter
+            `claim` at /data
+        conditional: skip training if fewer images have changed than the run's parameter `min_new_images`
+        until: stop after this step: `shards` ends when the shards are written, without training
+        trials: search hyper-parameters with so many trials, like `kubedet tune`
+        parallelism: number of concurrent trials; 0: no limit
+        gpus: GPUs of each trial's pod
+        deadline: end a run that takes longer; 0: never
+        ttl: delete a run's pods and Workflow this long after it ends; 0: the cluster's setting
+
+    Examples:
+        >>> kubedet.compile(output="pipeline.yaml", volume=True).stat().st_size > 10_000
+        True
+    """
+    from pipelines.compiler import compile_pipeline
+    from pipelines.parameters import CompileOptions
+    from trainer.storage import outputs
+
+    options = CompileOptions(
+        volume=volume,
+        conditional=conditional,
+        until=until or "",
+        trials=trials,
+        parallelism=parallelism,
+        gpus=gpus,
+        deadline=deadline,
+        ttl=ttl,
+    )
+    outputs.claim_file(os.fspath(output))
+    compile_pipeline(path := Path(output), options)
+    return path
+
+
+@public
+def job_submit(job: "JobSpec", *, wait: bool = False, place: JobPlace = JobPlace()) -> "SubmittedJob":
+    """Start a training job, or adopt the same one if it runs already.
+
+    Args:
+        job: the job
+        wait: print its log and exit with its result; Ctrl-C deletes the job
+        place: where to start it; a namespace in the job wins
+    """
+    from pipelines import jobs
+
+    return jobs.submit(place, job, wait=wait)
+
+
+@public
+def job_render(
+    job: "JobSpec",
+    *,
+    target: Annotated[str, "TARGET"] = "pytorchjob",
+    namespace: Name = "",
+) -> str:
+    """Print a job for other tools, and send nothing.
+
+    Args:
+        job: the job
+        target: pytorchjob, trainjob, indexed-job, runai, runai-submit-dist or runai-submit-pytorch
+        namespace: namespace of the job
+    """
+    from components.launchers.render import render
+
+    return render(target, replace(job, namespace=namespace) if namespace else job)
+
+
+@public
+def job_fields(text: Text = "") -> "list[Explanation]":
+    """Explain the fields of a job, with their defaults; * is the number of an item.
+
+    Args:
+        text: only fields that contain this text
+    """
+    from components.launchers.spec import JobSpec
+    from trainer.config.explanations import explain
+
+    return explain(JobSpec, text)
+
+
+@public
+def job_list(*, place: JobPlace = JobPlace()) -> "list[JobStatus] | str":
+    """List the training jobs of a namespace; those of Run:ai as its own command line does.
+
+    Args:
+        place: where the jobs are
+    """
+    from pipelines import jobs
+
+    return jobs.list_jobs(place)
+
+
+@public
+def job_status(name: Name, *, place: JobPlace = JobPlace()) -> "ExplainedStatus":
+    """Show the state of a job and its pods, and why they wait or failed.
+
+    Args:
+        name: name of the job
+        place: where the job is
+    """
+    from pipelines import jobs
+
+    return jobs.explain(jobs.connect(place), name)
+
+
+@public
+def job_logs(
+    name: Name,
+    *,
+    follow: bool = False,
+    rank: Count | None = None,
+    pod: Name = "",
+    place: JobPlace = JobPlace(),
+) -> Iterator[str]:
+    """Print the log of a job.
+
+    Args:
+        name: name of the job
+        follow: follow the log until the job ends, also across failed pods
+        rank: only the pod of this rank
+        pod: only the pod of this name
+        place: where the job is
+    """
+    from pipelines import jobs
+
+    return jobs.read_log(place, name, follow=follow, rank=rank, pod=pod)
+
+
+@public
+def job_stop(name: Name, *, place: JobPlace = JobPlace()) -> None:
+    """Delete a job and its pods; its checkpoints stay.
+
+    Args:
+        name: name of the job
+        place: where the job is
+    """
+    from pipelines import jobs
+
+    backend = jobs.connect(place)
+    backend.stop(jobs.find(backend, name).name)
+
+
+@public
+def job_exec(
+    name: Name,
+    command: Annotated[Sequence[str], "[--] COMMAND"],
+    *,
+    rank: Count | None = None,
+    pod: Name = "",
+    place: JobPlace = JobPlace(),
+) -> int:
+    """Run a command in a pod of a job, on this terminal; the exit code is the command's.
+
+    Args:
+        name: name of the job
+        command: the command; after -- it may have options
+        rank: the pod of this rank (default: 0)
+        pod: the pod of this name
+        place: where the job is
+    """
+    from pipelines import jobs
+
+    return jobs.execute(place, name, command, rank=rank, pod=pod)
+
+
+@public
+def job_wait(
+    name: Name, *, timeout: Annotated[float, Ge(0), "SECONDS"] = 0.0, place: JobPlace = JobPlace()
+) -> "JobStatus":
+    """Wait until a job has ended, and exit with its result.
+
+    Args:
+        name: name of the job
+        timeout: give up after so many seconds; 0: never
+        place: where the job is
+    """
+    from pipelines import jobs
+
+    return jobs.wait_for(place, name, timeout)
+
+
+@public
+def cluster_manifests(*, output: Folder = "deploy") -> Path:
+    """Write the manifests of a cluster, for kubectl.
+
+    The folder deploy/ of this version has permissions, a volume, the runtime of TrainJobs, overlays for each
+    kind of installation and example jobs. Its README.md explains which to apply.
+
+    Args:
+        output: folder to write
+    """
+    import shutil
+
+    import pipelines
+    from trainer.base.errors import StorageError
+    from trainer.storage import outputs
+
+    # `deploy/` in the wheel; in a checkout a link to it.
+    manifests = Path(pipelines.__file__).parent / "deploy"
+    try:
+        outputs.require_new(output)
+        shutil.copytree(manifests, output, dirs_exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {output}: {error.strerror or error}", fix="choose another folder"
+        ) from error
+    return Path(output)
+
+
+@public
+def doctor(
+    *,
+    local: bool = False,
+    data_root: Uri = "",
+    gpus: Count = 0,
+    namespace: Name = "",
+    credentials: Annotated[str, "SECRET"] = "",
+    claim: Annotated[str, "PVC"] = "",
+    nodes: Positive = 1,
+    resource: Annotated[Sequence[str], "NAME[=N]"] = (),
+    queue: Name = "",
+    size: Literal["small", "medium", "large"] | None = None,
+    step_cpu: Annotated[str, "CORES"] = "",
+    step_memory: Annotated[str, "AMOUNT"] = "",
+    host: Annotated[str, "URL"] = "",
+    ca: File = "",
+    job: Name = "",
+    shared_memory: Annotated[str, "AMOUNT"] = "",
+    interface: Name = "",
+    rdma: bool = False,
+) -> "Iterator[Check]":
+    """Check the requirements of a run in the cluster of KUBECONFIG, or on this machine.
+
+    Exit code 1 if something is missing.
+
+    Args:
+        local: check only this machine, for `kubedet run`
+        data_root: write, read and delete a small file there, from this machine
+        gpus: GPUs per machine
+        namespace: namespace of the jobs (default: KUBECONFIG's)
+        credentials: Secret with the object store's keys
+        claim: PersistentVolumeClaim of the data root
+        nodes: number of machines of a job
+        resource: devices per machine, e.g. rdma/hca=1; without a number, print the available devices; may be
+            repeated
+        queue: Kueue LocalQueue: check that it admits jobs and that Kueue manages their kinds
+        size: resource requests of the pods of the steps: small (500m cores, 2Gi), medium (2, 8Gi) or large
+            (6, 24Gi) (default: not checked)
+        step_cpu: CPU request of these pods
+        step_memory: memory request of these pods
+        host: URL of the API of Kubeflow Pipelines (default: $KFP_ENDPOINT)
+        ca: CA certificate of that host
+        job: check the pods of this running job: /dev/shm, network interfaces, GPUs, memlock, RDMA
+        shared_memory: required /dev/shm of these pods, e.g. 8Gi
+        interface: network interface of NCCL in these pods, e.g. net1
+        rdma: require an RDMA device and unlimited locked memory in these pods
+    """
+    from pipelines.parameters import DEFAULT_SIZE, SIZES, check_sizes
+    from trainer.base.safe_text import whole_number
+    from trainer.launching import doctor as machine
+
+    in_pods = {"shared_memory": shared_memory, "interface": interface, "rdma": rdma}
+    in_cluster = {
+        "namespace": namespace, "credentials": credentials, "claim": claim, "resource": resource,
+        "queue": queue, "size": size, "step_cpu": step_cpu, "step_memory": step_memory, "host": host,
+        "ca": ca, "job": job,
+    }  # fmt: skip
+    useless = {"has no effect with --local": in_cluster | in_pods} if local else {}
+    useless |= {} if local or job else {"needs --job": in_pods}
+    problems = [
+        f"--{name.replace('_', '-')} {reason}"
+        for reason, values in useless.items()
+        for name, value in values.items()
+        if value
+    ]
+    resources = {"nvidia.com/gpu": gpus} if gpus else {}
+    for text in resource:
+        name, equals, number = text.partition("=")
+        count = whole_number(number) if equals else 0
+        if name and count is not None:
+            resources[name] = count
+        else:
+            problems.append(f"--resource {text!r} is not NAME or NAME=N")
+    cpu, memory = SIZES[size] if size else ("", "")
+    step = {"cpu": step_cpu or cpu, "memory": step_memory or memory}
+    try:
+        check_sizes(step["cpu"] or DEFAULT_SIZE[0], step["memory"] or DEFAULT_SIZE[1])
+        required = machine.size(shared_memory or "0")
+    except ConfigError as error:
+        problems += error.message.splitlines()
+    if problems:
+        raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
+    needs = machine.Needs(gpus, rdma, interface, required, data_root)
+    if local:
+        return machine.check_machine(needs)
+    from pipelines.doctor import check_cluster
+
+    return check_cluster(
+        needs,
+        namespace=namespace,
+        nodes=nodes,
+        resources=resources,
+        step={name: text for name, text in step.items() if text},
+        secret=credentials,
+        claim=claim,
+        queue=queue,
+        job=job,
+        access=Access.find(host, ca=ca),
+    )

@@ -1,0 +1,212 @@
+"""The command line `kubedet COMMAND`: the functions of `kubedet.api` as commands."""
+
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
+from typing import Annotated, Any
+
+import typer
+
+from kubedet import api
+from kubedet.commands import Builders, Docstring, Option, make_command, read_options
+from kubedet.display import data, jobs, models
+from kubedet.interface import check_text, translate_errors
+from kubedet.job_menu import job_menu
+from pipelines import Access, JobPlace
+from pipelines import cli as old
+from trainer.base import log
+from trainer.base.errors import EXIT_FAILURE, EXIT_USAGE, KubedetError
+from trainer.base.safe_text import as_message
+
+TITLE = "Train an object detector on Kubeflow, or on one machine, with one pipeline."
+EXIT_CODES = "Exit codes: 0; 2 for a mistake in options or data; 143 if it was stopped; 1 otherwise."
+_COMPLETION = "_KUBEDET_COMPLETE"  # Variable with which the shell asks for completions.
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command: a function, and what prints its result."""
+
+    function: Callable[..., Any]
+    show: Callable[..., int | None]
+    logs: bool = False  # Whether it logs what it does.
+
+
+def show_nothing(result: object) -> None:
+    """Print nothing: the command has printed what it did."""
+
+
+def return_code(code: int) -> int:
+    """Return the exit code that the function returned."""
+    return code
+
+
+GROUPS = {
+    "recipes": "List the named configurations, and explain their keys.",
+    "weights": "Fetch and list the published weights that recipes start from.",
+    "data": "Inspect, verify, preview, merge and prune data.",
+    "model": "List, promote, verify and trace published models.",
+    "job": "Submit, list, watch and stop training jobs.",
+    "cluster": "Write files for a cluster: manifests, the compiled pipeline.",
+}
+"""Commands that have commands below them."""
+
+COMMANDS: Mapping[str, Entry] = {
+    "recipes list": Entry(api.recipes_list, models.show_recipes),
+    "recipes show": Entry(api.recipes_show, models.show_config),
+    "recipes explain": Entry(api.recipes_explain, models.show_explanations),
+    "weights fetch": Entry(api.weights_fetch, models.show_weights, logs=True),
+    "weights list": Entry(api.weights_list, models.show_weights),
+    "data inspect": Entry(api.data_inspect, data.show_report),
+    "data verify": Entry(api.data_verify, data.show_verified),
+    "data preview": Entry(api.data_preview, data.show_preview),
+    "data merge": Entry(api.data_merge, data.show_merged),
+    "data prune": Entry(api.data_prune, data.show_pruned),
+    "evaluate": Entry(api.evaluate, models.show_evaluation, logs=True),
+    "score": Entry(api.score, models.show_evaluation, logs=True),
+    "compare": Entry(api.compare, models.show_comparison),
+    "predict": Entry(api.predict, models.show_predictions),
+    "serve": Entry(api.serve, show_nothing),
+    "model list": Entry(api.model_list, models.show_published),
+    "model show": Entry(api.model_show, models.show_card),
+    "model verify": Entry(api.model_verify, models.show_verified),
+    "model promote": Entry(api.model_promote, models.show_current),
+    "model rollback": Entry(api.model_rollback, models.show_current),
+    "model trace": Entry(api.model_trace, models.show_origin),
+    "job submit": Entry(api.job_submit, jobs.show_submitted),
+    "job render": Entry(api.job_render, jobs.show_text),
+    "job fields": Entry(api.job_fields, models.show_explanations),
+    "job list": Entry(api.job_list, jobs.show_jobs),
+    "job status": Entry(api.job_status, jobs.show_status),
+    "job logs": Entry(api.job_logs, jobs.show_lines),
+    "job stop": Entry(api.job_stop, jobs.show_stopped),
+    "job exec": Entry(api.job_exec, return_code),
+    "job wait": Entry(api.job_wait, show_nothing),
+    "job menu": Entry(job_menu, show_nothing),
+    "cluster manifests": Entry(api.cluster_manifests, jobs.show_manifests),
+    "cluster compile": Entry(api.compile, jobs.show_file),
+    "doctor": Entry(api.doctor, jobs.show_checks),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return 0, 2 for user errors, 143 if it can be continued, otherwise 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # File names may be undecodable.
+            stream.reconfigure(errors="backslashreplace")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        check_text(words, "the command line")
+        if words and words[0] in old.SUMMARIES:
+            return old.main(words)
+        with translate_errors():
+            return make_app(words)(words, prog_name="kubedet", standalone_mode=False) or 0
+    except KubedetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except typer.TyperException as error:
+        return _report_usage(error)
+    except BrokenPipeError:  # E.g. `kubedet recipes list | head -1`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+
+
+def _report_usage(error: typer.TyperException) -> int:
+    """Print a mistake on the command line with the usage of the command; return the exit code."""
+    context, text = getattr(error, "ctx", None), error.format_message()
+    if context and text == context.get_help():  # No command was given.
+        print(text, file=sys.stderr)
+        return EXIT_USAGE
+    if context:
+        print(context.get_usage(), file=sys.stderr)
+        text += f"\n  fix: see `{context.command_path} --help`"
+    print(f"error: {as_message(text)}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def make_app(words: Sequence[str] | None = None) -> typer.Typer:
+    """Return Typer's application; only the command that begins `words` has its options, for a quick start."""
+    settings: dict[str, Any] = {
+        "rich_markup_mode": None,
+        "pretty_exceptions_enable": False,
+        "no_args_is_help": True,
+        "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    }
+    app = typer.Typer(name="kubedet", help=TITLE, callback=_program, **settings)
+    for name, text in old.SUMMARIES.items():
+        app.command(name, help=text)(show_nothing)
+    groups: dict[str, typer.Typer] = {}
+    for name, entry in COMMANDS.items():
+        group, _, verb = name.rpartition(" ")
+        if group and group not in groups:
+            groups[group] = typer.Typer(name=group, help=GROUPS[group], **settings)
+            app.add_typer(groups[group])
+        parts = name.split()
+        is_needed = words is None or words[: len(parts)] == parts or _COMPLETION in os.environ
+        command = _command(entry) if is_needed else show_nothing
+        text = Docstring.read(entry.function).text
+        (groups[group] if group else app).command(verb, help=text, epilog=EXIT_CODES)(command)
+    return app
+
+
+def options_of(entry: Entry) -> list[Option]:
+    """Return the options of a command."""
+    groups = read_options(entry.function, _builders(entry.function))
+    groups |= read_options(entry.show, {}, only_keywords=True)
+    return [option for options in groups.values() for option in options]
+
+
+def _builders(function: Callable[..., Any]) -> Builders:
+    builders: Builders = {Access: Access, JobPlace: JobPlace}
+    if any(item.annotation == "JobSpec" for item in signature(function).parameters.values()):
+        from components.launchers.job_options import read_job
+
+        builders |= {"JobSpec": read_job}
+    return builders
+
+
+def _command(entry: Entry) -> Callable[..., int]:
+    builders, readers = _builders(entry.function), {"overrides": _read_overrides}
+    command = make_command(entry.function, entry.show, builders, readers)
+
+    @wraps(command)
+    def run(**given: Any) -> int:
+        if entry.logs:
+            log.setup()
+        try:
+            code: int = command(**given)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+        return code
+
+    return run
+
+
+def _read_overrides(texts: list[str]) -> dict[str, Any]:
+    from trainer.config.parsing import parse_overrides
+
+    return parse_overrides(texts)
+
+
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        from importlib.metadata import version
+
+        print(f"kubedet {version('kubedet')}")
+        raise typer.Exit
+
+
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None: ...
+
+
+if __name__ == "__main__":
+    sys.exit(main())

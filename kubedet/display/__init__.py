@@ -1,0 +1,52 @@
+"""What commands print about the results of functions."""
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+from trainer.base.safe_text import aligned, cells, printable
+
+MAX_ITEMS = 10  # Items of a list that are printed.
+
+
+def show(text: str) -> None:
+    """Print a text with names from files, without their control characters."""
+    print(printable(text))
+
+
+def print_json(value: Any) -> None:
+    """Print dataclasses and what they contain as JSON."""
+    from pydantic_core import to_json
+
+    print(to_json(value, indent=2).decode())
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: Set[int] = frozenset()) -> str:
+    """Align rows, which all have the same number of cells; `right` are the columns to align to the right."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            aligned(cell, width, right=number in right)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Align a table of counts, all columns but the first to the right."""
+    texts = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    return columns([heads, *texts], right={*range(1, len(heads))})
+
+
+def print_list(title: str, items: Sequence[str]) -> None:
+    """Print the first of some items, unless there are none."""
+    if items:
+        show(f"{title} ({len(items)}):\n" + "\n".join(f"  {item}" for item in items[:MAX_ITEMS]))
+        if len(items) > MAX_ITEMS:
+            print(f"  and {len(items) - MAX_ITEMS} more")
+
+
+def file_size(count: int) -> str:
+    """Write a number of bytes."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

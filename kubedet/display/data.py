@@ -1,0 +1,178 @@
+"""What `kubedet data` prints."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kubedet.display import columns, file_size, print_json, print_list, show, table
+from kubedet.results import Preview
+from trainer.base.safe_text import one_line
+
+if TYPE_CHECKING:
+    from operations.retention import Pruning
+    from trainer.data.inspection import Report
+    from trainer.data.merging import MergeResult
+    from trainer.data.statistics import SplitStatistics
+    from trainer.data.verification import Verified
+
+_MAX_CLASSES = 20
+_MAX_REASONS = 2  # Reasons to keep an artifact; JSON has all.
+
+
+def show_report(
+    report: "Report", arguments: Mapping[str, Any], *, all_classes: bool = False, json: bool = False
+) -> None:
+    """Print the counts and problems of data.
+
+    Args:
+        report: the counts and problems
+        arguments: those of the call
+        all_classes: show all classes, not only the first 20
+        json: print the result as JSON
+    """
+    from trainer.config.parsing import as_override
+    from trainer.data.inspection import check
+
+    if json:
+        print_json(report)
+        check(report)
+        return
+    fingerprint = f" (fingerprint {report.fingerprint})" if report.fingerprint else ""
+    show(f"{report.kind} {report.uri}{fingerprint}")
+    if report.read_as:
+        show(f"read as {report.read_as}")
+    print(f"\n{_splits(report)}\n\n{_classes(report, all_classes)}\n")
+    first = next(iter(report.statistics))
+    pairs = zip(report.classes, report.statistics[first].boxes_of_class, strict=True)
+    print_list(f"classes without a box in {first}", [one_line(name) for name, boxes in pairs if not boxes])
+    print(f"images that were read: {report.looked_at.images:,}\n")
+    for warning in report.warnings:
+        show(f"warning: {warning}")
+    _show_problems(report)
+    check(report)
+    if report.read_as:
+        words = ["kubedet", "run", "--source", report.uri, "--recipe", "small"]
+        words += [word for item in arguments["overrides"].items() for word in ("--set", as_override(*item))]
+        show(f"\nto train on it: {shlex.join(words)}")
+
+
+def _splits(report: "Report") -> str:
+    is_stored = report.kind == "shards"
+    heads = ["split", "images", "boxes", "without boxes", "crowds", "median box, px", "median image, px"]
+    rows = []
+    for split, counts in report.splits.items():
+        statistics = report.statistics[split]
+        row = [split, counts.images, counts.boxes, statistics.images_without_boxes, statistics.crowds]
+        row += [_median(statistics, "box_side"), _median(statistics, "image_side")]
+        rows.append([*row, counts.shards, file_size(counts.bytes)] if is_stored else row)
+    return table([*heads, "shards", "size"] if is_stored else heads, rows)
+
+
+def _classes(report: "Report", all_classes: bool) -> str:
+    boxes_of_class = next(iter(report.statistics.values())).boxes_of_class
+    order = sorted(range(len(report.classes)), key=lambda label: -boxes_of_class[label])
+    rows = []
+    for label in order[: None if all_classes else _MAX_CLASSES]:
+        boxes = [counts.boxes_of_class[label] for counts in report.statistics.values()]
+        images = [counts.images_of_class[label] for counts in report.statistics.values()]
+        rows.append([report.classes[label], *boxes, *images])
+    heads = [f"{item} in {split}" for item in ("boxes", "images") for split in report.statistics]
+    more = len(order) - len(rows)
+    hint = f"\n... and {more} more classes: --all-classes shows them" if more else ""
+    return table(["class", *heads], rows) + hint
+
+
+def _show_problems(report: "Report") -> None:
+    from trainer.data.problem_counts import BAD_BOXES, BAD_IMAGES, EXAMPLES
+
+    if report.problems:
+        print("problems")
+    elif not report.warnings and not report.errors:
+        print("no problems")
+    for reason, count in report.problems.items():
+        show(f"  {count:,} {reason}")
+        limit = EXAMPLES if reason in (*BAD_IMAGES, *BAD_BOXES) else 3
+        for example in report.examples.get(reason, [])[:limit]:
+            show(f"      {example}")
+
+
+def _median(statistics: "SplitStatistics", name: str) -> str:
+    """Return the bin of the median in a histogram as text."""
+    from trainer.data.statistics import BINS
+
+    counts, edges = statistics.histogram(name), BINS[name]
+    counted, half = 0, sum(counts) / 2
+    for index, count in enumerate(counts):
+        counted += count
+        if counted >= half > 0:
+            return f"{edges[index]:g} to {edges[index + 1]:g}"
+    return "-"
+
+
+def show_verified(result: "Verified", *, json: bool = False) -> None:
+    """Print the result of a verification.
+
+    Args:
+        result: the counts and problems
+        json: print the result as JSON
+    """
+    from trainer.data.verification import check
+
+    if json:
+        print_json(result)
+    check(result)
+    if not json:
+        files = f"{result.files:,} shard{'s' * (result.files != 1)}, " if result.kind == "shards" else ""
+        counts = f"{files}{result.images:,} images, {file_size(result.bytes)}"
+        print(f"all is well: {counts}; every hash agrees, and every image can be decoded")
+
+
+def show_preview(preview: Preview) -> None:
+    """Print what is on a contact sheet."""
+    show(f"{preview.images} images of {preview.split} with {preview.boxes} boxes in {preview.file}")
+    print_list("cannot be read", preview.unreadable)
+
+
+def show_pruned(pruning: "Pruning", arguments: Mapping[str, Any], *, json: bool = False) -> None:
+    """Print what was deleted, or would be, and why the rest is kept.
+
+    Args:
+        pruning: the artifacts, with the reasons to keep them
+        arguments: those of the call
+        json: print the result as JSON
+    """
+    artifacts = sorted(pruning.artifacts.values(), key=lambda item: (bool(item.reasons), item.name))
+    if json:
+        kept = [{"name": item.name, "bytes": item.size, "kept": item.reasons} for item in artifacts]
+        print_json({"done": arguments["yes"], "artifacts": kept})
+        return
+    rows, done = [], "deleted" if arguments["yes"] else "would be deleted"
+    for item in artifacts:
+        reasons = "; ".join(item.reasons[:_MAX_REASONS]) or done
+        if more := len(item.reasons[_MAX_REASONS:]):
+            reasons += f"; and {more} more"
+        rows.append((item.name, f"{item.size / 1e6:,.1f} MB", reasons))
+    show(columns(rows, right={1}))
+    print(f"{'deleted' if arguments['yes'] else 'would delete'} {pruning.summary}")
+    if not arguments["yes"]:
+        print("nothing was deleted; --yes deletes it")
+
+
+def show_merged(merged: "MergeResult") -> None:
+    """Print the counts of a merged set."""
+    for split, count in merged.images.items():
+        boxes, corrected = merged.boxes[split], merged.corrected[split]
+        print(f"{split}: {count:,} images, {boxes:,} boxes, {corrected} corrected")
+    print(f"{merged.added:,} images of the corrections added to train")
+    print_list("new classes", merged.new_classes)
+    print_list("images with different boxes in several corrections; the last is used", merged.contested)
+    print_list("images renamed because another one has their name", merged.renamed)
+    print_list("images of the set that cannot be read, left out", merged.left_out)
+    if merged.boxes_left_out:
+        print(f"{merged.boxes_left_out} boxes of the set that cannot be used, left out")
+    if merged.boxes_kept:
+        kept = "boxes of corrected images kept: crowds, or of classes that the corrections do not have"
+        print(f"{merged.boxes_kept:,} {kept}")
+    place = shlex.quote(f"coco:{os.path.relpath(merged.folder)}")
+    show(f"\nto train on it: kubedet run --source {place} --recipe small")

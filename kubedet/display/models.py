@@ -1,0 +1,209 @@
+"""What the commands about models, recipes and weights print."""
+
+import json
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubedet.display import columns, print_json, show
+from kubedet.results import Evaluation, PublishedModel, Weights
+
+if TYPE_CHECKING:
+    from trainer.config.explanations import Explanation
+    from trainer.config.schema import Config
+    from trainer.evaluation.metrics import Change
+    from trainer.export.bundle import Bundle
+    from trainer.export.predict_files import PredictedFiles
+
+_INDENT = "    "
+_MAX_WIDTH = 110
+_MAX_CLASSES = 10
+
+
+def show_evaluation(evaluation: Evaluation) -> int:
+    """Print scores, comparison and verdict; return 1 if the rules of the call failed."""
+    from trainer import storage
+    from trainer.evaluation.metrics import Change
+
+    show(storage.read_bytes(storage.join(evaluation.folder, "table.txt")).decode())
+    if comparison := evaluation.comparison:
+        text = comparison["obstacle"]
+        if not text:
+            change = Change(*comparison["changes"]["coco/AP"])
+            interval = f"with 95 % confidence from {change.low:+.4f} to {change.high:+.4f}"
+            text = f"coco/AP {change.delta:+.4f}, {interval}: {change.verdict}"
+        show(f"\nagainst {comparison['baseline']}: {text}")
+    print(f"\ngate: {'passed' if evaluation.passed else 'failed'}")
+    show("".join(f"  {line}\n" for line in evaluation.reason.splitlines()) + f"report: {evaluation.report}")
+    return int(bool(evaluation.rules) and not evaluation.passed)
+
+
+def show_comparison(comparison: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Print the changes from one evaluation to another."""
+    from trainer import storage
+    from trainer.evaluation import metrics
+    from trainer.evaluation.coco import number
+
+    first, second = comparison["names"]
+    lines = [f"A  {first}", f"B  {second}", f"{comparison['images']:,} images", ""]
+    lines.append(f"{'':<12}{'A':>8}{'B':>8}{'change':>9}   with 95 % confidence")
+    changes = {name: metrics.Change(*values) for name, values in comparison["changes"].items()}
+    for name, (before, after) in comparison["metrics"].items():
+        line = f"{name:<12}{number(before):>8}{number(after):>8}"
+        if name in changes:
+            line += _interval(changes[name])
+        elif min(before, after) >= 0:
+            line += f"{after - before:>+9.3f}"
+        lines.append(line)
+    of_classes = {name: change for name, change in changes.items() if name.startswith("AP[")}
+    lines += ["", f"{len(of_classes)} classes: {metrics.count_verdicts(of_classes)}"]
+    clear = (metrics.BETTER, metrics.WORSE)
+    sure = [(name[3:-1], change) for name, change in of_classes.items() if change.verdict in clear]
+    sure.sort(key=lambda item: -abs(item[1].delta))
+    width = min(max((len(name) for name, _ in sure), default=0), shutil.get_terminal_size().columns - 60)
+    for name, change in sure[:_MAX_CLASSES]:
+        values = f"{number(change.base):>8}{number(change.new):>8}"
+        lines.append(f"  {name:<{max(width, 10)}}{values}{_interval(change)}")
+    verdicts = {
+        metrics.BETTER: "B is better",
+        metrics.WORSE: "B is worse",
+        metrics.NOT_SURE: "neither is clearly better",
+    }
+    few = f"fewer than {metrics.MIN_IMAGES} images have boxes: {metrics.TOO_FEW}"
+    lines += ["", f"{verdicts.get(comparison['verdict'], few)}, by coco/AP"]
+    if arguments["output"]:
+        lines.append(f"report: {storage.join(arguments['output'], 'report.html')}")
+    show("\n".join(lines))
+
+
+def _interval(change: "Change") -> str:
+    return f"{change.delta:>+9.3f}   {change.low:+.3f} to {change.high:+.3f}: {change.verdict}"
+
+
+def show_predictions(files: "PredictedFiles") -> None:
+    """Print the number of detections by class of each image."""
+    show(f"{files.model}, {files.runtime}")
+    for path, detections in files.detections.items():
+        counts = Counter(detection.name for detection in detections)
+        text = ", ".join(f"{count} {name}" for name, count in counts.items())
+        show(f"{path}: {text or 'nothing found'}")
+    files.check()
+    show(f"results in {files.folder}")
+
+
+def show_published(
+    models: Sequence[PublishedModel], arguments: Mapping[str, Any], *, json: bool = False
+) -> None:
+    """Print models and their versions.
+
+    Args:
+        models: the models
+        arguments: those of the call
+        json: print the result as JSON
+    """
+    if json:
+        return print_json(models)
+    if not models:
+        show(f"no models are published under {arguments['data_root']}")
+    for model in models:
+        if model.problem:
+            print(f"error: {model.problem}", file=sys.stderr)
+        show(model.name)
+        for item in model.versions:
+            mark = "*" if item.version == model.current else " "
+            score = "-" if item.ap is None else f"{item.ap:.3f}"
+            text = f"{item.created}  AP {score}  {', '.join(item.formats)}"
+            if item.damage:
+                text = f"damaged: {item.damage.splitlines()[-1].strip()}"
+            show(f"{mark} {item.version}  {text}")
+
+
+def show_card(model: "Bundle") -> None:
+    """Print the card of a model."""
+    from trainer.export.bundle import CARD
+
+    with model.files([CARD]) as folder:
+        show((Path(folder) / CARD).read_text().rstrip("\n"))
+    show(f"\nIn `{model.uri}`")
+
+
+def show_verified(model: "Bundle", arguments: Mapping[str, Any]) -> None:
+    """Print what was compared."""
+    show(f"{model.uri}: {len(model.checksums)} files are as they were written, and no others are there")
+    show(f"{model.metadata.name} {model.metadata.model_version}, sha256 of SHA256SUMS {model.digest}")
+    if arguments["public_key"]:
+        show(f"signed by the key of {arguments['public_key']}")
+    if arguments["at_least"]:
+        show(f"not older than version {arguments['at_least']}")
+
+
+def show_current(version: str, arguments: Mapping[str, Any]) -> None:
+    """Print the current version of a model."""
+    show(f"current version of {arguments['name']}: {version}")
+
+
+def show_origin(origin: Mapping[str, Any], *, json: bool = False) -> None:
+    """Print the origin of a model or run.
+
+    Args:
+        origin: what `kubedet.model_trace` returned
+        json: print the result as JSON
+    """
+    if json:
+        return print_json(origin)
+    for key, value in origin.items():
+        if key != "kind" and value not in ("", None, [], {}):
+            show(f"{key.replace('_', ' '):<13} {_as_text(value)}")
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return json.dumps(value) if isinstance(value, dict | bool) else str(value)
+
+
+def show_recipes(recipes: Mapping[str, str]) -> None:
+    """Print the names and purposes of recipes."""
+    print(columns([*recipes.items()]))
+
+
+def show_config(config: "Config") -> None:
+    """Print a configuration as JSON."""
+    from trainer.config.parsing import to_json
+
+    print(to_json(config), end="")
+
+
+def show_explanations(items: "Sequence[Explanation]") -> None:
+    """Print a paragraph for each field."""
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+    for item in items:
+        print(f"{item.name} = {item.value}" + (f"  ({item.variant})" if item.variant else ""))
+        lines = textwrap.wrap(item.meaning, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        print("\n".join(lines))
+
+
+def show_weights(weights: Sequence[Weights], arguments: Mapping[str, Any], *, json: bool = False) -> None:
+    """Print a table of weights.
+
+    Args:
+        weights: the weights
+        arguments: those of the call
+        json: print the result as JSON
+    """
+    from trainer.weights.weights_mirror import mirror_of
+
+    if json:
+        return print_json(weights)
+    if not weights:
+        return print("these recipes start from random weights")
+    rows = [("weights", "recipes", "size", "SHA-256", "state")]
+    for item in weights:
+        size = f"{item.bytes / 1e6:,.1f} MB" if item.bytes else "-"
+        state = "there" if item.complete else "missing"
+        rows.append((item.uri, ", ".join(item.recipes), size, item.sha256[:8] or "-", state))
+    show(f"{mirror_of(arguments['data_root'])}\n\n{columns(rows, right={2})}")

@@ -1,0 +1,100 @@
+"""What all functions of `kubedet.api` have in common: checked arguments, and errors with a remedy."""
+
+import inspect
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, wraps
+from importlib.util import find_spec
+from typing import Any, ParamSpec, TypeVar
+
+from trainer.base.errors import ConfigError, install_extra, refuse_userinfo
+from trainer.base.os_errors import translate_named_oserrors
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def public(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the arguments of a function, and turn errors of the system into KubedetErrors.
+
+    Arguments must have the types in the signature; a `pathlib.Path` may stand for any text.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = signature.bind(*args, **kwargs)
+        for name, value in given.arguments.items():
+            plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+            check_text(plain, name)
+            annotation = signature.parameters[name].annotation
+            # A class that takes long to import is named by a text.
+            given.arguments[name] = (
+                plain if isinstance(annotation, str) else _validate(name, plain, annotation)
+            )
+        with translate_errors():
+            return function(*given.args, **given.kwargs)
+
+    return call
+
+
+def check_text(value: object, where: str) -> None:
+    """Refuse texts that contain a password, or are not UTF-8, as manifests, pipelines and jobs are."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{where}: {value!r} is not UTF-8",
+                fix="rename the file or folder, or pass the folder that contains it",
+            ) from None
+        refuse_userinfo(value, where)
+    elif isinstance(value, Mapping):
+        check_text([*value, *value.values()], where)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_text(item, where)
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Turn OSErrors that name a file, and imports of packages that are missing, into KubedetErrors."""
+    try:
+        with translate_named_oserrors():
+            yield
+    except ModuleNotFoundError as error:
+        package, system = (error.name or "").partition(".")[0], platform.system()
+        if package in sys.stdlib_module_names:
+            reason, fix = f"{system} does not have", "run it on Linux, in a container or in WSL"
+        elif package and not find_spec(package):
+            reason, fix = "is not installed", install_extra("train")
+        else:
+            raise
+        raise ConfigError(f"this needs {package}, which {reason}", fix=fix) from None
+
+
+def _validate(name: str, value: Any, annotation: Any) -> Any:
+    from pydantic import ValidationError
+
+    if isinstance(annotation, str):  # A class that takes long to import.
+        return value
+
+    try:
+        return _adapter(annotation).validate_python(value, strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        fix = f"correct the argument {name}, which is {str(problem['input'])[:60]!r}"
+        raise ConfigError(f"{name}: {problem['msg']}", fix=fix) from None
+
+
+@cache
+def _adapter(annotation: Any) -> Any:
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    except PydanticUserError:  # A dataclass has a configuration of its own.
+        return TypeAdapter(annotation)

@@ -1,0 +1,209 @@
+"""Training jobs in a cluster, as their operator handles them: found by name, watched, explained."""
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from components.launchers import obstacles
+from components.launchers.backend import JobStatus, Phase, PodStatus, Timings
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.output import LAST_LINES, Hints
+from components.launchers.runai import RunaiBackend
+from components.launchers.spec import JobSpec
+from pipelines import JobPlace
+from trainer.base.errors import ConfigError, KubedetError, LaunchError
+
+if TYPE_CHECKING:
+    from components.launchers.cluster.backend import ClusterBackend
+
+Backends: TypeAlias = "ClusterBackend | RunaiBackend"
+
+_PATIENCE_SECONDS = 15.0  # For an API server that does not answer.
+POLL_SECONDS = 5.0  # Of `wait_for`.
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """A job that was started, or that ran already."""
+
+    name: str
+    next_steps: str  # Commands that show it.
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class ExplainedStatus:
+    """A job's status, with the reasons of its state and remedies."""
+
+    job: JobStatus
+    reasons: Sequence[str] = ()
+
+
+def connect(place: JobPlace, *, patience: float = _PATIENCE_SECONDS, namespace: str = "") -> Backends:
+    """Return the jobs of a namespace (a job's own wins over the place's), or of a project of Run:ai."""
+    # For messages about adopted or replaced jobs, and repeated requests.
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("components").setLevel(logging.INFO)
+    if place.backend == "runai":
+        if place.namespace:
+            raise ConfigError(
+                "Run:ai puts a job into its project's namespace", fix="omit --namespace; use --project"
+            )
+        return RunaiBackend(place.project)
+    if place.project:
+        raise ConfigError("--project is only for Run:ai", fix="add --backend runai, or use --namespace")
+    from components.launchers.cluster.backend import ClusterBackend
+
+    return ClusterBackend.connect(
+        namespace or place.namespace,
+        kinds=[KINDS[place.backend]] if place.backend in KINDS else list(KINDS.values()),
+        timings=Timings(patience=patience),
+    )
+
+
+def submit(place: JobPlace, job: JobSpec, *, wait: bool) -> SubmittedJob:
+    """Start a job, or adopt the same one; with `wait` print its log until it has ended."""
+    if place.namespace:
+        job = replace(job, namespace=place.namespace)
+    if place.project:
+        job = replace(job, runai_queue=place.project)
+    backend = connect(place, patience=Timings.patience, namespace=job.namespace)
+    words, name = backend.options, job.name
+    if wait:
+        from components.launchers.cluster import watch
+
+        try:
+            watch.run(backend, job)
+        except BrokenPipeError:
+            print(f"the job continues: kubedet job logs{words} -f {name}", file=sys.stderr)
+            raise
+        return SubmittedJob(name, "", ended=True)
+    status = f"kubedet job status{words} {name}"
+    try:
+        backend.submit(job)
+    except KeyboardInterrupt:
+        print(f"the job {name} may have been created: see `{status}`", file=sys.stderr)
+        raise
+    return SubmittedJob(name, f"see `{status}` and `kubedet job logs{words} -f {name}`")
+
+
+def list_jobs(place: JobPlace) -> list[JobStatus] | str:
+    """Return the jobs of a namespace, or the list that Run:ai's command line prints."""
+    backend = connect(place)
+    if isinstance(backend, RunaiBackend):
+        return backend.listing()
+    return [backend.with_progress(job) for job in backend.list_jobs()]
+
+
+def read_log(place: JobPlace, name: str, *, follow: bool, rank: int | None, pod: str) -> Iterator[str]:
+    """Yield the lines of a job's log, or of one of its pods."""
+    backend = connect(place)
+    job = find(backend, name)
+    if pod or rank is not None:
+        return backend.pod_lines(job.name, find_pod(job, rank, pod), follow=follow)
+    return (f"{line.pod}: {line.text}" for line in backend.logs(name, follow=follow))
+
+
+def execute(place: JobPlace, name: str, command: Sequence[str], *, rank: int | None, pod: str) -> int:
+    """Run a command in a pod of a job, on this terminal, and return its exit code."""
+    backend = connect(place)
+    status = find_pod(find(backend, name), rank, pod)
+    if status.phase != "Running":
+        reason = f" ({status.reason})" if status.reason else ""
+        raise LaunchError(
+            f"{status.name} is {status.phase}{reason}: no command can run in it", fix="choose a running pod"
+        )
+    return backend.execute(name, status, list(command))
+
+
+def find(backend: Backends, name: str) -> JobStatus:
+    """Return the status of a job, which must exist."""
+    job = backend.status(name)
+    if job.phase is Phase.GONE:
+        raise ConfigError(
+            f"{backend.place} has no job {name!r}", fix=f"see `kubedet job list{backend.options}`"
+        )
+    return job
+
+
+def find_pod(job: JobStatus, rank: int | None, name: str) -> PodStatus:
+    """Return the pod of a job that has a name, or a rank (default: 0)."""
+    for pod in job.pods:
+        if pod.name == name or (not name and pod.rank == (rank or 0)):
+            return pod
+    description = f"pod {name}" if name else f"pod of rank {rank or 0}"
+    pods = ", ".join(pod.name for pod in job.pods)
+    raise ConfigError(
+        f"{job.name} has no {description}", fix=f"its pods: {pods}" if pods else "wait for its pods"
+    )
+
+
+def explain(backend: Backends, name: str) -> ExplainedStatus:
+    """Return the status of a job with the reasons of its state."""
+    from components.launchers.cluster import kueue
+
+    job = backend.with_progress(find(backend, name))
+    reasons: list[str] = []
+    if job.phase is Phase.PENDING:
+        fixes = dict.fromkeys(f"fix: {item.fix}" for item in obstacles.of_job(job) if item.fix)
+        reasons = [*backend.explain(job), *fixes]
+    elif job.phase is Phase.SUSPENDED and kueue.in_vain(job, backend.timings.unserved, backend.clock.now()):
+        reasons = [*messages(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
+    elif job.phase is Phase.FAILED:
+        reasons = str(failure(backend, job)).splitlines()
+    return ExplainedStatus(job, reasons or messages(job))
+
+
+def messages(job: JobStatus) -> list[str]:
+    """Return the cluster's messages about a job and its pods."""
+    of_pods = [(pod.name, pod.message) for pod in sorted(job.pods, key=lambda pod: pod.rank)]
+    repeated = any(text == job.message for _, text in of_pods)
+    named = of_pods if repeated else [(job.name, job.message), *of_pods]
+    return [f"{name}: {' '.join(text.split())}" for name, text in named if text.strip()]
+
+
+def failure(backend: Backends, job: JobStatus) -> KubedetError:
+    """Return the error of a failed job, with the last lines of the pod that failed first."""
+    from components.launchers.cluster.watch import culprit, of_job
+
+    hints = Hints(rdma=False)
+    lines: deque[str] = deque(maxlen=LAST_LINES)
+    if pod := culprit(job.pods):
+        with suppress(LaunchError):  # The log may be gone.
+            lines.extend(backend.pod_lines(job.name, pod, follow=False, tail=LAST_LINES))
+    for line in lines:
+        hints.line(line)
+    return of_job(job, {pod.name: lines} if pod else {}, hints)
+
+
+def wait_for(place: JobPlace, name: str, timeout: float) -> JobStatus:
+    """Wait until a job has succeeded, and return its status; raise the error of a failed one.
+
+    Prints the job's phases and what keeps its pods from starting. A wait of hours outlasts an API server
+    that is away for minutes.
+    """
+    backend = connect(place, patience=Timings.outage)
+    job = find(backend, name)
+    started, reported, waits = time.monotonic(), "", obstacles.Obstacles()
+    while True:
+        if job.phase != reported:
+            print(f"{job.name} is {job.phase}", flush=True)
+            reported = job.phase
+        if job.phase is Phase.SUCCEEDED:
+            return job
+        if job.phase.final:
+            raise failure(backend, job)
+        for line in waits.news(obstacles.of_job(job)):
+            print(line, flush=True)
+        remaining = timeout - (time.monotonic() - started) if timeout else POLL_SECONDS
+        if remaining <= 0:
+            raise LaunchError(
+                f"{job.name} is still {job.phase} after {timeout:g} s", fix="wait longer, or stop it"
+            )
+        time.sleep(min(POLL_SECONDS, remaining))
+        job = backend.status(job.name)
