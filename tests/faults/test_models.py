@@ -25,7 +25,6 @@ from trainer.evaluators.shards import evaluate
 from trainer.export import bundle, published_models, server
 from trainer.export.export import export
 from trainer.export.predict import open_bundle
-from trainer.launching import leases
 
 __all__ = ["keys", "root", "saved"]
 
@@ -206,8 +205,6 @@ def test_kills_of_a_publication(tmp_path, injected):
     for at in range(1, 1000, 1 if TIMES > 1 else 4):
         command = [sys.executable, "-c", PUBLISH, source, root, str(at)]
         code = subprocess.run(command, env=environment, check=False).returncode
-        # The lease of a killed process expires in a minute: here at once.
-        shutil.rmtree(leases.of_data_root(root), ignore_errors=True)
         now = published_models.current(root, "pets")
         bundle.load(now.model).check()
         if code == 0:

@@ -17,11 +17,9 @@ from trainer.base.json_files import STRICT
 from trainer.data.source_names import name_of
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
-from trainer.launching import leases
 
 _LOG = logging.getLogger("model")
 _MAX_HISTORY = 100
-_LEASE_WAIT_SECONDS = 3600.0  # Seconds to wait for the end of a pruning, which may delete the version.
 RENAME_FIX = (
     "choose another model name with --set export.name=NAME; or, if the model's users expect other classes, "
     "--set export.other_classes=true"
@@ -227,31 +225,31 @@ def _check_identity(chosen: Bundle) -> None:
 
 
 def _switch(data_root: str, name: str, version: str, history: list[str], other_classes: bool) -> CurrentModel:
-    with leases.hold(leases.of_data_root(data_root), f"a change of {name}", patience=_LEASE_WAIT_SECONDS):
-        chosen = bundle.load(_version_uri(data_root, name, version))
-        _check_identity(chosen)
-        # If `current` is damaged, its classes are unknown: promoting a version repairs it.
-        with suppress(DamagedError, FormError):
-            fix = "add --other-classes if the model's users expect them"
-            check_classes(data_root, name, chosen.class_names, other_classes=other_classes, fix=fix)
-        chosen.check()
-        metadata = chosen.metadata
-        record = CurrentModel(
-            name=name,
-            version=version,
-            digest=chosen.digest,
-            model=storage.absolute(chosen.uri),
-            checkpoint=metadata.trained_on.checkpoint,
-            evaluation=metadata.metrics.evaluation,
-            fingerprint=metadata.trained_on.shards,
-            metrics=metadata.metrics.values,
-            classes=chosen.class_names,
-            history=history,
-            promoted=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-        storage.remove_stale(folder(data_root, name))
-        storage.write_json(storage.join(folder(data_root, name), CURRENT), asdict(record))
-        return record
+    chosen = bundle.load(_version_uri(data_root, name, version))
+    storage.touch(storage.join(chosen.uri, bundle.CHECKSUMS))  # `data prune` keeps what is new.
+    _check_identity(chosen)
+    # If `current` is damaged, its classes are unknown: promoting a version repairs it.
+    with suppress(DamagedError, FormError):
+        fix = "add --other-classes if the model's users expect them"
+        check_classes(data_root, name, chosen.class_names, other_classes=other_classes, fix=fix)
+    chosen.check()
+    metadata = chosen.metadata
+    record = CurrentModel(
+        name=name,
+        version=version,
+        digest=chosen.digest,
+        model=storage.absolute(chosen.uri),
+        checkpoint=metadata.trained_on.checkpoint,
+        evaluation=metadata.metrics.evaluation,
+        fingerprint=metadata.trained_on.shards,
+        metrics=metadata.metrics.values,
+        classes=chosen.class_names,
+        history=history,
+        promoted=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    storage.remove_stale(folder(data_root, name))
+    storage.write_json(storage.join(folder(data_root, name), CURRENT), asdict(record))
+    return record
 
 
 def _version_uri(data_root: str, name: str, version: str) -> str:
