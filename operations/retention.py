@@ -234,7 +234,7 @@ class Pruning:
 
 
 def prune(data_root: str, keep: int, days: float = DAYS, *, now: float | None = None) -> Pruning:
-    """Delete what is not kept; see `Pruning`. If a run begins to use some of it, the rest is kept too."""
+    """Delete what is not kept; see `Pruning`. If some of it is used again meanwhile, the rest is kept too."""
     pruning = Pruning(data_root, keep, days, now=now)
     order = list(_DEPTH)
     deleted = sorted(pruning.deleted, key=lambda artifact: order.index(artifact.kind))
@@ -248,7 +248,7 @@ def prune(data_root: str, keep: int, days: float = DAYS, *, now: float | None = 
                 used = _newest(state for _, state in storage.scan(raw_folder)) > raw_tables + 1
             if used:
                 for rest in deleted[number:]:
-                    rest.reasons.append("a run has begun to use the data")
+                    rest.reasons.append("used again meanwhile")
                 break
             for marker in markers:
                 storage.delete(marker)

@@ -55,11 +55,6 @@ def encode(obj: Any, indent: int | None = None) -> bytes:
     return data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + 64 :]
 
 
-def is_sealed(data: bytes) -> bool:
-    """Return whether a text ends with a hash, as texts of `encode` do."""
-    return _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES)) is not None
-
-
 def unseal(uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> bytes:
     """Return the text of a JSON file without its hash, which is checked; text without a hash as it is."""
     sealed = _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES))

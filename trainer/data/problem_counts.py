@@ -17,8 +17,6 @@ IMAGE_REFUSED = "image at an address that nobody allowed"
 IMAGE_ID_TWICE = "image id of two images"
 BAD_IMAGES = (IMAGE_MISSING, IMAGE_NOT_FETCHED, IMAGE_UNREADABLE, IMAGE_REFUSED, IMAGE_ID_TWICE)
 """Reasons for which an image is left out."""
-RETRIED_REASONS = (IMAGE_NOT_FETCHED, IMAGE_REFUSED)
-"""Reasons that the next run may not find: the server is back, the address is allowed."""
 
 BOX_WITHOUT_AREA = "box without area"
 BOX_OUTSIDE = "box outside the image"
