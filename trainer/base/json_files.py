@@ -9,14 +9,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer.base.errors import DamagedError, DataError, FormError
 from trainer.base.typed_json import NAMES, excerpt
 
 if TYPE_CHECKING:
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from pydantic import ConfigDict, ValidationError
 
 Model = TypeVar("Model")
 
@@ -75,13 +74,12 @@ def parse(kind: type[Model], uri: str, data: bytes, remedy: str = _WRITE_AGAIN) 
         DamagedError: it is not JSON, or its hash differs.
         DataError: it has a newer version; FormError: another form.
     """
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
     try:
-        content: Model = _adapter(kind).validate_json(unseal(uri, data, remedy), strict=True)
+        return TypeAdapter(kind).validate_json(unseal(uri, data, remedy), strict=True)
     except ValidationError as error:
         raise translate_validation(error, uri, remedy) from None
-    return content
 
 
 def validate(kind: type[Model], value: Any, where: str, remedy: str) -> Model:
@@ -106,13 +104,6 @@ def translate_validation(error: "ValidationError", where: str, remedy: str) -> D
         return FormError(f"{where}: {key} is unknown to this kubedet", fix=remedy)
     message = first["msg"][:1].lower() + first["msg"][1:]
     return FormError(f"{where}: {key or 'its content'} is {shown}: {message}", fix=remedy)
-
-
-@cache
-def _adapter(kind: Any) -> "TypeAdapter[Any]":
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
 
 
 def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
