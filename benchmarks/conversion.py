@@ -33,7 +33,7 @@ from benchmarks.pictures import picture
 from trainer import storage
 from trainer.config.schema import DataConfig
 from trainer.data.download import download
-from trainer.data.shards import place, shard
+from trainer.data.shards import shard, shards_uri
 from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
 
 GOALS = {"headers": 900, "decoding": 350}
@@ -92,8 +92,8 @@ def cpu_seconds() -> float:
 
 def convert(raw: dict[str, Any], root: str, config: DataConfig) -> float:
     """Shard raw images; return images per CPU second."""
-    for name in storage.list_files(place(raw, root, config)):
-        storage.delete(storage.join(place(raw, root, config), name))
+    for name in storage.list_files(shards_uri(raw, root, config)):
+        storage.delete(storage.join(shards_uri(raw, root, config), name))
     began = cpu_seconds()
     index = shard(raw, root, config)
     used = cpu_seconds() - began

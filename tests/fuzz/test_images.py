@@ -31,7 +31,6 @@ def read_all(data: bytes) -> None:
     for read in (
         lambda: images.read_upright(data, MOST_PIXELS),
         lambda: images.measure(data),
-        lambda: images.check(data),
         lambda: images.normalize(data, 64, 90, decode=True),
     ):
         try:

@@ -64,7 +64,7 @@ class DaemonThreadPool(Executor):
             self._idle.release()
 
 
-def result_of(future: "Future[Result]") -> Result:
+def wait_for(future: "Future[Result]") -> Result:
     """Wait for a future and handle signals meanwhile."""
     while True:
         try:
@@ -85,7 +85,7 @@ def in_background(function: Callable[[], Result]) -> Result:
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    return result_of(_background.submit(function))
+    return wait_for(_background.submit(function))
 
 
 def _replace_threads() -> None:

@@ -22,7 +22,7 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
 from trainer.data import image_keys
 from trainer.data import problem_counts as reasons
-from trainer.data.plausibility import DROPPED, AnnotationChecker, merged, relabeled
+from trainer.data.plausibility import DROPPED, AnnotationChecker, merge_similar_classes, relabel_boxes
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import BLOCK, ROW, write_table
 from trainer.data.raw_manifest import Category, SplitCounts
@@ -50,7 +50,7 @@ def build(
 
     Images whose key or file name is in `excluded` are left out; `where` names the source in messages.
     """
-    listing = merged(listing) if config.merge_classes else listing
+    listing = merge_similar_classes(listing) if config.merge_classes else listing
     categories, labels = _select_classes(listing, config.classes)
     meaning = AnnotationChecker(
         [category.name for category in categories], listing.box_format, names=not config.classes
@@ -137,7 +137,7 @@ def _draft_split(
                 for name, is_kept in zip(names, kept, strict=True):
                     if not is_kept:
                         problems.add(reasons.IMAGE_EXCLUDED, name)
-            boxes = relabeled(batch.column("boxes"), labels)
+            boxes = relabel_boxes(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))
             fractions.extend(image_keys.hash_fraction(key, "val") for key in stems)

@@ -14,10 +14,10 @@ from trainer.config.schema import DataConfig
 from trainer.data import raw_folder, raw_manifest, source_names, sources
 from trainer.data.decoding import read_sample
 from trainer.data.images import UnreadableImage, normalize, place_box
-from trainer.data.plausibility import merged
+from trainer.data.plausibility import merge_similar_classes
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_manifest import RawManifest
-from trainer.data.samples import RawRow, bbox_of
+from trainer.data.samples import RawRow, to_bbox
 from trainer.data.shard_folder import INDEX, ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
 
@@ -127,7 +127,7 @@ class SourceRows:
         """List it; raise DataError if it is missing, empty or not of its format."""
         self._source = sources.parse(text, config)
         listing = self._source.listing()
-        self._listing = merged(listing) if config.merge_classes else listing
+        self._listing = merge_similar_classes(listing) if config.merge_classes else listing
         self.uri = self._source.uri
         self.box_format, self.read_as = listing.box_format, listing.read_as
         self.names = [category.name for category in self._listing.categories]
@@ -188,7 +188,7 @@ def as_picture(row: RawRow, read: Callable[[RawRow], bytes]) -> Picture:
         return Picture(name, None, [], str(error))
     size = (row["width"], row["height"])
     boxes = [
-        (box["category"], place_box(bbox_of(box), normal, *size), bool(box["iscrowd"]))
+        (box["category"], place_box(to_bbox(box), normal, *size), bool(box["iscrowd"]))
         for box in row["boxes"]
     ]
     return Picture(name, image, boxes)

@@ -44,7 +44,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import FETCHED, VERSION
 from trainer.data.raw_manifest import RawManifest, SplitCounts
-from trainer.data.sources.files import listed_in
+from trainer.data.sources.files import read_list
 from trainer.data.sources.source import Source
 from trainer.launching.shared_work import SharedWork, shared_work
 from trainer.storage.web import Refused
@@ -110,7 +110,7 @@ def read_excluded(uri: str) -> list[str]:
     if not uri:
         return []
     try:
-        return sorted({line.lower() if _SHA256.fullmatch(line) else line for line in listed_in(uri)})
+        return sorted({line.lower() if _SHA256.fullmatch(line) else line for line in read_list(uri)})
     except MissingError as error:
         fix = "correct the path of the file, one that the step can read, or leave it unset"
         raise DataError(f"data.exclude: {error.message}", fix=fix) from None
@@ -176,7 +176,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
     return planned
 
 
-def finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
+def find_finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
     """Return the manifest if all images of the source are stored, else None."""
     manifest = _find_manifest(planned)
     if manifest is None or manifest.unfetched:
@@ -211,7 +211,7 @@ def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawMani
     Images that failed in an earlier call are requested again. If the source is down, and an earlier download
     was good enough without them, they are left out again.
     """
-    if manifest := work.on_first(lambda: finished(planned, config)):
+    if manifest := work.on_first(lambda: find_finished(planned, config)):
         return manifest
     known, known_failures = _read_reports(planned)
     parts = work.parts("images", _part_count(planned))
@@ -224,7 +224,7 @@ def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawMani
         logger.warning("%s; continuing without the images that an earlier download lacked", error.message)
         remaining = chain(fetching.open_parts, parts)
         _Fetch(planned, config, known, known_failures, work.size).run(remaining)
-    return work.on_first(lambda: join(planned, config))
+    return work.on_first(lambda: write_manifest(planned, config))
 
 
 def _part_count(planned: RawManifest) -> int:
@@ -244,7 +244,7 @@ def _list_reports(planned: RawManifest) -> dict[int, str]:
     return {int(name.partition("-")[0]): storage.join(folder, name) for name in storage.list_files(folder)}
 
 
-def join(planned: RawManifest, config: DataConfig) -> RawManifest:
+def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
     """Write and return the manifest of the images that were fetched."""
     fetched, failed = _read_reports(planned, complete=True)
     failures = sorted(failed.values())
@@ -388,7 +388,7 @@ class _Image:
     file_name: str
     origin: str
     target: str
-    place: int  # Digest of the target, see `image_keys.place_digest`.
+    place: int  # Digest of the target, see `image_keys.path_digest`.
     failure: _Failure | None  # Why it cannot be fetched.
     size: int  # Stored bytes; 0 if it has to be fetched.
     sha256: bytes = b""
@@ -467,8 +467,8 @@ class _Fetch:
             taken += end - first
             part = self.open_parts[number] = _OpenPart(first, np.zeros(end - first, FETCHED))
             for split, rows in self._rows(first, end):
-                places = [image_keys.place(*(row[name] for name in _PATH_COLUMNS)) for row in rows]
-                digests = [int(image_keys.place_digest(place), 16) for place in places]
+                places = [image_keys.image_path(*(row[name] for name in _PATH_COLUMNS)) for row in rows]
+                digests = [int(image_keys.path_digest(place), 16) for place in places]
                 sizes = self._stored.sizes(digests).tolist()
                 for row, place, digest, size in zip(rows, places, digests, sizes, strict=True):
                     image_id, before = row["image_id"], self._known[row["image_id"] - 1]
@@ -680,6 +680,6 @@ class _StoredImages:
 def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
     storage.remove_stale(uri)  # of downloads that were killed
     states = storage.list_states(uri, recursive=True)
-    named = [(image_keys.place_digest(name), state.size) for name, state in states.items()]
+    named = [(image_keys.path_digest(name), state.size) for name, state in states.items()]
     ours = [(int(digest, 16), size) for digest, size in named if _DIGEST.fullmatch(digest)]
     return np.array([digest for digest, _ in ours], np.uint64), np.array([size for _, size in ours], np.int32)

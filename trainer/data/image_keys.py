@@ -36,7 +36,7 @@ def hash_fraction(key: str, salt: str) -> float:
     return int(hashlib.sha256(f"{salt}:{key}".encode()).hexdigest()[:13], 16) / 16**13
 
 
-def place(key: str, file_name: str, origin: str, version: str) -> str:
+def image_path(key: str, file_name: str, origin: str, version: str) -> str:
     """Return the relative name under which an image's bytes are stored; it depends on the bytes.
 
     It begins with a folder of two hex digits, so that no folder holds more than 1/256 of them.
@@ -46,6 +46,6 @@ def place(key: str, file_name: str, origin: str, version: str) -> str:
     return f"{digest[:2]}/{key}-{digest}{suffix if _EXTENSION.fullmatch(suffix) else ''}"
 
 
-def place_digest(name: str) -> str:
-    """Return the digest in a name that `place` gave (without its folder)."""
+def path_digest(name: str) -> str:
+    """Return the digest in a name that `image_path` gave (without its folder)."""
     return name.partition(".")[0].rpartition("-")[2]

@@ -18,7 +18,7 @@ from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normali
 from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, note_image
 from trainer.data.preview import sheet
 from trainer.data.problem_counts import Cases, Problems
-from trainer.data.samples import AnnotatedImage, Annotation, RawRow, bbox_of
+from trainer.data.samples import AnnotatedImage, Annotation, RawRow, to_bbox
 from trainer.data.shard_folder import DuplicatePair, listing_faults
 from trainer.data.shards import clean
 from trainer.data.statistics import SplitStatistics
@@ -253,7 +253,7 @@ def _read_images(
             files.append((hashlib.sha256(data).digest(), f"{split}/{name}", bool(row["boxes"])))
             image = normalize(data, _MAX_SIDE, _JPEG_QUALITY, row["orientation"])
             hashes[split][number] = plausibility.picture_hash(image.jpeg)
-            boxes = [place_box(bbox_of(box), image, *size) for box in row["boxes"]]
+            boxes = [place_box(to_bbox(box), image, *size) for box in row["boxes"]]
             note_image(name, image, size, boxes, found)
         except MissingError as error:
             found.add(reasons.IMAGE_MISSING, f"{name}: {error.message}")
@@ -268,7 +268,7 @@ def _read_images(
         for found in worker_pool.run(read, tasks, workers, processes=False):
             problems.merge(found.cases())
             bar.update(1)
-    pictures = {split: plausibility.hashes_of(b"".join(one)) for split, one in hashes.items()}
+    pictures = {split: plausibility.decode_hashes(b"".join(one)) for split, one in hashes.items()}
     return problems, pictures, plausibility.unlabeled_copies(sorted(files))
 
 
@@ -288,7 +288,7 @@ def cleaned_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iter
             width = height = 2**31
         boxes: list[Annotation] = []
         for box in row["boxes"]:
-            sides = [unit * value for value in bbox_of(box)]
+            sides = [unit * value for value in to_bbox(box)]
             boxes.append(
                 {"category_id": box["category"], "bbox": sides, "area": 0.0, "iscrowd": box["iscrowd"]}
             )

@@ -25,9 +25,9 @@ from trainer.base.os_errors import translate_oserror
 from trainer.config.schema import DataConfig
 from trainer.data import sources
 from trainer.data.images import UnreadableImage, measure, normalize, place_box
-from trainer.data.plausibility import folded
+from trainer.data.plausibility import fold_name
 from trainer.data.problem_counts import max_bad
-from trainer.data.samples import RawRow, bbox_of
+from trainer.data.samples import RawRow, to_bbox
 from trainer.data.sources.source import Category, Source
 from trainer.storage import outputs
 
@@ -193,11 +193,11 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
 
 def _categories(base: _SourceSet, others: Sequence[_SourceSet], merged: MergeResult) -> list[Category]:
     """Return the classes of all sets, matched by name; names that differ only in case are ambiguous."""
-    known = {folded(name): (name, base) for name in base.names}
+    known = {fold_name(name): (name, base) for name in base.names}
     clashes = []
     for other in others:
         for name in other.names:
-            same, owner = known.setdefault(folded(name), (name, other))
+            same, owner = known.setdefault(fold_name(name), (name, other))
             if same != name:
                 clashes.append(f"{name!r} of {other.text} and {same!r} of {owner.text}")
             elif owner is other:
@@ -296,7 +296,7 @@ def _read(whole: _SourceSet, row: RawRow) -> _Image | str:
         return f"{name}: {error.message}"
     boxes = []
     for box in row["boxes"]:
-        sides = bbox_of(box)
+        sides = to_bbox(box)
         if 0 <= box["category"] < len(whole.names) and all(map(math.isfinite, sides)):
             placed = place_box(sides, image, row["width"], row["height"])
             area = box["area"] if placed == sides and math.isfinite(box["area"]) else 0.0

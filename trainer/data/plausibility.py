@@ -58,7 +58,7 @@ def picture_hash(jpeg: bytes) -> bytes:
     return np.packbits(bits.T).tobytes() if bits.sum() >= _MIN_BITS else NO_HASH
 
 
-def hashes_of(data: bytes) -> np.ndarray:
+def decode_hashes(data: bytes) -> np.ndarray:
     """Return concatenated hashes as an array, uint64 [N, 4]."""
     return np.frombuffer(data, np.uint64).reshape(-1, 4)
 
@@ -208,7 +208,7 @@ class AnnotationChecker:
             self._classes, boxes_of_class, self._boxes_of_class["train"], strict=True
         ):
             if boxes and self._names:
-                groups[folded(name)].append(name)
+                groups[fold_name(name)].append(name)
             if boxes and not trained:
                 untrained.append(name)
         if untrained:
@@ -373,7 +373,7 @@ def check_samples(
     return found
 
 
-def folded(name: str) -> str:
+def fold_name(name: str) -> str:
     """Return a class name without case, spaces, invisible characters and Unicode form."""
     text = unicodedata.normalize("NFKC", name).casefold()
     return "".join(char for char in text if not char.isspace() and unicodedata.category(char)[0] != "C")
@@ -382,13 +382,13 @@ def folded(name: str) -> str:
 DROPPED = -2  # The label of a class that data.classes leaves out.
 
 
-def merged(listing: Listing) -> Listing:
-    """Return a listing in which classes with equal `folded` names are one, named as the first of them."""
+def merge_similar_classes(listing: Listing) -> Listing:
+    """Return a listing in which classes with equal `fold_name` names are one, named as the first of them."""
     kept: dict[str, int] = {}
     categories: list[Category] = []
     positions = []
     for category in listing.categories:
-        key = folded(category.name)
+        key = fold_name(category.name)
         if key not in kept:
             kept[key] = len(categories)
             categories.append(category._replace(name=category.name.strip()))
@@ -398,14 +398,14 @@ def merged(listing: Listing) -> Listing:
     def relabel(rows: Rows, _: Problems) -> Iterator[pa.RecordBatch]:
         for batch in rows.batches():
             column = batch.schema.get_field_index("boxes")
-            boxes = relabeled(batch.column(column), table)
+            boxes = relabel_boxes(batch.column(column), table)
             yield batch.set_column(column, batch.schema.field(column), boxes)
 
     splits = {split: Rows(partial(relabel, rows)) for split, rows in listing.splits.items()}
     return replace(listing, categories=categories, splits=splits)
 
 
-def relabeled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
+def relabel_boxes(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
     """Return boxes with the label of each category (the last is for UNKNOWN), without those of DROPPED."""
     values = boxes.flatten()  # Only the rows of this slice.
     label = labels[values.field("category").to_numpy()]

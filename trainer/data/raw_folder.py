@@ -16,6 +16,7 @@ import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +36,7 @@ ROW = pa.schema([("image_id", pa.int64()), ("key", pa.string()), *SOURCE_ROW])
 """A row of a split's table: an id that is unique in the data set, a key that is unique in the split."""
 
 FETCHED = np.dtype([("place", "<u8"), ("bytes", "<i4"), ("sha256", "V32")])
-"""One row per image: digest of its place (see `image_keys.place`), bytes (0: not fetched), and hash."""
+"""One row per image: digest of its place (see `image_keys.image_path`), bytes (0: not fetched), and hash."""
 
 _REMEDY = "run the same command again, or `kubedet data verify --repair {}`: both write it again"
 

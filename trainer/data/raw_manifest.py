@@ -82,7 +82,7 @@ class RawManifest:
 
     def image_uri(self, row: "RawRow") -> str:
         """Return the URI of the image of a row of a table."""
-        name = image_keys.place(row["key"], row["file_name"], row["origin"], row["version"])
+        name = image_keys.image_path(row["key"], row["file_name"], row["origin"], row["version"])
         return storage.join(self.images, name)
 
     def table(self, split: str) -> "Table":

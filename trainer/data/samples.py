@@ -15,7 +15,7 @@ class RawBox(TypedDict):
     iscrowd: int
 
 
-def bbox_of(box: RawBox) -> list[float]:
+def to_bbox(box: RawBox) -> list[float]:
     """Return [x, y, width, height] of a box, as the source has it."""
     return [box["x"], box["y"], box["w"], box["h"]]
 

@@ -196,7 +196,7 @@ def sidecars(uri: str, names: list[str]) -> Iterator[Sidecar]:
             yield from readers.map(partial(read_sidecar, uri), names[first : first + _READERS])
 
 
-def read_known(index: ShardIndex, name: str) -> bytes:
+def read_indexed(index: ShardIndex, name: str) -> bytes:
     """Return a file of a folder, checked against the index."""
     try:
         return storage.read_bytes(storage.join(index.uri, name), sha256=index.files[name].sha256)
@@ -210,6 +210,6 @@ def note(uri: str, name: str) -> None:
         storage.write_json(storage.join(uri, name + NOTE), {"kind": "damaged", "version": 1, "file": name})
 
 
-def noted(names: Iterable[str]) -> list[str]:
+def list_damaged(names: Iterable[str]) -> list[str]:
     """Return the files with a note of damage, from the names in a folder."""
     return sorted(name.removesuffix(NOTE) for name in names if name.endswith(NOTE))

@@ -28,7 +28,7 @@ from trainer.base.os_errors import translate_oserror
 from trainer.data.ground_truth import Classes, ground_truth
 from trainer.data.raw_folder import npy_array
 from trainer.data.samples import Sample
-from trainer.data.shard_folder import REPAIR, SAMPLE, Shard, Sidecar, note, read_index, read_known, sidecars
+from trainer.data.shard_folder import REPAIR, SAMPLE, Shard, Sidecar, note, read_index, read_indexed, sidecars
 from trainer.storage.cache import FOLDER, LIMIT, CacheBusy, CopyCache
 
 _PIECE = 4 * 1024 * 1024
@@ -218,7 +218,7 @@ class ShardDataset:
         self.shards = index.splits[split].shards
         name = f"{split}.samples.npy"
         where = storage.join(uri, name)
-        self.samples = npy_array(where, read_known(index, name), REPAIR.format(uri))
+        self.samples = npy_array(where, read_indexed(index, name), REPAIR.format(uri))
         if self.samples.dtype != SAMPLE or len(self.samples) != index.splits[split].samples:
             raise DataError(f"{where} is damaged: it differs from the index", fix=REPAIR.format(uri))
         self._files = ShardFiles(uri, self.shards, cache or ShardCache())
@@ -248,7 +248,7 @@ class ShardDataset:
         """Return the cleaned ground truth of the split in COCO's format; that of train is assembled."""
         if self.split != "train":
             name = f"annotations/{self.split}.json"
-            data = read_known(self.index, name)
+            data = read_indexed(self.index, name)
             return parse(dict[str, Any], storage.join(self.uri, name), data, REPAIR.format(self.uri))
         return ground_truth(chain.from_iterable(part.rows for part in self._sidecars()), self.names)
 

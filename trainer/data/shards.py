@@ -29,7 +29,7 @@ import numpy as np
 
 from trainer import storage
 from trainer.base import worker_pool
-from trainer.base.daemon_threads import DaemonThreadPool, result_of
+from trainer.base.daemon_threads import DaemonThreadPool, wait_for
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError, StorageError
 from trainer.base.log import progress
 from trainer.base.os_errors import name_resource_errors
@@ -42,7 +42,7 @@ from trainer.data.image_keys import hash_fraction
 from trainer.data.images import MAX_PIXELS, NormalImage, UnreadableImage, crop, normalize, place_box
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_manifest import RawManifest
-from trainer.data.samples import Annotation, IndexedRecord, RawRow, Record, bbox_of
+from trainer.data.samples import Annotation, IndexedRecord, RawRow, Record, to_bbox
 from trainer.data.shard_folder import INDEX, NOTE, SAMPLE, Quarantined, ShardIndex, Sidecar
 from trainer.launching.shared_work import SharedWork, shared_work
 
@@ -87,13 +87,13 @@ def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         StorageError: the data root cannot be read or written.
     """
     with shared_work() as work:
-        if index := work.on_first(lambda: finished(raw, data_root, config)):
+        if index := work.on_first(lambda: find_finished(raw, data_root, config)):
             return index
         write_shards(raw, data_root, config, work)
-        return work.on_first(lambda: join(raw, data_root, config))
+        return work.on_first(lambda: write_index(raw, data_root, config))
 
 
-def place(raw: RawManifest, data_root: str, config: DataConfig) -> str:
+def shards_uri(raw: RawManifest, data_root: str, config: DataConfig) -> str:
     """Return the URI of the folder of the shards of raw images, which need not exist."""
     if not raw.content:
         raise DataError(f"the images of {raw.uri} have not been downloaded", fix="run the download step")
@@ -107,9 +107,9 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     return {key: getattr(config, key) for key in (*SETTINGS, *(_TILED if config.tile else ()))}
 
 
-def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
+def find_finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
     """Return the index of shards if they are complete, else None."""
-    uri = place(raw, data_root, config)
+    uri = shards_uri(raw, data_root, config)
     if not storage.exists(storage.join(uri, INDEX)):
         return None
     try:
@@ -119,10 +119,10 @@ def finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex
         return None
     storage.touch(storage.join(uri, INDEX))
     states = storage.list_states(uri, recursive=True)
-    damaged = {*shard_folder.listing_faults(index, states), *shard_folder.noted(states)}
+    damaged = {*shard_folder.listing_faults(index, states), *shard_folder.list_damaged(states)}
     for name in index.files.keys() - damaged:
         try:
-            shard_folder.read_known(index, name)
+            shard_folder.read_indexed(index, name)
         except DamagedError:
             damaged.add(name)
     if damaged:
@@ -140,7 +140,7 @@ def write_shards(raw: RawManifest, data_root: str, config: DataConfig, work: Sha
 
     A shard is complete if it and its sidecar exist, are not noted as damaged, and agree on the size.
     """
-    uri = place(raw, data_root, config)
+    uri = shards_uri(raw, data_root, config)
     tasks = list(_plan(raw, uri, config))
     missing = work.on_first(lambda: _missing_shards(uri, [task.name for task in tasks]))
     workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
@@ -302,7 +302,7 @@ def _images(task: ShardTask, rows: list[RawRow]) -> Iterator[tuple[RawRow, bytes
                 reads.append(threads.submit(_read_image, task, rows[at], task.hashes[at]))
                 ahead += task.sizes[at]
                 at += 1
-            yield row, result_of(reads.popleft())
+            yield row, wait_for(reads.popleft())
             ahead -= task.sizes[number]
 
 
@@ -334,7 +334,7 @@ def _record(row: RawRow, normal: NormalImage, labels: int, min_side: float, prob
     name, size = row["file_name"], (row["width"], row["height"])
     boxes: list[Annotation] = []
     for box in row["boxes"]:
-        before = bbox_of(box)
+        before = to_bbox(box)
         after = place_box(before, normal, *size)
         old_area, new_area = before[2] * before[3], after[2] * after[3]
         area = box["area"] * (new_area / old_area if old_area > 0 else 1.0)
@@ -448,9 +448,9 @@ class _Tar:
         self.size += len(data)
 
 
-def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
+def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
     """Write the index over all shards; return it."""
-    uri = place(raw, data_root, config)
+    uri = shards_uri(raw, data_root, config)
     states = storage.list_states(uri)
     classes = Classes(raw.categories, raw.hierarchy)
     splits = {split: _Split(uri, split, classes) for split in raw.splits}
@@ -486,7 +486,7 @@ def join(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         content=raw.content,
     )
     index.write()
-    for name in shard_folder.noted(states):
+    for name in shard_folder.list_damaged(states):
         storage.delete(storage.join(uri, name + NOTE))
     summary = f" ({problems.summary()})" if problems.counts else ""
     counts = ", ".join(f"{samples} {split}" for split, samples in index.samples.items())
@@ -526,7 +526,7 @@ class _Split:
         self._rows: list[np.ndarray] = [np.zeros(0, SAMPLE)]
         self._shards: list[shard_folder.Shard] = []
         self.names: list[str] = []  # Of the shards, without extension.
-        self.hashes: list[np.ndarray] = [plausibility.hashes_of(b"")]  # Of the pictures, uint64 [N, 4].
+        self.hashes: list[np.ndarray] = [plausibility.decode_hashes(b"")]  # Of the pictures, uint64 [N, 4].
         self.statistics = statistics.describe([], len(classes.categories))
         self.quarantined: list[Quarantined] = []
 
@@ -536,7 +536,7 @@ class _Split:
         for name, sidecar in zip(self.names, shard_folder.sidecars(self._uri, self.names), strict=True):
             rows = [(len(self._shards), *(row[column] for column in columns[1:])) for row in sidecar.rows]
             self._rows.append(np.array(rows, dtype=SAMPLE))
-            self.hashes.append(plausibility.hashes_of(base64.b64decode(sidecar.hashes)))
+            self.hashes.append(plausibility.decode_hashes(base64.b64decode(sidecar.hashes)))
             samples, boxes, size = sidecar.samples, sidecar.boxes, sidecar.bytes
             self._shards.append(shard_folder.Shard(f"{name}.tar", samples, boxes, size, sidecar.sha256))
             self.statistics += sidecar.statistics

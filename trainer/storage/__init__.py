@@ -114,7 +114,7 @@ def check_place(uri: str) -> None:
     if kind in WEB:
         from trainer.storage import web
 
-        web.place_of(uri)
+        web.host_or_bucket(uri)
     if kind not in OBJECT_STORES:
         return
     bucket = uri.partition("://")[2].partition("/")[0]

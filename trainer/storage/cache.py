@@ -132,12 +132,12 @@ class CopyCache:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = self.folder / f"{name}-{size}.part"
         while True:
-            with self._room_locked():  # No other process creates, renames or evicts a file meanwhile.
+            with self._lock_room():  # No other process creates, renames or evicts a file meanwhile.
                 descriptor = self.open(name, size)
                 if descriptor is not None:
                     return descriptor
                 writer = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                if _lock_alone(writer):
+                if _try_lock(writer):
                     if self._make_room(size) or needed:
                         break
                     part.unlink()
@@ -151,12 +151,12 @@ class CopyCache:
             time.sleep(_WAIT_SECONDS)
         try:
             write(part)
-            with self._room_locked():
+            with self._lock_room():
                 part.replace(self.folder / name)
                 fcntl.flock(writer, fcntl.LOCK_SH)
             return writer
         except BaseException:
-            with self._room_locked():
+            with self._lock_room():
                 part.unlink(missing_ok=True)
                 os.close(writer)
             raise
@@ -199,14 +199,14 @@ class CopyCache:
                 break
             with suppress(FileNotFoundError):
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                if _lock_alone(descriptor):
+                if _try_lock(descriptor):
                     path.unlink(missing_ok=True)
                     excess -= length
                 os.close(descriptor)
         return excess <= 0
 
     @contextmanager
-    def _room_locked(self) -> Iterator[None]:
+    def _lock_room(self) -> Iterator[None]:
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -215,7 +215,7 @@ class CopyCache:
             os.close(descriptor)
 
 
-def _lock_alone(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Lock a file for this process alone; return whether no other process uses it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

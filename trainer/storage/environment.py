@@ -136,14 +136,14 @@ def cloud_url(kind: str) -> str:
 
 def web_client(url: str) -> PoolManager:
     """Return urllib3's connections for the few requests that obstore cannot make."""
-    proxy, trusted = proxy_of(url), None
+    proxy, trusted = find_proxy(url), None
     if proxy or url.lower().startswith("https:"):
         trusted = ssl.create_default_context(cadata=authorities())
     options: dict[str, Any] = {"ssl_context": trusted, "maxsize": _CONNECTIONS}
     return ProxyManager(proxy, **options) if proxy else PoolManager(**options)
 
 
-def proxy_of(url: str) -> str:
+def find_proxy(url: str) -> str:
     """Return the environment's proxy for an address; "" for none."""
     address = urlsplit(url)
     if proxy_bypass(address.hostname or ""):

@@ -30,7 +30,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
-from trainer.base.daemon_threads import DaemonThreadPool, in_background, result_of
+from trainer.base.daemon_threads import DaemonThreadPool, in_background, wait_for
 from trainer.base.errors import Interrupted, MissingError, StorageError
 from trainer.base.os_errors import missing
 from trainer.storage import CLOUDS, WEB, FileState, check_place, compare, environment, outages, scheme, web
@@ -42,9 +42,9 @@ from trainer.storage.retries import (
     RangePastEnd,
     RangesNotSupported,
     Transient,
-    changed,
+    changed_error,
     probe,
-    retried,
+    retry,
 )
 
 PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
@@ -117,7 +117,7 @@ class Location:
             is_known = isinstance(error, StorageError) or kind not in CLOUDS
             if is_known or not (isinstance(error, Exception) or is_panic(error)):
                 raise
-            if not status_of(error):  # Otherwise the server knows us.
+            if not http_status(error):  # Otherwise the server knows us.
                 reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"
                 problem = StorageError(f"cannot use {kind}://: {reason}", fix=environment.IDENTITY[kind])
                 raise probe(self.server, uri, 5.0) or problem from error
@@ -127,7 +127,7 @@ def _store(
     kind: str, bucket: str, server: str, options: dict[str, Any], read_timeout: float, longest: float
 ) -> ObjectStore:
     """Return obstore's store for requests of at most `longest` seconds."""
-    waits, proxy = environment.RETRIES, environment.proxy_of(server)
+    waits, proxy = environment.RETRIES, environment.find_proxy(server)
     client: Any = {
         "allow_http": True,
         "user_agent": "kubedet",
@@ -226,10 +226,10 @@ def forget_locations() -> None:
 
 
 @contextmanager
-def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
+def translate_errors(location: Location, uri: str, verb: str) -> Iterator[None]:
     """Raise errors of obstore as StorageErrors, and others as they are; report a store that is away."""
     try:
-        with outages.reported(location.server):
+        with outages.report_while(location.server):
             yield
     except BaseException as error:
         if not isinstance(error, exceptions.BaseError | FileNotFoundError | ValueError) and not is_panic(
@@ -241,7 +241,7 @@ def translated(location: Location, uri: str, verb: str) -> Iterator[None]:
             location.supports_ranges = False
         elif not isinstance(problem, MissingError | Transient):
             forget_locations()  # The environment may be corrected, in a notebook.
-            if problem.transient and not status_of(error):
+            if problem.transient and not http_status(error):
                 problem = probe(location.server, uri, 5.0) or problem
         raise problem from error
 
@@ -251,7 +251,7 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def status_of(error: BaseException) -> int:
+def http_status(error: BaseException) -> int:
     """Return the HTTP status of an obstore error; 0 if there was no answer."""
     match = re.search(r"status code: (\d{3})", str(error))
     if match:
@@ -261,9 +261,9 @@ def status_of(error: BaseException) -> int:
 
 def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageError:
     """Return an error of obstore as one that names the URI and the remedy."""
-    text, status = str(error), status_of(error)
+    text, status = str(error), http_status(error)
     if isinstance(error, exceptions.PreconditionError) or status in (412, 416):
-        return changed(uri, status)
+        return changed_error(uri, status)
     if "non-partial response" in text or "Range request not supported" in text:
         return RangesNotSupported(f"{uri} cannot be read in parts")
     code = next(iter(re.findall(r"<Code>(\w+)</Code>", text)), "")
@@ -321,9 +321,9 @@ class _File:
             try:
                 part = part or self._get(self.uri, begin, stop, self._etag, self._via)
             except (MissingError, RangesNotSupported):
-                raise changed(self.uri) from None
+                raise changed_error(self.uri) from None
             if (part.size, part.etag) != (self.size, self._etag) or not len(part.data):
-                raise changed(self.uri)
+                raise changed_error(self.uri)
             data = bytes(data) + bytes(part.data) if data else part.data
         return data
 
@@ -336,7 +336,7 @@ class _File:
                 while begin < stop and len(fetched) <= most:
                     fetched.append(threads.submit(self.piece, begin, min(begin + PIECE, stop)))
                     begin += PIECE
-                yield result_of(fetched.popleft())
+                yield wait_for(fetched.popleft())
                 most = ahead
 
     def blocks(self, sha256: str = "", ahead: int = THREADS) -> Iterator[Any]:
@@ -364,7 +364,7 @@ def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web
     options: dict[str, Any] = {"range": (start, stop)}
     if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
         options["if_match"] = etag
-    with translated(location, uri, "read"):
+    with translate_errors(location, uri, "read"):
         answer = obstore.get(location.reader, key, options=options)  # type: ignore[arg-type]
         data = answer.bytes()
     meta = answer.meta
@@ -376,17 +376,17 @@ def _stream(uri: str) -> tuple[str, Iterator[Any]]:
     if scheme(uri) in WEB:
         return "", web.stream(uri)
     location, key = locate(uri)
-    with translated(location, uri, "read"):
+    with translate_errors(location, uri, "read"):
         answer = obstore.get(location.writer, key)
 
     def blocks() -> Iterator[Any]:
-        with translated(location, uri, "read"):
+        with translate_errors(location, uri, "read"):
             yield from answer.stream(min_chunk_size=_BLOCK_BYTES)
 
     return str(answer.attributes.get("sha256", "")), blocks()
 
 
-@retried
+@retry
 def read_buffer(uri: str, sha256: str = "") -> Any:
     """Return a file's content as a buffer; its hash must be `sha256` unless that is ""."""
     file = _File(uri)
@@ -398,7 +398,7 @@ def read_buffer(uri: str, sha256: str = "") -> Any:
     return data
 
 
-@retried
+@retry
 def read_range(uri: str, start: int, length: int) -> bytes:
     """Return `length` bytes from `start` on, or as many as there are."""
     if length <= PIECE:
@@ -415,14 +415,14 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     return b"".join(file.pieces(start, min(start + length, file.size)))
 
 
-@retried
+@retry
 def copy(uri: str, path: Path, sha256: str = "") -> None:
     """Write a file's content to a local path; its hash must be `sha256` unless that is ""."""
     with path.open("wb") as file:
         file.writelines(_File(uri).blocks(sha256))
 
 
-@retried
+@retry
 def open_reader(uri: str) -> IO[bytes]:
     """Return a seekable binary file; if a server only sends complete files, the file is copied to disk."""
     file = _File(uri)
@@ -482,17 +482,17 @@ class _Reader(io.RawIOBase):
         super().close()
 
 
-@retried
+@retry
 def state(uri: str) -> FileState | None:
     """Return a file's size, time and ETag as the server reports them, or None if it is missing."""
     if scheme(uri) in WEB:
         return web.state(uri)
     location, key = locate(uri)
-    with suppress(MissingError), translated(location, uri, "read"):
+    with suppress(MissingError), translate_errors(location, uri, "read"):
         try:
             return _file_state(obstore.head(location.reader, key))
         except Exception as error:
-            if status_of(error) in (301, 307, 400, 403):
+            if http_status(error) in (301, 307, 400, 403):
                 obstore.get(location.reader, key)  # The answer to a HEAD has no reason.
             raise
     return None
@@ -502,7 +502,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
     """Yield the objects under a prefix by relative name, page by page."""
     location, prefix = locate(uri, folder=True)
     skip, last, tries = len(prefix) + 1 if prefix else 0, None, 1
-    with translated(location, uri, "list"):
+    with translate_errors(location, uri, "list"):
         while tries:
             pages: Any = obstore.list(location.reader, prefix or None, offset=last, chunk_size=1000)
             if not recursive:
@@ -538,11 +538,11 @@ def _file_state(meta: "obstore.ObjectMeta") -> FileState:
     return FileState(meta["size"], modified.timestamp() or None, (meta["e_tag"] or "").strip('"'))
 
 
-@retried
+@retry
 def delete(uri: str) -> None:
     """Delete an object, if it exists."""
     location, key = locate(uri)
-    with suppress(MissingError), translated(location, uri, "delete"):
+    with suppress(MissingError), translate_errors(location, uri, "delete"):
         obstore.delete(location.reader, key)
 
 
@@ -586,11 +586,11 @@ def write(
             return False
         return True
 
-    @retried
+    @retry
     def attempt() -> bool:
         ended.clear()
         try:
-            with translated(location, uri, "write"):
+            with translate_errors(location, uri, "write"):
                 written = send()
         finally:
             ended.set()

@@ -28,7 +28,7 @@ _process = 0  # The process that the thread belongs to: a forked child does not 
 
 
 @contextmanager
-def reported(server: str) -> Iterator[None]:
+def report_while(server: str) -> Iterator[None]:
     """Log if the server does not answer meanwhile, and when it answers again."""
     global _process  # noqa: PLW0603 (of this process)
     if _process != os.getpid():

@@ -44,7 +44,7 @@ class RangesNotSupported(StorageError):
     """The server only sends complete files."""
 
 
-def changed(uri: str, status: int = 0) -> Transient:
+def changed_error(uri: str, status: int = 0) -> Transient:
     """Return the error for a file that changed while it was read; `status` is that of the HTTP response."""
     kind = RangePastEnd if status == 416 else Transient
     return kind(f"{uri} changed while it was read", fix="run again when no other process is writing to it")
@@ -79,7 +79,7 @@ def probe(server: str, uri: str, seconds: float) -> StorageError | None:
     return None
 
 
-def retried(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def retry(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Repeat a read or write after a Transient error; signals are handled meanwhile."""
 
     def repeat(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

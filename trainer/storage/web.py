@@ -29,9 +29,9 @@ from trainer.storage.retries import (
     RETRY_FIX,
     RangesNotSupported,
     Transient,
-    changed,
+    changed_error,
     no_answer,
-    retried,
+    retry,
 )
 
 MAX_BYTES = 64 * 1024 * 1024  # of a file whose address comes from data
@@ -61,7 +61,7 @@ class Refused(StorageError):
 
 def allow(uris: Iterable[str], hosts: Iterable[str] = ()) -> None:
     """Add the servers and buckets of URIs that the user named, and entries of data.allow_hosts."""
-    allowed.update(place_of(uri) for uri in uris if not is_local(uri))
+    allowed.update(host_or_bucket(uri) for uri in uris if not is_local(uri))
     for text in hosts:
         place = text.lower().rstrip("/")
         if not _PLACE.fullmatch(place):
@@ -78,7 +78,7 @@ def check_allowed(uri: str) -> None:
         raise Refused(f"refused {uri}: it contains a name or password", fix="remove it from the address")
     if scheme(uri) not in (*WEB, *OBJECT_STORES):
         raise Refused(f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket")
-    place = place_of(uri)
+    place = host_or_bucket(uri)
     host = place.rpartition(":")[0] if scheme(uri) in WEB else place
     if allowed.isdisjoint((place, host)) and not any(
         host.endswith(known) if known.startswith(".") else host == known for known in KNOWN_HOSTS
@@ -89,7 +89,7 @@ def check_allowed(uri: str) -> None:
         )
 
 
-def place_of(uri: str) -> str:
+def host_or_bucket(uri: str) -> str:
     """Return host and port of a web address as urllib3 reads them, or scheme and bucket of an object."""
     kind = scheme(uri)
     if kind not in WEB:
@@ -149,7 +149,7 @@ def state(uri: str) -> FileState | None:
     return FileState(size, modified, response.headers.get("etag", ""))
 
 
-@retried
+@retry
 def read_listed(uri: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a file whose address comes from data and is on the allow-list."""
     blocks, received = [], 0
@@ -174,9 +174,9 @@ def _open_response(
     """
     if not from_data:
         refuse_userinfo(uri, "the address")
-    hops, own = [uri], "" if from_data else place_of(uri)
+    hops, own = [uri], "" if from_data else host_or_bucket(uri)
     while True:
-        place = place_of(hops[-1])
+        place = host_or_bucket(hops[-1])
         if place != own:
             check_allowed(hops[-1])
         token = "" if from_data else _tokens.get(place, "")
@@ -215,7 +215,7 @@ def _check_status(status: int, uri: str) -> None:
     if status in (404, 410):
         raise missing(uri)
     if status in (412, 416):
-        raise changed(uri, status)
+        raise changed_error(uri, status)
     if status >= 300:
         kind, busy = RefusedError if status in (401, 403) else StorageError, status in BUSY
         fix = "run again later" if busy else "check the address and who may read it"
@@ -238,7 +238,7 @@ def _request(method: str, uri: str, headers: Mapping[str, str]) -> urllib3.BaseH
         raise_on_status=False,
     )
     try:
-        return _client(f"{scheme(uri)}://{place_of(uri)}").urlopen(
+        return _client(f"{scheme(uri)}://{host_or_bucket(uri)}").urlopen(
             method,
             uri.partition("#")[0],
             headers={"Accept-Encoding": "identity", **headers},
@@ -258,7 +258,7 @@ def _client(origin: str) -> urllib3.PoolManager:
 
 def use_token(origin: str, token: str) -> None:
     """Send a token with each request to a server that the user named."""
-    _tokens[place_of(origin)] = token
+    _tokens[host_or_bucket(origin)] = token
 
 
 def forget_stores() -> None:

@@ -182,7 +182,7 @@ def mirror_of(data_root: str) -> str:
     return storage.join(data_root, "weights")
 
 
-def place_of(uri: str, data_root: str) -> str:
+def mirror_folder(uri: str, data_root: str) -> str:
     """Return the URI of the folder of published weights in a data root's mirror."""
     if uri.startswith(TORCHVISION):
         return storage.join(mirror_of(data_root), "torchvision")
@@ -276,7 +276,7 @@ def _model(uri: str) -> tuple[str, str]:
 
 def look_up(uri: str, data_root: str) -> MirroredWeights:
     """Look up published weights in a mirror, without any request to their publisher."""
-    place = place_of(uri, data_root)
+    place = mirror_folder(uri, data_root)
     if uri.startswith(TORCHVISION):
         file = torchvision_file(uri)
     else:
@@ -295,7 +295,7 @@ def obtain(uri: str, data_root: str) -> WeightFile:
     """
     if not is_published(uri):
         return _in_place(uri)
-    mirrored, place = look_up(uri, data_root), place_of(uri, data_root)
+    mirrored, place = look_up(uri, data_root), mirror_folder(uri, data_root)
     if mirrored.file and mirrored.complete:
         path = storage.local_copy(storage.join(place, mirrored.file.name))
         if _fault(path, mirrored.file) is None:
@@ -342,13 +342,13 @@ def _description(folder: str) -> dict[str, Any]:
 
 
 def _fault(path: Path, file: PublishedFile) -> str | None:
-    digest, expected = _hash_of(path), file.sha256
+    digest, expected = _sha256(path), file.sha256
     if digest.startswith(expected):
         return None
     return f"its SHA-256 begins with {digest[: len(expected)]}, not with {expected}"
 
 
-def _hash_of(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -367,7 +367,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
     """Fetch published weights into the mirror, the manifest last; returns the file with its full hash."""
     from trainer.storage import objects
 
-    place, is_torchvision = place_of(uri, data_root), uri.startswith(TORCHVISION)
+    place, is_torchvision = mirror_folder(uri, data_root), uri.startswith(TORCHVISION)
     remedy = f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
     if uri.startswith(HUB):
         name, revision = _model(uri)
@@ -403,7 +403,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
                     described = storage.read_bytes(f"{file.url.removesuffix(_TENSORS)}{_CONFIG}")
                     storage.write_bytes(storage.join(place, _CONFIG), described)
             storage.upload(path, storage.join(place, file.name))
-            file = replace(file, sha256=file.sha256 or _hash_of(path), size=path.stat().st_size)
+            file = replace(file, sha256=file.sha256 or _sha256(path), size=path.stat().st_size)
     except StorageError as error:
         if uri.startswith(HUB) and isinstance(error, (RefusedError, MissingError)):
             remedy = (

@@ -168,9 +168,9 @@ def test_as_a_set_grows_no_image_leaves_its_split_and_a_test_image_never_trains(
         source_listing = listing(train=[entry(f"{number}.jpg", 0) for number in range(count)])
         config = DataConfig(val_fraction=0.1, test_fraction=0.2)
         _, read = rows(source_listing, config, f"raw-{version}")
-        split_of = {row["file_name"]: split for split, table in read.items() for row in table}
-        assert len(split_of) == count == sum(map(len, read.values())) and read["train"]
-        for name, split in split_of.items():
+        parse_split = {row["file_name"]: split for split, table in read.items() for row in table}
+        assert len(parse_split) == count == sum(map(len, read.values())) and read["train"]
+        for name, split in parse_split.items():
             assert tested.setdefault(name, split == "test") == (split == "test"), name
             if count >= 40:  # Smaller sets give val an image that the share alone would not.
                 assert was_in.setdefault(name, split) == split, name

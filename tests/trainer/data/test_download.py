@@ -13,7 +13,7 @@ from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, plan
-from trainer.data.image_keys import place
+from trainer.data.image_keys import image_path
 from trainer.data.raw_folder import read_images, read_manifest
 from trainer.data.raw_manifest import SplitCounts
 from trainer.data.shards import shard
@@ -27,7 +27,7 @@ def raw_folder(manifest: dict) -> Path:
 
 
 def image_of(manifest: dict, row: dict) -> str:
-    return f"{manifest.images}/{place(row['key'], row['file_name'], row['origin'], row['version'])}"
+    return f"{manifest.images}/{image_path(row['key'], row['file_name'], row['origin'], row['version'])}"
 
 
 def sizes_of(manifest: dict) -> list[int]:

@@ -254,7 +254,7 @@ def test_want_of_memory_or_files_is_no_damage(error, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Image.Image, "load", fail)
         patch.setattr("PIL.ImageFile.ImageFile.load", fail)
-        for read in (lambda: normalize(data, 100, 90), lambda: images.check(data)):
+        for read in (lambda: normalize(data, 100, 90), lambda: images.read_upright(data)):
             with pytest.raises(ResourceError) as caught:
                 read()
             assert "damaged" not in str(caught.value) and caught.value.fix

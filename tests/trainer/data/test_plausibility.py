@@ -297,8 +297,8 @@ def test_near_duplicates_are_found_across_splits_only(scenes):
     val = [hash_of(picture) for picture, _ in scenes[20:30]]
     val += [hash_of(scenes[4][0], quality=40), hash_of(scenes[5][0].resize((320, 240)))]
     arrays = {
-        "train": plausibility.hashes_of(b"".join(train + train)),
-        "val": plausibility.hashes_of(b"".join(val)),
+        "train": plausibility.decode_hashes(b"".join(train + train)),
+        "val": plausibility.decode_hashes(b"".join(val)),
     }
     named, _ = plausibility.near_duplicates(arrays, lambda split, row: f"{split} {row % 20}")
     assert {tuple(pair.file_names) for pair in named} == {

@@ -21,7 +21,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_manifest import Category
 from trainer.data.shard_folder import ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import clean, place, shard
+from trainer.data.shards import clean, shard, shards_uri
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000)
 
@@ -105,8 +105,8 @@ def test_only_settings_that_decide_on_shards_change_the_fingerprint(make_coco, t
     raw = download(str(make_coco(train=["a.jpg"])), str(tmp_path), CONFIG)
     same = [CONFIG, replace(CONFIG, max_bad_fraction=0.5), replace(CONFIG, threads=2)]
     others = [replace(CONFIG, shard_bytes=1), replace(CONFIG, max_side=20), replace(CONFIG, jpeg_quality=50)]
-    assert len({place(raw, str(tmp_path), config) for config in same}) == 1
-    assert len({place(raw, str(tmp_path), config) for config in same + others}) == 4
+    assert len({shards_uri(raw, str(tmp_path), config) for config in same}) == 1
+    assert len({shards_uri(raw, str(tmp_path), config) for config in same + others}) == 4
 
 
 def test_a_plan_without_images_is_refused(make_coco, tmp_path):

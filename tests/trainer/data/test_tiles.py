@@ -15,7 +15,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import tiles
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import place, shard
+from trainer.data.shards import shard, shards_uri
 from trainer.data.verification import repair
 
 CONFIG = DataConfig(processes=1, shard_bytes=100_000, tile=100, tile_overlap=0.2, jpeg_quality=100)
@@ -107,7 +107,7 @@ def test_their_fingerprint_is_their_own_and_shards_without_tiles_keep_theirs(lar
     raw = download(large, str(tmp_path), CONFIG)
     tiled = [CONFIG, replace(CONFIG, tile=120), replace(CONFIG, tile_overlap=0.3)]
     plain = [replace(CONFIG, tile=0), replace(CONFIG, tile=0, tile_overlap=0.3)]
-    places = [place(raw, str(tmp_path), config) for config in tiled + plain]
+    places = [shards_uri(raw, str(tmp_path), config) for config in tiled + plain]
     assert len(set(places)) == 4 and places[3] == places[4]
 
 

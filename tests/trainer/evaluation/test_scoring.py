@@ -211,4 +211,4 @@ def test_shards_keep_what_people_looked_for(tmp_path, tiny):
         del image["neg_category_ids"], image["not_exhaustive_category_ids"]
     source.write_text(json.dumps(form))
     plain = download(f"coco:{source}", str(tmp_path), config)
-    assert data_shards.place(plain, str(tmp_path), config) != index.uri
+    assert data_shards.shards_uri(plain, str(tmp_path), config) != index.uri

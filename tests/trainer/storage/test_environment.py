@@ -101,9 +101,9 @@ def test_a_ca_bundle_that_cannot_be_read_is_named(name, monkeypatch, tmp_path):
 def test_the_proxy_of_the_environment_is_used_and_left_out(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", ".svc,localhost")
-    assert environment.proxy_of("https://s3.amazonaws.com") == "http://proxy:3128"
-    assert environment.proxy_of("https://store.minio.svc:9000") == ""
-    assert environment.proxy_of("http://s3.amazonaws.com") == ""
+    assert environment.find_proxy("https://s3.amazonaws.com") == "http://proxy:3128"
+    assert environment.find_proxy("https://store.minio.svc:9000") == ""
+    assert environment.find_proxy("http://s3.amazonaws.com") == ""
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_proxy_of_the_environment_is_used_and_left_out(monkeypatch):
 def test_a_proxy_of_the_environment(monkeypatch, value, proxy):
     monkeypatch.setenv("http_proxy", value)
     if proxy is not None:
-        assert environment.proxy_of("http://store.example/x") == proxy
+        assert environment.find_proxy("http://store.example/x") == proxy
         return
     with pytest.raises(StorageError, match="HTTP_PROXY in the environment is not the address of a proxy"):
-        environment.proxy_of("http://store.example/x")
+        environment.find_proxy("http://store.example/x")

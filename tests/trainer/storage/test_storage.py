@@ -9,7 +9,7 @@ import pytest
 from trainer import storage
 from trainer.base.errors import MissingError, StorageError
 from trainer.storage import check_place
-from trainer.storage.web import place_of
+from trainer.storage.web import host_or_bucket
 
 
 def everything_under(folder: Path) -> list[str]:
@@ -211,7 +211,7 @@ def test_a_name_that_no_bucket_can_have_is_refused(uri):
     ],
 )  # fmt: skip
 def test_place_of_an_address(uri, place):
-    assert place_of(uri) == place
+    assert host_or_bucket(uri) == place
 
 
 @pytest.mark.parametrize(
@@ -219,5 +219,5 @@ def test_place_of_an_address(uri, place):
 )
 def test_hosts_that_no_server_can_have(host):
     with pytest.raises(MissingError) as caught:
-        place_of(f"http://{host}/i.jpg")
+        host_or_bucket(f"http://{host}/i.jpg")
     assert not caught.value.transient and caught.value.fix

@@ -17,8 +17,8 @@ from trainer.weights.weights_mirror import (
     check_available,
     is_published,
     look_up,
+    mirror_folder,
     obtain,
-    place_of,
     published_file,
     torchvision_file,
 )
@@ -49,8 +49,8 @@ def test_a_model_of_the_hub_is_pinned_to_a_commit_and_described_with_its_hash(we
     described = published_file("hf:org/name")
     assert described.url == f"{weights_server.url}/org/name/resolve/{COMMIT}/model.safetensors"
     assert len(described.sha256) == 64 and described.size == 7
-    assert place_of("hf:org/name", "r") == "r/weights/hf/org/name/main"
-    assert place_of("hf:org/name@v1", "r") == "r/weights/hf/org/name/v1"
+    assert mirror_folder("hf:org/name", "r") == "r/weights/hf/org/name/main"
+    assert mirror_folder("hf:org/name@v1", "r") == "r/weights/hf/org/name/v1"
 
 
 def test_a_model_without_safetensors_is_refused_with_its_files(weights_server):

@@ -27,7 +27,7 @@ from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import AS_PUBLISHED, SOURCE_ROW, Listing, Reading, Rows, Source
 from trainer.data.sources.voc import VocSource
-from trainer.data.sources.yolo import YAML, YoloSource, file_of
+from trainer.data.sources.yolo import YAML, YoloSource, find_description
 from trainer.storage import web
 
 _PUBLISHED: dict[type, Callable[..., Source]] = {
@@ -103,7 +103,7 @@ def kind_of(uri: str) -> str:
         return "coco" if uri.lower().endswith(".json") else "yolo"
     if storage.scheme(uri) in storage.WEB:
         return ""
-    described = file_of(uri)
+    described = find_description(uri)
     return (  # The most certain first.
         "yolo"
         if described.lower().endswith(YAML)

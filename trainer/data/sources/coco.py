@@ -47,7 +47,7 @@ from trainer.data.sources.source import (
     Source,
     SplitOverlaps,
     annotated_side,
-    split_of,
+    parse_split,
 )
 
 FIX = "use a file with the lists images, annotations and categories"
@@ -263,7 +263,7 @@ class CocoImages:
         """Yield rows of the table of boxes."""
         positions = {category.original_id: position for position, category in enumerate(categories)}
         for item in self._file.items("annotations"):
-            box = box_of(item, reading)
+            box = parse_box(item, reading)
             if isinstance(box, str):
                 named = {name: item[name] for name in ("id", "image_id", "bbox") if name in item}
                 excerpt = json.dumps(named, ensure_ascii=False)[:120]
@@ -326,7 +326,7 @@ def is_fetched(text: str) -> bool:
     return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
 
 
-def box_of(annotation: Mapping[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
+def parse_box(annotation: Mapping[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
     """Return an annotation's box [x, y, width, height], or the reason why it has none."""
     segmentation = annotation.get("segmentation")
     if reading.boxes_from == "segmentation" and segmentation:
@@ -487,7 +487,7 @@ class CocoSource(Source):
             with file.open() as data:
                 digest.update(f"{split} {hashlib.file_digest(data, 'sha256').hexdigest()}\n".encode())
             files[split] = file
-        categories = merged_categories(files.values())
+        categories = merge_categories(files.values())
         splits, overlaps = {}, SplitOverlaps(problems)
         for split, file in files.items():
             images = CocoImages(file, problems)
@@ -513,7 +513,8 @@ class CocoSource(Source):
             raise DataError(f"{self.uri}: contains no COCO JSON", fix="use a JSON file, or its folder")
         splits: dict[str, str] = {}
         for uri in uris:
-            split = split_of(PurePosixPath(uri).name) or split_of(storage.parent(uri).rpartition("/")[2])
+            name, folder = PurePosixPath(uri).name, storage.parent(uri).rpartition("/")[2]
+            split = parse_split(name) or parse_split(folder)
             split = split if len(uris) > 1 else "train"
             if split in splits:
                 message = f"{self.uri}: both {splits[split]} and {uri} are split {split!r}"
@@ -546,12 +547,12 @@ def annotation_files(folder: str) -> list[str]:
             if name.startswith("instances_") or name.endswith("_annotations.coco.json")
         ]
         one_each = len(place) > 1 and len(uris) == len({storage.parent(uri) for uri in uris})
-        if boxes or one_each or any(map(split_of, names)) or len(uris) == 1:
+        if boxes or one_each or any(map(parse_split, names)) or len(uris) == 1:
             return boxes or uris
     return []
 
 
-def merged_categories(files: Iterable[CocoFile]) -> list[Category]:
+def merge_categories(files: Iterable[CocoFile]) -> list[Category]:
     """Return the categories of files, by their ids; raise DataError if they contradict each other."""
     by_id: dict[int, Any] = {}
     by_name: dict[Any, int] = {}
@@ -600,7 +601,7 @@ class Coco2017Source(Coco2017, Source):
             member = f"annotations/instances_{name}.json"
             files[split] = CocoFile(f"{annotations}#{member}", annotations, member)
         # Both files have the same; that of val is a twentieth as large.
-        categories, problems = merged_categories([files["val"]]), Problems()
+        categories, problems = merge_categories([files["val"]]), Problems()
         splits = {
             split: Rows.of(partial(self._entries, files[split], zips[split], name, categories), problems)
             for split, name in _SPLITS.items()

@@ -52,15 +52,15 @@ def _read(uri: str) -> tuple[str, bytes | MissingError]:
         return uri, error
 
 
-def lines_of(uri: str) -> list[str]:
+def read_lines(uri: str) -> list[str]:
     """Return the lines of a file that are not blank, stripped."""
     text = storage.read_bytes(uri).decode("utf-8-sig", "replace")
     return [stripped for line in text.splitlines() if (stripped := line.strip())]
 
 
-def listed_in(uri: str) -> list[str]:
+def read_list(uri: str) -> list[str]:
     """Return the lines of a list of images, without blank ones and comments."""
-    return [line for line in lines_of(uri) if not re.match(r"#+(\s|$)", line)]
+    return [line for line in read_lines(uri) if not re.match(r"#+(\s|$)", line)]
 
 
 def is_hidden(name: str) -> bool:
@@ -87,7 +87,7 @@ def visible_files(
             yield name, state
 
 
-def version_of(state: FileState) -> str:
+def file_version(state: FileState) -> str:
     """Return text that changes when a file does."""
     return f"{state.size} {state.version}"
 
@@ -103,7 +103,7 @@ class Folders:
         """Return the version of each file of a folder by its name; {} if the folder is missing."""
         if folder not in self._versions:
             states = storage.scan(folder, recursive=False)
-            self._versions[folder] = {name: version_of(state) for name, state in states}
+            self._versions[folder] = {name: file_version(state) for name, state in states}
         return self._versions[folder]
 
     def version(self, uri: str) -> str:
@@ -149,7 +149,7 @@ _lock = threading.Lock()
 def unpack(uri: str) -> Unpacked:
     """Unpack a zip or tar into a temporary folder, once in a process as long as it does not change."""
     state = storage.state(uri)
-    key = uri, version_of(state) if state else ""
+    key = uri, file_version(state) if state else ""
     with _lock:
         if key not in _unpacked:
             path, keeper = str(storage.local_copy(uri)), TemporaryFolder()

@@ -92,7 +92,7 @@ class OpenImagesSource(OpenImages, Source):
         """Read classes and lists; the boxes are read when the rows are iterated."""
         states: list[tuple[str, int, str]] = []
 
-        def noted(uri: str) -> str:
+        def check_state(uri: str) -> str:
             """Return the URI of a file, and append values that change when the file does."""
             state = storage.state(uri)
             if state is None:
@@ -101,8 +101,8 @@ class OpenImagesSource(OpenImages, Source):
             states.append((uri, state.size, state.version))
             return uri
 
-        listed = read_image_list(noted(self.images)) if self.images else None
-        described_in = noted(storage.join(self.base, DESCRIPTIONS))
+        listed = read_image_list(check_state(self.images)) if self.images else None
+        described_in = check_state(storage.join(self.base, DESCRIPTIONS))
         described = kept = read_descriptions(described_in)
         if self.subset == "mlperf":
             by_name = {category.name: category for category in described}
@@ -111,7 +111,7 @@ class OpenImagesSource(OpenImages, Source):
             kept = [by_name[name] for name in CLASSES]
         above: dict[str, set[str]] = {}
         if self.hierarchy != "none":
-            above = read_hierarchy(noted(storage.join(self.base, HIERARCHY)))
+            above = read_hierarchy(check_state(storage.join(self.base, HIERARCHY)))
         expanded = above if self.hierarchy == "expand" else {}
         below: dict[str, set[str]] = defaultdict(set)
         for mid, higher in expanded.items():
@@ -125,14 +125,14 @@ class OpenImagesSource(OpenImages, Source):
             turns = self.rotation == "apply"
             read = partial(
                 read_boxes,
-                noted(storage.join(self.base, BOXES[split])),
+                check_state(storage.join(self.base, BOXES[split])),
                 storage.join(self.pixels, split),
                 kept,
                 present,
                 absent,
                 listed[split] if listed else None,
-                noted(storage.join(self.base, ROTATIONS[split])) if turns else "",
-                noted(storage.join(self.base, LABELS[split])) if takes_labels else "",
+                check_state(storage.join(self.base, ROTATIONS[split])) if turns else "",
+                check_state(storage.join(self.base, LABELS[split])) if takes_labels else "",
             )
             splits["train" if len(names) == 1 else OPENIMAGES_SPLITS[split]] = Rows(read)
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()

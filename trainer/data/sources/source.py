@@ -172,7 +172,7 @@ class SplitOverlaps:
         self._hashes[split] = np.unique(np.array(added))
 
 
-def split_of(name: str) -> str | None:
+def parse_split(name: str) -> str | None:
     """Return train, val or test for a source's name of a split (val2017, validation), or None."""
     match = re.search(r"(?:^|[^a-z])(train|val|test)", name, re.IGNORECASE)
     return match.group(1).lower() if match else None

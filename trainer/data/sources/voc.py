@@ -28,7 +28,7 @@ from trainer.base.errors import DataError, MissingError
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.files import listed_in, read_all, version_of, visible_files
+from trainer.data.sources.files import file_version, read_all, read_list, visible_files
 from trainer.data.sources.source import (
     UNKNOWN,
     Box,
@@ -39,7 +39,7 @@ from trainer.data.sources.source import (
     Source,
     SplitOverlaps,
     annotated_side,
-    split_of,
+    parse_split,
 )
 
 _INVALID_TOKEN = expat.errors.codes[expat.errors.XML_ERROR_INVALID_TOKEN]
@@ -252,7 +252,7 @@ class _Layout:
             if name.lower().endswith(".xml"):
                 self.xml[name[:-4]] = name
             elif name.lower().endswith(IMAGE_SUFFIXES):
-                self.images[path.stem.lower()].append(_Image(name, version_of(state)))
+                self.images[path.stem.lower()].append(_Image(name, file_version(state)))
         if not self.xml:
             fix = (
                 "use the folder that contains Annotations and JPEGImages, or one of images with XML "
@@ -317,7 +317,7 @@ class _Layout:
         folder = storage.join(self.root, "ImageSets", "Main")
         files = storage.list_states(folder)
         lists = {
-            split: [_stem(line, keys_of) for line in listed_in(storage.join(folder, f"{split}.txt"))]
+            split: [_stem(line, keys_of) for line in read_list(storage.join(folder, f"{split}.txt"))]
             for split in (*_ORDER, "trainval")
             if f"{split}.txt" in files
         }
@@ -337,7 +337,7 @@ class _Layout:
 def _split_of_path(path: str) -> str | None:
     """Return the split that a folder in a path names, the outermost first; None if none does."""
     folders = (part for part in path.split("/")[:-1] if _SPLIT_FOLDER.fullmatch(part))
-    return next(map(split_of, folders), None)
+    return next(map(parse_split, folders), None)
 
 
 def _stem(line: str, stems: dict[str, list[str]]) -> str:

@@ -33,15 +33,24 @@ from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.files import (
     Folders,
+    file_version,
     is_hidden,
-    lines_of,
-    listed_in,
     note_hidden,
     read_all,
-    version_of,
+    read_lines,
+    read_list,
     visible_files,
 )
-from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Source, SplitOverlaps, split_of
+from trainer.data.sources.source import (
+    Box,
+    Category,
+    Entry,
+    Listing,
+    Rows,
+    Source,
+    SplitOverlaps,
+    parse_split,
+)
 from trainer.storage.web import check_allowed
 
 _TOLERANCE = 0.01  # How far outside the image a coordinate may be; boxes are clipped later.
@@ -189,7 +198,7 @@ class YoloSource(Source):
         """Read the set's description; return the file's URI and content too."""
         uri = self.location
         if not uri.lower().endswith((*YAML, *_NAMES)):
-            uri = file_of(self.location)
+            uri = find_description(self.location)
         if not uri:
             raise DataError(f"{self.uri}: contains no data.yaml", fix=FIX)
         if storage.size(uri) > _MAX_BYTES:
@@ -235,7 +244,7 @@ class YoloSource(Source):
                 near, folders = self._folders_near(text, bases)
                 alike = [near] if near not in ("", *bases) else []
                 alike += [storage.join(near, name) for name in folders]
-                alike = [place for place in alike if split_of(place.rpartition("/")[2]) == split]
+                alike = [place for place in alike if parse_split(place.rpartition("/")[2]) == split]
                 if split == "test" and not any(map(_has_images, alike)):
                     left_out.append(f"{key}: {text}")  # Roboflow lists a test that it did not export.
                 else:
@@ -283,7 +292,7 @@ class YoloSource(Source):
             else:
                 visible = visible_files(place, problems)
                 files = sorted((item for item in visible if _is_image(item[0])), key=itemgetter(0))
-                listed = ((storage.join(place, name), version_of(state)) for name, state in files)
+                listed = ((storage.join(place, name), file_version(state)) for name, state in files)
             for origin, version in listed:
                 name = _relative(origin, root)
                 if origin in seen:
@@ -297,7 +306,7 @@ class YoloSource(Source):
         """Yield URI and version of the images that a list names; the version is "" for missing ones."""
         bases = list(dict.fromkeys([storage.parent(uri), root]))
         found = {"": bases[0]}
-        for line in (line.replace("\\", "/") for line in listed_in(uri)):
+        for line in (line.replace("\\", "/") for line in read_list(uri)):
             folder, _, name = line.rpartition("/")
             if note_hidden(name if folder.startswith("/") else line, problems):
                 continue
@@ -391,7 +400,7 @@ def _relative(origin: str, root: str) -> str:
     return origin[len(root.rstrip("/")) + 1 :] if inside else origin.partition("://")[2] or origin.lstrip("/")
 
 
-def file_of(folder: str) -> str:
+def find_description(folder: str) -> str:
     """Return the URI of the file that describes the YOLO set in a folder; "" if there is none."""
     names = sorted(name for name, _ in visible_files(folder, recursive=False))
     for name in ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml"):
@@ -420,7 +429,7 @@ def _from_lines(uri: str, root: str = "") -> Description:
 
     `root` is the folder of the set; "" is that of the file, or the one that it is a folder of labels in.
     """
-    classes, root = lines_of(uri), root or storage.parent(uri)
+    classes, root = read_lines(uri), root or storage.parent(uri)
     holder = next((path for path in reversed(_NAMES_FOLDERS) if root.endswith(f"/{path}")), "")
     if holder and not _has_images(root):
         root = root.removesuffix(f"/{holder}")
@@ -435,13 +444,13 @@ def _from_lines(uri: str, root: str = "") -> Description:
             for name in ("train", "val", "valid", "test", "train2017", "val2017"):
                 folder = storage.join(parent, name)
                 if _has_files(folder):
-                    splits.setdefault(split_of(name) or "", [folder])
+                    splits.setdefault(parse_split(name) or "", [folder])
     if "train" not in splits:
         splits = {"train": [images if _has_files(images) else root]}
     # The numbers would mean something else in a folder with other classes.
     folders = [place for places in splits.values() for place in places if not place.endswith(".txt")]
     for other in (storage.join(folder, _NAMES[0]) for folder in folders):
-        if storage.exists(other) and lines_of(other) != classes:
+        if storage.exists(other) and read_lines(other) != classes:
             raise DataError(f"{uri} and {other} name different classes", fix="make both files equal")
     return Description(root, dict(enumerate(classes)), splits)
 

@@ -17,8 +17,8 @@ from trainer.data import sources
 from trainer.data.download import plan
 from trainer.data.raw_manifest import SplitCounts
 from trainer.data.sources import coco
-from trainer.data.sources.coco import CocoSource, box_of
-from trainer.data.sources.source import UNKNOWN, Reading, split_of
+from trainer.data.sources.coco import CocoSource, parse_box
+from trainer.data.sources.source import UNKNOWN, Reading, parse_split
 
 
 def listing(path: Path):
@@ -56,7 +56,7 @@ def corners(box: dict) -> tuple[float, ...]:
     ],
 )  # fmt: skip
 def test_names_of_splits(name, split):
-    assert split_of(name) == split
+    assert parse_split(name) == split
 
 
 def test_a_folder_as_published(make_coco):
@@ -325,12 +325,12 @@ FROM_SEGMENTATION = Reading("segmentation")
     ],
 )
 def test_each_kind_of_bbox_is_told_apart(bbox, box):
-    assert box_of({"bbox": bbox}) == box
+    assert parse_box({"bbox": bbox}) == box
 
 
 def test_the_box_of_polygons_is_their_extent():
     polygons = [[1.5, 2, 11, 2, 11, 22.25, 2, 22.25], [29, 1, 31, 1, 31, 5, 29, 5]]
-    box = box_of({"segmentation": polygons, "bbox": [0, 0, 1, 1]}, FROM_SEGMENTATION)
+    box = parse_box({"segmentation": polygons, "bbox": [0, 0, 1, 1]}, FROM_SEGMENTATION)
     assert box == (1.5, 1, 29.5, 21.25)
     drawn = runs.toBbox(runs.merge(runs.frPyObjects(polygons, 40, 50)))
     assert np.abs(drawn - box).max() <= 1  # Of the pixels that the library draws.
@@ -348,10 +348,14 @@ def test_the_box_of_a_mask_is_that_of_its_pixels():
             pixels[(top + bottom) // 2, left] = 0
         box = tuple(map(float, runs.toBbox(runs.encode(pixels))))
         text = runs.encode(pixels)["counts"].decode()
-        assert box_of({"segmentation": {"size": [height, width], "counts": text}}, FROM_SEGMENTATION) == box
+        assert (
+            parse_box({"segmentation": {"size": [height, width], "counts": text}}, FROM_SEGMENTATION) == box
+        )
         flat = pixels.flatten(order="F")  # Of zeros and ones in turn, zeros first.
         counts = np.diff([0, *np.flatnonzero(np.diff(flat, prepend=0)), flat.size]).tolist()
-        assert box_of({"segmentation": {"size": [height, width], "counts": counts}}, FROM_SEGMENTATION) == box
+        assert (
+            parse_box({"segmentation": {"size": [height, width], "counts": counts}}, FROM_SEGMENTATION) == box
+        )
 
 
 @pytest.mark.parametrize(
@@ -378,13 +382,13 @@ def test_the_box_of_a_mask_is_that_of_its_pixels():
     ],
 )
 def test_segmentations_that_are_none_do_not_reach_the_library(segmentation):
-    assert box_of({"segmentation": segmentation}, FROM_SEGMENTATION) == reasons.SEGMENTATION_UNUSABLE
+    assert parse_box({"segmentation": segmentation}, FROM_SEGMENTATION) == reasons.SEGMENTATION_UNUSABLE
 
 
 def test_without_a_segmentation_the_bbox_counts():
-    assert box_of({"segmentation": [], "bbox": [1, 2, 3, 4]}, FROM_SEGMENTATION) == (1, 2, 3, 4)
-    assert box_of({}, FROM_SEGMENTATION) == reasons.BOX_ABSENT
-    assert box_of({"segmentation": [[1, 2, 3, 4]]}) == reasons.BOX_ONLY_SEGMENTATION
+    assert parse_box({"segmentation": [], "bbox": [1, 2, 3, 4]}, FROM_SEGMENTATION) == (1, 2, 3, 4)
+    assert parse_box({}, FROM_SEGMENTATION) == reasons.BOX_ABSENT
+    assert parse_box({"segmentation": [[1, 2, 3, 4]]}) == reasons.BOX_ONLY_SEGMENTATION
 
 
 @pytest.mark.parametrize(
