@@ -462,9 +462,8 @@ def _check_same(folder: Path, options: Options) -> Values:
     path = folder / "summary.json"
     if not path.exists() or not (folder / "train").exists():
         return {}  # A mistake that ended it before the training may be corrected under the same name.
-    form = storage.Form("run", 1, {"arguments?": {}})
     try:
-        earlier: Values = storage.read_json(str(path), form)
+        earlier: Values = storage.read_model(str(path), dict[str, Any], "delete it")
     except (DamagedError, FormError) as error:
         # The checkpoints contain the settings too, and compare them.
         print(f"warning: {error.message}; it is replaced", file=sys.stderr, flush=True)

@@ -7,12 +7,9 @@ of others have no such key.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer.base.errors import DamagedError, DataError, FormError
-from trainer.base.typed_json import NAMES, excerpt
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict, ValidationError
@@ -29,19 +26,6 @@ _CHECKSUM_PATTERN = re.compile(rb'"([^"]{11})":\s*"([^"]{64})"\s*\}\s*$')
 _TAIL_BYTES = 400
 _EXCERPT = 60
 _WRITE_AGAIN = "run the command that writes it again"
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a JSON file of kubedet must contain."""
-
-    kind: str = ""  # the value of `kind`; "" for files without it
-    version: int = 0  # the newest `version` that can be read; 0 for files without it
-    # A type; [shape] for a list; {"*": shape} for a mapping; {"key": shape, "key?": shape} for an object with
-    # a required and an optional key, and any others.
-    shape: Any = None
-    remedy: str = _WRITE_AGAIN
-    version_key: str = "version"  # the key of the version
 
 
 def encode(obj: Any, indent: int | None = None) -> bytes:
@@ -106,55 +90,9 @@ def translate_validation(error: "ValidationError", where: str, remedy: str) -> D
     return FormError(f"{where}: {key or 'its content'} is {shown}: {message}", fix=remedy)
 
 
-def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
-    """Return the content of a JSON file, without its hash; it must have the form, if there is one.
-
-    Raises:
-        DamagedError: it is not JSON, or its hash differs.
-        DataError: it has a newer version; FormError: another kind or shape.
-    """
-    remedy = form.remedy if form else _WRITE_AGAIN
-    data = unseal(uri, data, remedy)
+def decode(uri: str, data: bytes) -> Any:
+    """Return the content of a JSON file, without its hash; raise DamagedError as `parse` does."""
     try:
-        obj = json.loads(data)
+        return json.loads(unseal(uri, data))
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{uri} is not JSON: {error}", fix=remedy) from error
-    if not form:
-        return obj
-    if not isinstance(obj, dict):
-        raise FormError(f"{uri}: must be a JSON object", fix=remedy)
-    if form.kind and obj.get("kind") != form.kind:
-        raise FormError(f"{uri}: its kind is {excerpt(obj.get('kind'))}, not {form.kind!r}", fix=remedy)
-    if form.version:
-        key = form.version_key
-        version = obj.get(key)
-        if type(version) is not int or version < 1:
-            raise FormError(f"{uri}: {key} is {excerpt(version)}, which is not a positive number", fix=remedy)
-        if version > form.version:
-            message = f"{uri} was written by a newer kubedet: its {key} is {version}"
-            fix = f"use the newer kubedet, or another data root; this kubedet supports {form.version}"
-            raise DataError(message, fix=fix)
-    check_shape(uri, obj, form.shape, remedy)
-    return obj
-
-
-def check_shape(uri: str, value: Any, shape: Any, remedy: str = _WRITE_AGAIN, place: str = "") -> None:
-    """Compare a value with a shape, see `Form`."""
-    kind = dict if isinstance(shape, Mapping) else list if isinstance(shape, list) else shape
-    if kind is None:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = is_number if kind is float else isinstance(value, kind) and (is_number or kind is not int)
-    if not fits:
-        where, expected = place.removeprefix(".") or "its content", NAMES.get(kind, "an object")
-        raise FormError(f"{uri}: {where} is {excerpt(value)}, not {expected}", fix=remedy)
-    if isinstance(shape, list):
-        for number, item in enumerate(value):
-            check_shape(uri, item, shape[0], remedy, f"{place}[{number}]")
-    elif isinstance(shape, Mapping):
-        for name, part in shape.items():
-            key = name.removesuffix("?")
-            if name != "*" and key == name and key not in value:
-                raise FormError(f"{uri} lacks {f'{place}.{key}'.removeprefix('.')}", fix=remedy)
-            for one in value if name == "*" else {key} & value.keys():
-                check_shape(uri, value[one], part, remedy, f"{place}.{one}")
+        raise DamagedError(f"{uri} is not JSON: {error}", fix=_WRITE_AGAIN) from error

@@ -17,14 +17,16 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from trainer.base import json_files
 from trainer.base.errors import DamagedError, StorageError, refuse_userinfo
-from trainer.base.json_files import Form, Model
+from trainer.base.json_files import Model
 from trainer.base.os_errors import missing, translate_oserror
 from trainer.base.temporary_folders import temporary_folder
+
+Content = TypeVar("Content")
 
 CLOUDS = ("gs", "az")  # object stores other than S3
 OBJECT_STORES = ("s3", "minio", *CLOUDS)
@@ -201,20 +203,22 @@ def open_file(path: Path) -> BufferedReader:
     return file
 
 
-def read_json(uri: str, form: Form | None = None) -> Any:
+def read_json(uri: str) -> Any:
     """Return the content of a JSON file; see `json_files.decode`."""
-    for _ in range(0 if is_local(uri) else 3):
-        with suppress(DamagedError):  # Damaged during the transfer, perhaps.
-            return json_files.decode(uri, read_bytes(uri), form)
-    return json_files.decode(uri, read_bytes(uri), form)
+    return _read_parsed(uri, json_files.decode)
 
 
 def read_model(uri: str, kind: type[Model], remedy: str) -> Model:
     """Return the content of a JSON file as a pydantic type; see `json_files.parse`."""
+    return _read_parsed(uri, lambda uri, data: json_files.parse(kind, uri, data, remedy))
+
+
+def _read_parsed(uri: str, parse: Callable[[str, bytes], Content]) -> Content:
+    """Return the parsed content of a file, which is read again if it was damaged during the transfer."""
     for _ in range(0 if is_local(uri) else 3):
-        with suppress(DamagedError):  # Damaged during the transfer, perhaps.
-            return json_files.parse(kind, uri, read_bytes(uri), remedy)
-    return json_files.parse(kind, uri, read_bytes(uri), remedy)
+        with suppress(DamagedError):
+            return parse(uri, read_bytes(uri))
+    return parse(uri, read_bytes(uri))
 
 
 def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confirm: bool = False) -> None:
