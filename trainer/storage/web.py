@@ -80,13 +80,18 @@ def check_allowed(uri: str) -> None:
         raise Refused(f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket")
     place = host_or_bucket(uri)
     host = place.rpartition(":")[0] if scheme(uri) in WEB else place
-    if allowed.isdisjoint((place, host)) and not any(
+    if not (host in allowed or _contains(allowed, place)) and not any(
         host.endswith(known) if known.startswith(".") else host == known for known in KNOWN_HOSTS
     ):
         fix = f"if you trust it: --set 'data.allow_hosts=[\"{host}\"]'"
         raise Refused(
             f"refused {uri}: neither the source's address nor data.allow_hosts names {host}", fix=fix
         )
+
+
+def _contains(places: set[str], place: str) -> bool:
+    """Whether a place is among others; servers at port 80 redirect to their port 443."""
+    return place in places or (place.endswith(":443") and f"{place.removesuffix('443')}80" in places)
 
 
 def host_or_bucket(uri: str) -> str:
@@ -177,7 +182,7 @@ def _open_response(
     hops, own = [uri], "" if from_data else host_or_bucket(uri)
     while True:
         place = host_or_bucket(hops[-1])
-        if place != own:
+        if not _contains({own}, place):
             check_allowed(hops[-1])
         token = "" if from_data else _tokens.get(place, "")
         authorization = {"Authorization": f"Bearer {token}"} if token else {}

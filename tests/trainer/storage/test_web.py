@@ -128,7 +128,7 @@ def test_an_empty_answer_is_not_the_file_of_a_hash(server):
         storage.local_copy(server.url, sha256="0" * 64)
 
 
-NAMED = ("http://10.0.0.1:8000/set.json", "s3://own/set", "/local")
+NAMED = ("http://10.0.0.1:8000/set.json", "http://plain.lan/set.json", "s3://own/set", "/local")
 HOSTS = ("Example.org", "other.net:81", "[::1]:81", "s3://shared", "minio://Own/")
 
 
@@ -137,7 +137,7 @@ HOSTS = ("Example.org", "other.net:81", "[::1]:81", "s3://shared", "minio://Own/
     [
         "/a.jpg", "file:///a.jpg", "http://10.0.0.1:8000/b.jpg", "s3://own/x.jpg", "s3://shared/x.jpg",
         "minio://own/x", "http://EXAMPLE.org:8080/a", "https://example.org/a", "http://other.net:81/a",
-        "http://[::1]:81/a", "http://images.cocodataset.org/a.jpg", "https://farm7.staticflickr.com/a.jpg",
+        "http://[::1]:81/a", "https://plain.lan/a", "http://images.cocodataset.org/a.jpg", "https://farm7.staticflickr.com/a.jpg",
     ],
 )  # fmt: skip
 def test_hosts_and_buckets_on_the_list_are_allowed(uri):
@@ -153,7 +153,7 @@ def test_hosts_and_buckets_on_the_list_are_allowed(uri):
         "http://167772161:8000/", "http://0x0a000001:8000/", "http://8.8.8.8/", "http://sub.example.org/a",
         "http://example.org.evil.net/a", "http://example.org@evil.net/a", "http://evil.net/@example.org/",
         "http://example.org\\@evil.net/", "http://evil.net#@example.org/", "http://other.net:82/a",
-        "http://xstaticflickr.com/", "https://images.cocodataset.org.evil.net/",
+        "http://xstaticflickr.com/", "https://plain.lan:8443/a", "http://plain.lan:81/a", "https://images.cocodataset.org.evil.net/",
     ],
 )  # fmt: skip
 def test_all_other_addresses_are_refused(uri):
@@ -224,6 +224,15 @@ def test_redirects_to_other_hosts_are_refused_until_they_are_allowed(server, tar
     web.allow((), [target.url.removeprefix("http://").removesuffix("/x")])
     read(server.url)
     assert target.requests
+
+
+def test_a_server_may_redirect_to_its_own_https(server, monkeypatch):
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, server.url.removesuffix("/x"))
+    server.answers = [redirect("https://images.lan/x"), PLAIN.replace(b"200 OK", b"403 No")]
+    with pytest.raises(StorageError, match="no answer from the proxy"):
+        storage.read_bytes("http://images.lan/x")
+    assert server.requests[1].startswith(b"CONNECT images.lan:443 ")
 
 
 def test_a_second_redirect_is_checked_too(server, target):
