@@ -102,7 +102,8 @@ def _recorded(
 ) -> tuple[str, DataVersion | None]:
     """Return the URI of a version's file, and its content if it exists."""
     # The settings that affect the raw tables; not how fast they were fetched.
-    digest = download.fingerprint("version", source, *download.choices(config))
+    excluded = download.read_excluded(config.exclude)
+    digest = download.fingerprint("version", source, *download.choices(config), *excluded)
     uri = storage.join(data_root, "versions", f"{version}-{digest}.json")
     if not storage.exists(uri):
         return uri, None

@@ -63,6 +63,16 @@ def test_a_known_version_brings_its_data_back(source, tmp_path):
     assert images_of(fetch(changed, root, CONFIG, "monday")) == 2
 
 
+def test_images_that_are_excluded_since_are_not_brought_back(source, tmp_path):
+    root, listed = str(tmp_path / "data"), tmp_path / "exclude.txt"
+    same = source(2)
+    assert images_of(fetch(same, root, CONFIG, "monday")) == 2
+    listed.write_text("1.png\n")
+    excluding = replace(CONFIG, exclude=str(listed))
+    assert images_of(fetch(same, root, excluding, "monday")) == 1
+    assert images_of(fetch(source(3), root, excluding, "monday")) == 1
+
+
 def test_deleted_data_come_back_only_as_they_were(source, tmp_path):
     root = str(tmp_path / "data")
     same = source(2)
