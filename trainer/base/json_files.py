@@ -73,7 +73,9 @@ def validate(kind: type[Model], value: Any, where: str, remedy: str) -> Model:
 
 def translate_validation(error: "ValidationError", where: str, remedy: str) -> DataError | DamagedError:
     """Return pydantic's error as one that names the file, the key and the remedy."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    # A file of another version differs in other keys, too.
+    first = next((item for item in errors if item["loc"] in (("version",), ("form",))), errors[0])
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
     value = repr(first["input"])
     shown = value if len(value) <= _EXCERPT else f"{value[:_EXCERPT]}..."

@@ -46,7 +46,7 @@ def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
     """Read a configuration from JSON; see `from_tree`."""
     try:
         tree = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON: {error}", fix=_KEYS_FIX) from None
     return from_tree(tree, where=where)
 

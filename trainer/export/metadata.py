@@ -136,7 +136,8 @@ class Metadata:
 
     @model_validator(mode="after")
     def _check_classes(self) -> "Metadata":
-        if sorted(item.get("id", -1) for item in self.classes) != list(range(len(self.classes))):
+        ids = [item.get("id") for item in self.classes]
+        if not all(isinstance(value, int) for value in ids) or sorted(ids) != list(range(len(ids))):
             raise ValueError("the ids of classes are not 0, 1, 2, ...")
         if not all(isinstance(item.get("name"), str) for item in self.classes):
             raise ValueError("a class has no name")

@@ -67,6 +67,7 @@ def test_json_of_others_is_taken_as_it_is():
     ("changes", "named"),
     [
         ({"version": 99}, "another kubedet: its version is 99"),
+        ({"version": 99, "name": None, "mroe": []}, "another kubedet: its version is 99"),
         ({"version": "3"}, "version is '3'"),
         ({"kind": "other"}, "kind is 'other'"),
         ({"name": None}, "name is None"),

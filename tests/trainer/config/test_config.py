@@ -150,8 +150,9 @@ def test_all_texts_without_key_or_value_are_told_at_once():
 
 
 def test_errors_of_a_file_name_file_and_key():
-    with pytest.raises(ConfigError, match="x is not JSON"):
-        from_json("{", where="x")
+    for text in ("{", "[" * 100_000):
+        with pytest.raises(ConfigError, match="x is not JSON"):
+            from_json(text, where="x")
     tree = asdict(Config())
     tree["train"]["amp"] = True
     with pytest.raises(ConfigError, match=r"run/config\.json(.|\n)*train\.amp: no such key"):

@@ -1,12 +1,14 @@
 """Versions of a model, and `current`, which always names a complete one."""
 
+import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from bundles import CLASSES, make_bundle
 
 from trainer import storage
-from trainer.base.errors import ConfigError, KubedetError, StorageError
+from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.export import bundle, published_models
 
 
@@ -99,6 +101,17 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
     assert "--other-classes" in caught.value.fix
     assert published_models.current(root, "pets").version == "v2"
     assert published_models.rollback(root, "pets", other_classes=True).version == "v1"
+
+
+@pytest.mark.parametrize("ids", [["0", 1], [None, 0], [0, 2], [0, 0]])
+def test_ids_of_classes_that_no_model_has(tmp_path, ids):
+    uri = make_bundle(tmp_path / "odd", version="v1")
+    metadata = json.loads(Path(uri, bundle.METADATA).read_text())
+    metadata["classes"] = [{"id": number, "name": f"class {number}"} for number in ids]
+    Path(uri, bundle.METADATA).write_text(json.dumps(metadata))
+    bundle.seal(Path(uri))
+    with pytest.raises(DataError, match="ids of classes"):
+        bundle.load(uri)
 
 
 @pytest.mark.parametrize("content", [None, "[]", "{", ""])
