@@ -57,12 +57,14 @@ class ModelServer(ThreadingHTTPServer):
         self.names = [name.lower() for name in names]
         own = ("localhost", address[0].lower(), socket.gethostname().lower())
         self.hosts = [*self.names, *own]
-        self.model_lock = threading.Lock()
+        self.decoder_lock, self.model_lock = threading.Lock(), threading.Lock()
         self.requests = threading.BoundedSemaphore(_MAX_REQUESTS)
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that leave during a response."""
+        """Print errors of this program, not those of clients that leave during a response."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -113,7 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             body = self.rfile.read(int(length))
-            image = decode_image(body, "the image", self.server.max_pixels)
+            with self.server.decoder_lock:  # A large image takes much memory.
+                image = decode_image(body, "the image", self.server.max_pixels)
             with self.server.model_lock:
                 detections = self.server.predictor(image)
         except KubedetError as error:

@@ -9,8 +9,10 @@ import struct
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
+from at_once import at_once
 from bundles import BOX, make_bundle
 from PIL import Image
 from served_model import PATIENCE, closed, opened, png, post, served
@@ -94,6 +96,31 @@ def test_a_client_that_leaves_is_no_error(address, ask, caplog, capfd):
             client.sendall(head + jpeg())
     assert ask("POST", "/detect", jpeg())[0] == 200
     assert "Traceback" not in caplog.text + "".join(capfd.readouterr()) and not caplog.records
+
+
+def test_an_error_of_the_server_is_printed(ask, monkeypatch, capfd):
+    def fail(*_):
+        raise RuntimeError("the decoder broke")
+
+    monkeypatch.setattr(server, "decode_image", fail)
+    with pytest.raises(ConnectionError):
+        ask("POST", "/detect", jpeg())
+    assert "the decoder broke" in capfd.readouterr().err
+
+
+def test_images_are_decoded_one_at_a_time(ask, monkeypatch):
+    decoding, numbers = [], []
+
+    def decode(*arguments):
+        decoding.append(1)
+        numbers.append(len(decoding))
+        time.sleep(0.05)
+        decoding.pop()
+        return decode_image(*arguments)
+
+    monkeypatch.setattr(server, "decode_image", decode)
+    answers = at_once(*[partial(ask, "POST", "/detect", jpeg())] * 4)
+    assert [status for status, *_ in answers] == [200] * 4 and numbers == [1] * 4
 
 
 def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded():
