@@ -85,6 +85,7 @@ def predict(
     score: Annotated[float, Interval(ge=0, le=1)] = 0.3,
     tile: int = -1,
     format: Name = "",
+    annotations: Literal["coco", "label-studio"] | None = None,
     max_pixels: Positive = 50_000_000,
     data_root: Uri = DATA_ROOT,
 ) -> "PredictedFiles":
@@ -103,6 +104,8 @@ def predict(
             whole image; -1: as in the model's training
         format: format of the model to run: onnx, onnx-int8, raw (default: the first available, else its
             weights in PyTorch)
+        annotations: also write the detections as annotations to be corrected in another tool: coco.json, or
+            label-studio.json and its labeling configuration
         max_pixels: reject images with more pixels before decoding: a file of a few kilobytes can need
             gigabytes of memory
         data_root: where published models are
@@ -113,7 +116,7 @@ def predict(
     check_pixels(max_pixels)
     find_images(images)  # A wrong path is reported before the model is loaded.
     opened = open_model(os.fspath(model), data_root, format, tile=tile)
-    return predict_files(opened, images, output, score=score, max_pixels=max_pixels)
+    return predict_files(opened, images, output, score=score, max_pixels=max_pixels, annotations=annotations)
 
 
 @public

@@ -11,6 +11,7 @@ from trainer.base import log
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.data.images import IMAGE_SUFFIXES, MAX_PIXELS
 from trainer.data.sources.files import is_hidden
+from trainer.export import preannotations
 from trainer.export.predict import Detection, ImageTooLarge, Predictor, as_json, draw, open_image
 from trainer.storage import outputs
 
@@ -41,7 +42,13 @@ class PredictedFiles:
 
 
 def predict_files(
-    model: Predictor, patterns: Sequence[str], output: str, *, score: float, max_pixels: int = MAX_PIXELS
+    model: Predictor,
+    patterns: Sequence[str],
+    output: str,
+    *,
+    score: float,
+    max_pixels: int = MAX_PIXELS,
+    annotations: preannotations.Kind | None = None,
 ) -> PredictedFiles:
     """Write NAME.jpg with drawn detections and NAME.json for each image, and all as detections.json.
 
@@ -51,14 +58,17 @@ def predict_files(
         output: folder of the results.
         score: minimum score of a detection.
         max_pixels: images with more pixels are not decoded.
+        annotations: also write annotations to be corrected in other tools.
     """
     paths = find_images(patterns)
     names = {path: path.stem for path in paths}
     if len(set(names.values())) < len(paths) or "detections" in names.values():
         names = {path: f"{number:05d}_{path.stem}" for number, path in enumerate(paths)}
     files = [f"{name}{suffix}" for name in names.values() for suffix in (".jpg", ".json")]
+    files += preannotations.FILES[annotations] if annotations else ()
     outputs.claim(output, [DETECTIONS, *files], map(str, paths))
-    results, written = PredictedFiles(model.model.title, f"{model.kind} in {model.model.runtime}", output), []
+    results = PredictedFiles(model.model.title, f"{model.kind} in {model.model.runtime}", output)
+    written, images = [], []
     with log.progress("predict", len(paths), "images") as bar:
         for path in paths:
             bar.update()
@@ -75,9 +85,12 @@ def predict_files(
                 draw(image, detections).save(file, "JPEG", quality=92)
             storage.write_bytes(f"{target}.json", (json.dumps(written[-1], indent=2) + "\n").encode())
             results.detections[str(path)] = detections
+            images.append(preannotations.PredictedImage(str(path), *image.size, detections))
     if written:
         text = json.dumps({"model": results.model, "images": written}) + "\n"
         storage.write_bytes(storage.join(output, DETECTIONS), text.encode())
+    if annotations and images:
+        preannotations.write(annotations, output, results.model, model.model.categories, images)
     return results
 
 

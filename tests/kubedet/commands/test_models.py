@@ -3,11 +3,14 @@
 import json
 import os
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from bundles import make_bundle
 from PIL import Image
 
+from trainer.config.schema import DataConfig
+from trainer.data.download import download
 from trainer.export import published_models
 
 
@@ -47,6 +50,48 @@ def test_predict_draws_and_writes_json(kubedet, published, images, tmp_path):
     assert whole["model"] == "pets v2" and len(whole["images"]) == 2
     with Image.open("out/a.jpg") as drawn:
         assert drawn.size == (192, 96) and drawn.convert("L").getextrema()[0] < 200
+
+
+def test_predict_writes_annotations_for_other_tools(kubedet, published, images, tmp_path):
+    nested = images / "night" / "a b.jpg"
+    nested.parent.mkdir()
+    Image.new("RGB", (192, 96), "white").save(nested)
+    given = ("predict", "pets", "images", str(nested), "-o", "out", "--score", "0.5", "--annotations")
+    assert kubedet(*given, "coco")[0] == 0
+    coco = json.loads((tmp_path / "out" / "coco.json").read_text())
+    assert [image["file_name"] for image in coco["images"]] == ["a.jpg", "b.png", "night/a b.jpg"]
+    first, second = coco["annotations"]
+    names = {category["id"]: category["name"] for category in coco["categories"]}
+    assert names[first["category_id"]] == "dog <b>" and (first["image_id"], second["image_id"]) == (1, 3)
+    assert first["bbox"] == [24, 12, 72, 48] and first["area"] == 72 * 48 and first["score"] > 0.5
+    assert kubedet(*given, "label-studio")[0] == 0
+    tasks = json.loads((tmp_path / "out" / "label-studio.json").read_text())
+    assert [task["data"]["image"] for task in tasks][2] == "/data/local-files/?d=night/a%20b.jpg"
+    (prediction,) = tasks[0]["predictions"]
+    (box,) = prediction["result"]
+    assert prediction["model_version"] == "pets v2" and box["value"]["rectanglelabels"] == ["dog <b>"]
+    assert [box["value"][key] for key in ("x", "y", "width", "height")] == [12.5, 12.5, 37.5, 50]
+    view = ElementTree.parse(tmp_path / "out" / "label-studio.xml").getroot()
+    (labels,) = view.iter("RectangleLabels")
+    assert (labels.get("name"), labels.get("toName")) == (box["from_name"], box["to_name"])
+    assert "dog <b>" in [label.get("value") for label in labels]
+
+
+def test_corrected_annotations_are_a_source(kubedet, published, images, tmp_path):
+    """The file of COCO is read with the images, as it is."""
+    assert (
+        kubedet("predict", "pets", "images", "-o", "out", "--score", "0.5", "--annotations", "coco")[0] == 0
+    )
+    corrected = tmp_path / "corrected"
+    (corrected / "train").mkdir(parents=True)
+    (corrected / "annotations").mkdir()
+    for image in images.iterdir():
+        image.rename(corrected / "train" / image.name)
+    Path("out/coco.json").rename(corrected / "annotations" / "instances_train.json")
+    manifest = download(
+        f"coco:{corrected}", str(tmp_path / "root"), DataConfig(val_fraction=0.0, processes=1)
+    )
+    assert manifest.splits["train"].images == 2
 
 
 def test_predict_replaces_only_what_it_wrote(kubedet, published, images):
