@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trainer.data.verification import Verified
     from trainer.export.bundle import Bundle
     from trainer.export.predict_files import PredictedFiles
-    from trainer.launching.doctor import Check
+    from trainer.launching.machine_checks import Check
 
 Text: TypeAlias = Annotated[str, "TEXT"]
 Name: TypeAlias = Annotated[str, "NAME"]
@@ -971,7 +971,7 @@ def doctor(
     """
     from pipelines.parameters import DEFAULT_SIZE, SIZES, check_sizes
     from trainer.base.safe_text import whole_number
-    from trainer.launching import doctor as machine
+    from trainer.launching import machine_checks
 
     in_pods = {"shared_memory": shared_memory, "interface": interface, "rdma": rdma}
     in_cluster = {
@@ -999,15 +999,15 @@ def doctor(
     step = {"cpu": step_cpu or cpu, "memory": step_memory or memory}
     try:
         check_sizes(step["cpu"] or DEFAULT_SIZE[0], step["memory"] or DEFAULT_SIZE[1])
-        required = machine.size(shared_memory or "0")
+        required = machine_checks.size(shared_memory or "0")
     except ConfigError as error:
         problems += error.message.splitlines()
     if problems:
         raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
-    needs = machine.Needs(gpus, rdma, interface, required, data_root)
+    needs = machine_checks.Needs(gpus, rdma, interface, required, data_root)
     if local:
-        return machine.check_machine(needs)
-    from pipelines.doctor import check_cluster
+        return machine_checks.check_machine(needs)
+    from pipelines.preflight import check_cluster
 
     return check_cluster(
         needs,

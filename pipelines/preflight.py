@@ -1,29 +1,33 @@
-"""Checks before a run is sent: the Secret, the claim, room for its pods, and the image of the steps."""
+"""Checks of a cluster and Kubeflow Pipelines: all of them, and those before a run is sent."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from kubernetes import client
 
-from components import doctor, launchers
-from components.doctor import Room
+from components import cluster_checks, launchers
+from components.cluster_checks import Room
 from components.images import COMPONENT_IMAGE
 from components.launchers.backend import Timings
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import with_labels
-from pipelines.pipeline import GPU
-from pipelines.submission import Submission
-from trainer.base.errors import ConfigError
-from trainer.launching.doctor import Check
+from pipelines import HOSTS, Access
+from trainer.base.errors import ConfigError, KubedetError
+from trainer.launching.machine_checks import Check, Needs, writable
+
+if TYPE_CHECKING:
+    from pipelines.submission import Submission
 
 _STANDALONE = "kubeflow"  # Usual namespace of Kubeflow Pipelines for a single user, and of its runs.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
 _KEYS_NEEDED = ("s3://", "minio://")  # Data roots that mostly need the keys of a Secret.
 
 
-def check(submission: Submission, namespace: str) -> None:
+def check(submission: "Submission", namespace: str) -> None:
     """Print warnings about what the pods of a run lack; raise ConfigError if its Secret or claim is missing.
 
     `namespace` is that of a profile, or empty. Only the image is checked if the cluster's API does not
@@ -37,12 +41,12 @@ def check(submission: Submission, namespace: str) -> None:
         if not secret and submission.get("data_root").startswith(_KEYS_NEEDED):
             secret = submission.get("credentials")
         nodes, rooms = submission.job().nodes, dict(_rooms(submission))
-        findings += doctor.check_needs(cluster, secret=secret, claim=claim, nodes=nodes, rooms=rooms)
+        findings += cluster_checks.check_needs(cluster, secret=secret, claim=claim, nodes=nodes, rooms=rooms)
     for item in findings:
         if item.state == "missing" and item.title in required and cluster:
             where = f"in namespace {cluster.namespace}"
             raise ConfigError(f"the run cannot start: {item.title} {where}: {item.detail}", fix=item.fix)
-        if item.state != "ok" and not item.detail.startswith(doctor.UNKNOWN):
+        if item.state != "ok" and not item.detail.startswith(cluster_checks.UNKNOWN):
             print(f"warning: {item.title}: {item.detail}\n  fix: {item.fix}", file=sys.stderr)
 
 
@@ -69,12 +73,14 @@ def _cluster_of_runs(namespace: str) -> Cluster | None:
     return None
 
 
-def _rooms(submission: Submission) -> Iterator[tuple[str, Room]]:
+def _rooms(submission: "Submission") -> Iterator[tuple[str, Room]]:
     """Yield the room that a step, and the training unless it waits in a queue, needs, by a title."""
+    from pipelines.pipeline import GPU  # kfp, which takes a while.
+
     options, job = submission.options, submission.job()
     step = {"cpu": submission.get("step_cpu"), "memory": submission.get("step_memory")}
     step |= {GPU: str(options.gpus)} if options.gpus else {}
-    yield doctor.titled("a step", Room(step, 1))
+    yield cluster_checks.titled("a step", Room(step, 1))
     is_job = launchers.entry(submission.get("launcher")).pods and not (options.until or options.trials)
     if is_job and not (job.kueue_queue or job.runai_queue):
         requests = {"cpu": job.cpu_request or job.cpu_limit, "memory": job.memory_request or job.memory_limit}
@@ -82,4 +88,61 @@ def _rooms(submission: Submission) -> Iterator[tuple[str, Room]]:
         requests |= {job.gpu_resource: str(job.gpus)} if job.gpus else {}
         if requests := {name: amount for name, amount in requests.items() if amount}:
             count = job.elastic.min_nodes if job.elastic else job.nodes
-            yield doctor.titled("a training pod", Room(requests, count))
+            yield cluster_checks.titled("a training pod", Room(requests, count))
+
+
+def check_cluster(
+    needs: Needs,
+    *,
+    namespace: str,
+    nodes: int,
+    resources: Mapping[str, int],
+    step: Mapping[str, str],
+    secret: str,
+    claim: str,
+    queue: str,
+    job: str,
+    access: Access,
+) -> Iterator[Check]:
+    """Check a cluster and Kubeflow Pipelines; see `components.cluster_checks.check_cluster`.
+
+    Args:
+        needs: of the pods of `job`; its output is checked from this machine.
+        namespace: of the jobs; empty is that of the kubeconfig.
+        nodes: machines of a job.
+        resources: devices of each machine.
+        step: requests of a step's pod.
+        secret: name of the Secret with the object store's keys.
+        claim: name of the data root's claim.
+        queue: Kueue's LocalQueue.
+        job: a running job, whose pods are checked.
+        access: how to reach Kubeflow Pipelines; without a host it is not checked.
+    """
+    try:
+        backend = ClusterBackend.connect(namespace)
+        yield from cluster_checks.check_cluster(
+            backend, nodes=nodes, resources=resources, secret=secret, claim=claim, step=step
+        )
+        if queue:
+            yield from cluster_checks.check_queue(backend, queue)
+        if job:
+            yield from cluster_checks.check_pods(backend, job, needs)
+    except KubedetError as error:
+        yield Check("cluster", "missing", error.message, error.fix)
+    if needs.output:
+        yield writable(needs.output)
+    title = "Kubeflow Pipelines"
+    if not access.host:
+        yield Check(title, "ok", f"not checked: neither --host nor {HOSTS[0]} names it")
+        return
+    from pipelines.kubeflow import Server, check_version  # kfp, which takes a while.
+
+    yield image()
+    try:
+        tag = Server(access).version
+        warning = check_version(tag)
+    except KubedetError as error:
+        yield Check(title, "missing", error.message, error.fix)
+        return
+    fix = "run the recipe debug to check whether it works there"
+    yield Check.ok_if(not warning, title, warning or f"{tag} at {access.host}", fix)

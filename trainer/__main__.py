@@ -262,16 +262,16 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from trainer.launching import doctor
+    from trainer.launching import machine_checks
 
-    needs = doctor.Needs(
+    needs = machine_checks.Needs(
         gpus=options.gpus,
         rdma=options.rdma,
         interface=options.interface,
-        shared_memory=doctor.size(options.shared_memory),
+        shared_memory=machine_checks.size(options.shared_memory),
         output=options.output,
     )
-    checks = doctor.report(doctor.examine(needs), as_json=options.json)
+    checks = machine_checks.report(machine_checks.examine(needs), as_json=options.json)
     return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
 
 

@@ -11,7 +11,7 @@ from trainer.base.errors import EXIT_FAILURE, ConfigError
 if TYPE_CHECKING:
     from components.launchers.backend import JobStatus
     from pipelines.jobs import ExplainedStatus, SubmittedJob
-    from trainer.launching.doctor import Check
+    from trainer.launching.machine_checks import Check
 
 JOB_COLUMNS = ("NAME", "KIND", "PHASE", "DONE", "PODS", "RESTARTS", "AGE", "REASON")
 _POD_COLUMNS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
@@ -129,9 +129,9 @@ def show_checks(checks: "Iterable[Check]", *, json: bool = False) -> int:
         checks: the results
         json: print the result as JSON
     """
-    from trainer.launching import doctor
+    from trainer.launching import machine_checks
 
-    missing = sum(check.state == "missing" for check in doctor.report(checks, as_json=json))
+    missing = sum(check.state == "missing" for check in machine_checks.report(checks, as_json=json))
     if not json:
         print(f"\n{missing} missing" if missing else "\na run has what it needs")
     return EXIT_FAILURE if missing else 0

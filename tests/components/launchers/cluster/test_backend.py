@@ -5,7 +5,7 @@ from cluster.fixtures import connect_backend
 from cluster.pods import endless
 from kinds import both, plain, pod_name
 
-from components import doctor
+from components import cluster_checks
 from components.launchers.backend import Phase
 from components.launchers.spec import Elastic
 
@@ -110,7 +110,7 @@ def test_a_job_whose_run_has_ended_is_listed_as_such(backend, simulated, job, fi
         simulated.add("workflows", "default", {"metadata": {"name": "run-x"}, **workflow})
     (status,) = backend.list_jobs()
     assert status.orphaned is orphaned
-    checks = {check.title: check for check in doctor.check_cluster(backend)}
+    checks = {check.title: check for check in cluster_checks.check_cluster(backend)}
     assert checks["jobs of ended runs"].state == ("warning" if orphaned else "ok")
     simulated.denied.add(("get", "workflows"))
     assert not backend.list_jobs()[0].orphaned

@@ -6,7 +6,7 @@ import pytest
 from cluster.api import Fault
 from cluster.kueue import Kueue
 
-from components import doctor
+from components import cluster_checks
 from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import shared_runtime
@@ -23,12 +23,12 @@ def connect():
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(doctor, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(cluster_checks, "_TIMEOUT", 0.2)
 
 
 @pytest.fixture
 def look(served_cluster):
-    return lambda **needs: {item.title: item for item in doctor.check_cluster(connect(), **needs)}
+    return lambda **needs: {item.title: item for item in cluster_checks.check_cluster(connect(), **needs)}
 
 
 def node(cluster, name, allocatable, ready="True", unschedulable=False):
@@ -260,7 +260,9 @@ def backend_of_both(served_cluster):
 
 @pytest.fixture
 def queue(backend_of_both):
-    return lambda name="gpus": {item.title: item for item in doctor.check_queue(backend_of_both, name)}
+    return lambda name="gpus": {
+        item.title: item for item in cluster_checks.check_queue(backend_of_both, name)
+    }
 
 
 def test_a_queue_that_takes_jobs_of_both_kinds_is_well_and_nothing_is_made(queue, served_cluster):

@@ -1,4 +1,4 @@
-"""Checks a cluster, a queue of Kueue and, by the trainer's doctor, the pods of a job for what a run needs."""
+"""Checks a cluster, a queue of Kueue, and the pods of a job for what a run needs."""
 
 import json
 from collections import Counter
@@ -19,8 +19,8 @@ from components.launchers.cluster.kinds import KINDS, SHARED, Body, Kind, Resour
 from components.launchers.cluster.roles import ROLES, allow
 from components.launchers.kubernetes_names import LABEL_QUEUE, amount
 from trainer.base.errors import ConfigError, KubedetError
-from trainer.launching import doctor as machine
-from trainer.launching.doctor import Check
+from trainer.launching import machine_checks
+from trainer.launching.machine_checks import Check
 
 _PURPOSES = {
     "trainingruntimes": "a TrainJob's own runtime",
@@ -388,7 +388,7 @@ def _hopeless_jobs(backend: ClusterBackend) -> Iterator[Check]:
     yield Check.ok_if(not in_vain, title, detail, fix, needed=True)
 
 
-def check_pods(backend: ClusterBackend, job: str, needs: machine.Needs) -> Iterator[Check]:
+def check_pods(backend: ClusterBackend, job: str, needs: machine_checks.Needs) -> Iterator[Check]:
     """Run the trainer's own doctor in every pod of a job."""
     status = backend.status(job)
     running = [pod for pod in status.pods if pod.phase == "Running"]

@@ -7,8 +7,8 @@ import resource
 import pytest
 
 from trainer.__main__ import main
-from trainer.launching import doctor
-from trainer.launching.doctor import Needs, examine
+from trainer.launching import machine_checks
+from trainer.launching.machine_checks import Needs, examine
 
 
 def look(root=None, **needs):
@@ -126,10 +126,10 @@ def test_the_command_says_it_in_lines_or_json_and_by_its_code(capsys):
     ],
 )
 def test_missing_packages_and_other_systems_have_a_remedy(monkeypatch, absent, system, missing):
-    real = doctor.find_spec
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == absent else real(name))
+    real = machine_checks.find_spec
+    monkeypatch.setattr(machine_checks, "find_spec", lambda name: None if name == absent else real(name))
     monkeypatch.setattr("platform.system", lambda: system)
-    checks = list(doctor.check_machine(Needs()))
+    checks = list(machine_checks.check_machine(Needs()))
     assert [check.title for check in checks if check.state == "missing"] == missing
     assert checks[len(missing) - 1].fix.endswith("'.[train]'")
     assert ("shared memory" in {check.title for check in checks}) is (absent != "torch")
@@ -139,6 +139,6 @@ def test_missing_packages_and_other_systems_have_a_remedy(monkeypatch, absent, s
 def test_little_memory_is_a_warning(tmp_path, kib, state):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {kib} kB\n")
-    (check,) = (one for one in doctor.check_machine(Needs(), tmp_path) if one.title == "machine")
+    (check,) = (one for one in machine_checks.check_machine(Needs(), tmp_path) if one.title == "machine")
     assert check.state == state and f"{kib / 2**20:.1f} GiB" in check.detail
     assert bool(check.fix) is (state == "warning")
