@@ -9,19 +9,31 @@ from components.images import COMPONENT_IMAGE
 def convert_to_shards(
     raw: dsl.Input[dsl.Dataset],
     prune: int,
+    data_workers: int,
+    launcher: str,
+    job: dict,
+    claim: str,
+    run_id: str,
+    steps_image: str,
+    cpu: str,
+    memory: str,
     credentials: str,
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
 ) -> None:
     """Clean the annotations, and write tar shards with an index; complete shards are kept."""
     from components import steps
+    from components.data_job import DataJob
     from components.reports import report_shards
     from trainer.steps.manifests import RawData, Shards, read
+
+    data_job = DataJob(data_workers, launcher, job, claim, credentials, run_id, steps_image, cpu, memory)
 
     def work() -> Shards:
         from trainer.steps.shard import shard
 
-        return shard(read(raw.path, RawData))
+        data = read(raw.path, RawData)
+        return shard(data, data_job.launch("shard", data.data_root))
 
-    written = steps.run_step("convert-to-shards", work, secret=credentials)
+    written = steps.run_step("convert-to-shards", work, secret=credentials, adopts=True)
     report_shards(written, shards, statistics, keep_runs=prune)

@@ -15,6 +15,14 @@ def download(
     scheduled: str,
     min_new_images: int,
     trains: bool,
+    data_workers: int,
+    launcher: str,
+    job: dict,
+    claim: str,
+    run_id: str,
+    steps_image: str,
+    cpu: str,
+    memory: str,
     credentials: str,
     raw: dsl.Output[dsl.Dataset],
 ) -> str:
@@ -23,8 +31,11 @@ def download(
     Returns "train", or "nothing new" if there is no reason to train.
     """
     from components import environment, steps
+    from components.data_job import DataJob
     from components.reports import report_download
     from trainer.steps.manifests import NothingNew, RawData
+
+    data_job = DataJob(data_workers, launcher, job, claim, credentials, run_id, steps_image, cpu, memory)
 
     def work() -> RawData | NothingNew:
         from trainer.steps.download import download
@@ -38,6 +49,7 @@ def download(
             min_new_images=min_new_images,
             trains=trains,
             run_id=environment.run_id(),
+            launch=data_job.launch("download", data_root),
         )
 
-    return report_download(steps.run_step("download", work, secret=credentials), raw)
+    return report_download(steps.run_step("download", work, secret=credentials, adopts=True), raw)

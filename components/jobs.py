@@ -11,11 +11,15 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from components import environment, launchers
+from components.launchers.backend import Phase
 from components.launchers.spec import JobSpec, from_fields, training
+from trainer import storage
 from trainer.base.errors import ConfigError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+STEPS = ("download", "shard", "train")  # Steps of a run that may have a job.
 
 VOLUME = "/data"  # Mount path of the volume in the pods of a run, if they have one.
 
@@ -64,6 +68,7 @@ class Request:
     credentials: str = environment.CREDENTIALS  # Secret with the object store's keys; it need not exist.
     claim: str = ""  # PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none.
     run_id: str = ""  # Decides on the job's name.
+    step: str = "train"  # One of STEPS, which is in the job's name.
     steps_image: str = ""  # Container image of the steps.
 
     def spec(self, arguments: tuple[str, ...]) -> JobSpec:
@@ -82,7 +87,7 @@ class Request:
             image = self.image or self.steps_image
             # Only the steps' own image is known to work with a read-only root.
             fields = {"read_only_root": image == self.steps_image != ""} | fields
-            fields |= {"image": image, "name": name_of(self.run_id)} | self._job_defaults()
+            fields |= {"image": image, "name": name_of(self.run_id, self.step)} | self._job_defaults()
         else:
             useless = [name for name in _POD_FIELDS if own[name]] + ["job"] * bool(self.job)
             problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in useless]
@@ -187,18 +192,35 @@ def add_placement(
     return {name: value for name, value in placement.items() if value} | dict(job)
 
 
-def name_of(run_id: str) -> str:
-    """Return the name of the training job of a run: the same for every attempt."""
+def check_folders(job: JobSpec, **folders: str) -> None:
+    """Refuse folders on the disk of the step's pod, which the pods of a job cannot access."""
+    mounted = tuple(mount.path + "/" for mount in job.mounts)
+    lost = [
+        f"  {name}: {folder}"
+        for name, folder in folders.items()
+        if storage.is_local(folder) and not f"{storage.absolute(folder)}/".startswith(mounted)
+    ]
+    if lost:
+        raise ConfigError(
+            "the pods of the job cannot access these folders:\n" + "\n".join(lost),
+            fix="use a bucket, or a path below the volume of the run (claim) or of the job (mounts)",
+        )
+
+
+def name_of(run_id: str, step: str = "train") -> str:
+    """Return the name of the job of a run's step: the same for every attempt."""
     try:
         digits = uuid.UUID(run_id).hex
     except ValueError:
         digits = hashlib.sha256(run_id.encode()).hexdigest()
-    return f"kubedet-{digits[:12]}-train"
+    return f"kubedet-{digits[:12]}-{step}"
 
 
 def remove(launcher: str, run_id: str) -> None:
-    """Delete the training job of a run that has ended, unless it is finished."""
-    name = name_of(run_id)
-    phase = launchers.remove(launcher, name).phase
-    ended, deleted = "nothing to clean up: the job %s is %s", "deleted the job %s, which was still %s"
-    logger.info(ended if phase.final else deleted, name, phase)
+    """Delete the jobs of a run that has ended, unless they are finished."""
+    for step in STEPS:
+        name = name_of(run_id, step)
+        phase = launchers.remove(launcher, name).phase
+        if phase is not Phase.GONE:
+            ended, deleted = "the job %s is %s", "deleted the job %s, which was still %s"
+            logger.info(ended if phase.final else deleted, name, phase)

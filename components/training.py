@@ -3,10 +3,10 @@
 from contextlib import nullcontext
 
 from components import launchers
-from components.jobs import Request
+from components.jobs import Request, check_folders
 from components.launchers.spec import JobSpec, with_heartbeat
 from trainer import storage
-from trainer.base.errors import ConfigError, LaunchError
+from trainer.base.errors import LaunchError
 from trainer.launching import heartbeat
 from trainer.steps import train as training
 from trainer.steps.manifests import Shards, TrainedModel
@@ -26,7 +26,7 @@ def train(
     job = request.spec(training.arguments(shards, folder))
     if in_pods:
         job = with_heartbeat(job, storage.join(folder, _HEARTBEAT))
-        _check_folders(job, data_root=shards.uri, output=folder)
+        check_folders(job, data_root=shards.uri, output=folder)
 
     def launch() -> None:
         launchers.run(request.launcher, job)
@@ -53,18 +53,3 @@ def count_processes(job: JobSpec) -> tuple[int, int]:
     """Return the minimum and maximum number of a job's processes."""
     maximum = job.elastic.max_nodes if job.elastic else job.nodes
     return job.nodes * job.processes, maximum * job.processes
-
-
-def _check_folders(job: JobSpec, **folders: str) -> None:
-    """Refuse folders on the disk of the step's pod, which the pods of the training cannot access."""
-    mounted = tuple(mount.path + "/" for mount in job.mounts)
-    lost = [
-        f"  {name}: {folder}"
-        for name, folder in folders.items()
-        if storage.is_local(folder) and not f"{storage.absolute(folder)}/".startswith(mounted)
-    ]
-    if lost:
-        raise ConfigError(
-            "the training pods cannot access these folders:\n" + "\n".join(lost),
-            fix="use a bucket, or a path below the volume of the run (claim) or of the job (mounts)",
-        )

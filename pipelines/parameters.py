@@ -213,12 +213,22 @@ _ALL = (
         trains=False,
     ),
     Parameter(
+        "data_workers",
+        int,
+        "number of pods that share download and sharding; 1 works in the pod of the step",
+        1,
+        metavar="N",
+        trains=False,
+    ),
+    Parameter(
         "launcher",
         str,
-        "what trains: " + ", ".join(f"`{name}` ({it.meaning})" for name, it in launchers.LAUNCHERS.items()),
+        "what runs the training and data workers: "
+        + ", ".join(f"`{name}` ({it.meaning})" for name, it in launchers.LAUNCHERS.items()),
         launchers.DEFAULT,
         metavar="NAME",
         choices=tuple(launchers.LAUNCHERS),
+        trains=False,
     ),
     _of_job("nodes"),
     _of_job(
@@ -236,6 +246,7 @@ _ALL = (
         dict,
         'further fields of the training job (`kubedet job fields`), e.g. `{"memory_limit": "64Gi"}`',
         {},
+        trains=False,
     ),
     Parameter(
         "output",

@@ -53,6 +53,7 @@ def make_pipeline(options: CompileOptions) -> Any:
         data_version: str = "",
         min_new_images: int = 1 if options.conditional else 0,
         prune: int = 0,
+        data_workers: int = 1,
         launcher: str = launchers.DEFAULT,
         nodes: int = 1,
         nproc: int = 0,
@@ -82,6 +83,7 @@ def make_pipeline(options: CompileOptions) -> Any:
             data_version: name for the current data; an existing name restores its data.
             min_new_images: skip training if fewer images changed since the current model version.
             prune: how many of the newest runs to keep when the data is ready; 0 keeps all.
+            data_workers: number of pods that share download and sharding.
             launcher: what trains: local, kubernetes, pytorchjob or trainjob.
             nodes: number of training pods.
             nproc: processes on each node; 0 is one for each GPU.
@@ -112,7 +114,21 @@ def make_pipeline(options: CompileOptions) -> Any:
             """Give a task that may end the run the webhook's address."""
             return kubernetes.use_secret_as_env(task, notify, NOTIFY_KEYS, optional=True)
 
-        clean_up = cleanup(launcher="" if options.until or options.trials else launcher, run_id=_RUN_ID)
+        def limited(task: dsl.PipelineTask) -> dsl.PipelineTask:
+            """Let the namespace's owner, not the run, limit what `job` may request."""
+            return kubernetes.use_config_map_as_env(task, jobs.CONFIG_MAP, jobs.LIMITS, optional=True)
+
+        data_job = {
+            "data_workers": data_workers,
+            "launcher": launcher,
+            "job": job,
+            "claim": claim,
+            "run_id": _RUN_ID,
+            "steps_image": COMPONENT_IMAGE,
+            "cpu": step_cpu,
+            "memory": step_memory,
+        }
+        clean_up = cleanup(launcher=launcher, run_id=_RUN_ID)
         notifying(configure_pod(clean_up, CLEANUP["cleanup"], *_WAITING))
         with dsl.ExitHandler(clean_up, name="steps"):
             raw = download(
@@ -125,11 +141,14 @@ def make_pipeline(options: CompileOptions) -> Any:
                 min_new_images=min_new_images,
                 trains=not options.until,
                 credentials=credentials,
+                **data_job,
             )
-            notifying(step(raw))
+            limited(notifying(step(raw)))
             with dsl.If(raw.outputs["Output"] == TRAIN, "is-new") if options.conditional else nullcontext():
-                shards = convert_to_shards(raw=raw.outputs["raw"], prune=prune, credentials=credentials)
-                step(shards)
+                shards = convert_to_shards(
+                    raw=raw.outputs["raw"], prune=prune, credentials=credentials, **data_job
+                )
+                limited(step(shards))
                 if options.until:
                     return
                 if options.trials:
@@ -151,9 +170,7 @@ def make_pipeline(options: CompileOptions) -> Any:
                     warm_start=warm_start,
                     credentials=credentials,
                 )
-                step(trained, *_WAITING)
-                # The namespace's owner, not the run, limits what `job` may request.
-                kubernetes.use_config_map_as_env(trained, jobs.CONFIG_MAP, jobs.LIMITS, optional=True)
+                limited(step(trained, *_WAITING))
                 model = trained.outputs["model"]
                 scores = notifying(step(evaluate(model=model, gate=gate, credentials=credentials)))
                 with dsl.If(scores.outputs["Output"] == "pass", name="passed"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from components import environment, jobs, model_registry
+from components import data_job, environment, jobs, model_registry
 from components.launchers import kubernetes_names
 from components.launchers.spec import JobSpec
 from operations import retention
@@ -57,6 +57,7 @@ class Submission:
             partial(retrain_condition.check, get("min_new_images")),
             lambda: starting_weights.check_warm_start(get("warm_start")),
             lambda: retention.check(get("prune")) if get("prune") else None,
+            lambda: data_job.check_workers(get("data_workers")),
             lambda: parameters.check_sizes(get("step_cpu"), get("step_memory")),
             lambda: model_registry.check_server(get("registry")) if get("registry") else None,
             *(partial(check_name, version, "data_version") for version in versions),

@@ -89,7 +89,7 @@ def test_a_job_in_pods_ends_without_its_launcher(shards, launched, tmp_path, fie
     training.train(shards, request(tmp_path, **fields), str(tmp_path / "run"))
     command = list(launched[0].command)
     launch, _, train = " ".join(command).partition(" -- ")
-    assert train.startswith("train --config ")
+    assert train.startswith("train --predict --config ")
     heartbeat = ["--heartbeat", str(tmp_path / "run" / "launcher.json")]
     assert launch.split()[4:] == ([] if options is None else heartbeat + options)
     main = __main__._parser().parse_args(command[3:])

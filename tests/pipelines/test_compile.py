@@ -238,10 +238,11 @@ def test_pods_mount_the_volume_and_the_signing_key(compiled):
     assert f"secretKey: {SIGNING_KEY}" not in yaml.safe_dump(compiled[1])
 
 
-def test_only_the_train_step_reads_the_limits_of_jobs(compiled):
+def test_the_steps_with_jobs_read_the_limits_of_jobs(compiled):
     limits = {name: pod["configMapAsEnv"] for name, pod in pods(compiled).items() if "configMapAsEnv" in pod}
-    ((config_map,),) = limits.values()
-    assert set(limits) == {"exec-train"} and config_map["optional"] is True
+    assert set(limits) == {"exec-download", "exec-convert-to-shards", "exec-train"}
+    (config_map,) = limits["exec-train"]
+    assert config_map["optional"] is True and all(item == [config_map] for item in limits.values())
     assert config_map["configMapNameParameter"]["runtimeValue"]["constant"] == jobs.CONFIG_MAP
     assert {pair["configMapKey"]: pair["envVar"] for pair in config_map["keyToEnv"]} == jobs.LIMITS
 

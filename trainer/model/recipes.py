@@ -6,7 +6,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.base.safe_text import yaml_value
 from trainer.config import architectures
-from trainer.config.parsing import check_frozen, with_overrides
+from trainer.config.parsing import as_override, check_frozen, with_overrides
 from trainer.config.schema import MINUTES, Config
 from trainer.config.types import Overrides
 from trainer.model.deimv2.recipes import deimv2_s
@@ -77,6 +77,11 @@ def named(name: str) -> tuple[str, Overrides]:
 def file_text(name: str, overrides: Overrides) -> str:
     """Return the text of a file that `named` reads."""
     return yaml.safe_dump({"recipe": name, "set": overrides}, sort_keys=False)
+
+
+def as_arguments(name: str, overrides: Overrides) -> list[str]:
+    """Return the options of `python -m trainer` that choose a recipe and its overrides."""
+    return ["--recipe", name, *(f"--set={as_override(key, value)}" for key, value in overrides.items())]
 
 
 def load_here(name: str, overrides: Overrides | None = None) -> Config:

@@ -1,5 +1,7 @@
 """The step `download`: store the images and annotations of a source."""
 
+from collections.abc import Callable
+
 from trainer.config.types import Overrides
 from trainer.data import download as downloading
 from trainer.model import recipes
@@ -18,6 +20,7 @@ def download(
     min_new_images: int = 0,
     trains: bool = False,
     run_id: str = "",
+    launch: Callable[[tuple[str, ...]], None] | None = None,
 ) -> RawData | NothingNew:
     """Download a source's images and annotations to the data root; stored images are not fetched again.
 
@@ -31,6 +34,8 @@ def download(
             does.
         trains: also fetch and check the pretrained weights of the training, before hours of other work.
         run_id: the run's id, for the record of a run that does not train.
+        launch: runs `python -m trainer` with arguments in several processes that share the work; None works
+            in this one.
     """
     overrides = overrides or {}
     config = recipes.load_here(recipe, overrides)
@@ -45,6 +50,9 @@ def download(
             return ended
     if trains:
         starting_weights.secure(recipe, overrides, data_root)
+    if launch and not data_versions.find(source, data_root, config.data, data_version):
+        settings = recipes.as_arguments(recipe, overrides)
+        launch(("download", "--source", source, "--data-root", data_root, *settings))
     return RawData(
         data_root=data_root,
         folder=data_versions.fetch(source, data_root, config.data, data_version, listed),

@@ -1,5 +1,7 @@
 """The step `shard`: clean the annotations, and write images and boxes as shards."""
 
+from collections.abc import Callable
+
 from trainer import storage
 from trainer.data import shards as sharding
 from trainer.model import recipes
@@ -7,9 +9,16 @@ from trainer.report.shards_page import page
 from trainer.steps.manifests import RawData, Shards
 
 
-def shard(raw: RawData) -> Shards:
-    """Write the shards of raw images, and the page with their statistics; complete shards are kept."""
+def shard(raw: RawData, launch: Callable[[tuple[str, ...]], None] | None = None) -> Shards:
+    """Write the shards of raw images, and the page with their statistics; complete shards are kept.
+
+    `launch` runs `python -m trainer` with arguments in several processes that share the work; None works in
+    this one.
+    """
     config = recipes.load_here(raw.recipe, raw.overrides)
+    if launch:
+        settings = recipes.as_arguments(raw.recipe, raw.overrides)
+        launch(("shard", "--raw", raw.folder.uri, "--data-root", raw.data_root, *settings))
     index = sharding.shard(raw.folder, raw.data_root, config.data)
     shards = Shards(
         data_root=raw.data_root,

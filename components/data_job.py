@@ -1,0 +1,78 @@
+"""Download and sharding by a job of several nodes: it has the launcher, queue and logs of a training job.
+
+Its processes do the work that the step would do in its own pod, which then finds it finished.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from components import environment, launchers
+from components.jobs import Request, check_folders
+from components.launchers.spec import with_heartbeat
+from trainer import storage
+from trainer.base.errors import ConfigError
+
+_TRAINING_FIELDS = (
+    "cpu_request", "cpu_limit", "memory_request", "memory_limit", "gpu_resource", "resources",
+    "shared_memory", "network", "capabilities", "node_selector", "spread", "elastic", "deadline",
+)  # fmt: skip
+"""Fields of a run's job that describe the nodes of the training."""
+
+
+def check_workers(number: int) -> None:
+    """Raise ConfigError for a number of workers below 1."""
+    if number < 1:
+        raise ConfigError(f"data_workers {number} is below 1", fix="use 1 or more")
+
+
+@dataclass(frozen=True)
+class DataJob:
+    """What a run requests for the data; see `Request`."""
+
+    workers: int = 1  # Nodes; 1 works in the step's own pod.
+    launcher: str = launchers.DEFAULT
+    job: Mapping[str, Any] = field(default_factory=dict)
+    claim: str = ""
+    credentials: str = environment.CREDENTIALS
+    run_id: str = ""
+    image: str = ""  # That of the steps.
+    cpu: str = ""  # Request of each node.
+    memory: str = ""
+
+    def launch(self, step: str, data_root: str) -> Callable[[tuple[str, ...]], None] | None:
+        """Return a function that runs `python -m trainer` with arguments on all nodes; None for one."""
+        check_workers(self.workers)
+        if self.workers == 1:
+            return None
+        in_pods = launchers.entry(self.launcher).pods
+        request = Request(
+            launcher=self.launcher,
+            nodes=self.workers if in_pods else 1,
+            nproc=1 if in_pods else self.workers,
+            job=self._fields() if in_pods else {},
+            credentials=self.credentials,
+            claim=self.claim,
+            run_id=self.run_id,
+            steps_image=self.image,
+            step=step,
+        )
+
+        def launch(arguments: tuple[str, ...]) -> None:
+            job = request.spec(arguments)
+            if not in_pods:
+                launchers.run(self.launcher, job)
+                return
+            from trainer.launching import heartbeat  # It needs signals of Unix; commands do not.
+
+            check_folders(job, data_root=data_root)
+            beats = storage.join(data_root, "jobs", f"{job.name}.json")
+            with heartbeat.renewed(beats):
+                launchers.run(self.launcher, with_heartbeat(job, beats))
+            storage.delete(beats)
+
+        return launch
+
+    def _fields(self) -> dict[str, Any]:
+        kept = {name: value for name, value in self.job.items() if name not in _TRAINING_FIELDS}
+        return {"cpu_request": self.cpu, "memory_request": self.memory} | kept
