@@ -1,7 +1,8 @@
 """Bytes behind URIs: local paths, object stores (s3://, minio://, gs://, az://) and, to read, http(s)://.
 
 A file that is written appears whole under its name or not at all. Local files are handled here; the modules
-for servers are imported on first use. Where a function does not say otherwise, its errors are StorageErrors.
+for servers are imported on first use, and import none of this file. Where a function does not say otherwise,
+its errors are StorageErrors.
 """
 
 import errno
@@ -15,116 +16,45 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from io import BufferedReader, BytesIO
+from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
-from urllib.parse import unquote
+from typing import IO, Any, TypeVar
 
 from trainer.base import json_files
-from trainer.base.errors import DamagedError, StorageError, refuse_userinfo
+from trainer.base.errors import DamagedError, StorageError
 from trainer.base.json_files import Model
 from trainer.base.os_errors import missing, translate_oserror
 from trainer.base.temporary_folders import temporary_folder
+from trainer.storage.uris import (
+    CLOUDS,
+    OBJECT_STORES,
+    WEB,
+    FileState,
+    absolute,
+    check_digest,
+    check_hash,
+    check_place,
+    escapes_folder,
+    is_local,
+    join,
+    local_path,
+    open_file,
+    parent,
+    scheme,
+)
+
+__all__ = [
+    "CLOUDS", "OBJECT_STORES", "WEB", "FileState", "absolute", "check_hash", "check_place", "escapes_folder",
+    "is_local", "join", "local_path", "open_file", "parent", "scheme",
+]  # fmt: skip
+"""Of `uris`; the other functions are defined here."""
 
 Content = TypeVar("Content")
 
-CLOUDS = ("gs", "az")  # object stores other than S3
-OBJECT_STORES = ("s3", "minio", *CLOUDS)
-WEB = ("http", "https")
-_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
-_BUCKET = re.compile(r"(?!.*(\.\.|\.-|-\.)|(\d+\.){3}\d+$)[A-Za-z0-9$][A-Za-z0-9._:-]{1,220}[A-Za-z0-9]")
 _STALE_SECONDS = 3600
 _OWNER = re.compile(r"\.(\d+)-([0-9a-f]{8})-[0-9a-f]{8}\.tmp$")
 _NOT_FOUND_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NO_HARD_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
-
-
-class FileState(NamedTuple):
-    """The state of a file."""
-
-    size: int  # bytes
-    modified: float | None  # seconds since 1970; None if it is not reported; listings may be more precise
-    etag: str  # the store's mark of this content; of a local file, its modification time in nanoseconds
-
-    @property
-    def version(self) -> str:
-        """Changes with the content: the ETag, or the time if there is none."""
-        return self.etag or ("" if self.modified is None else str(self.modified))
-
-
-def scheme(uri: str) -> str:
-    """Return the URI's scheme in lower case; "" for a plain path, "file" for file: URIs."""
-    match = _SCHEME.match(uri)
-    return match.group(1).lower() if match else ""
-
-
-def is_local(uri: str) -> bool:
-    """Return whether the URI is a path on this machine (plain or file:)."""
-    return scheme(uri) in ("", "file")
-
-
-def local_path(uri: str) -> Path:
-    """Return the absolute path of a local URI, without following links."""
-    path = uri
-    if scheme(uri) == "file":
-        path = uri.partition(":")[2]
-        if path.startswith("//"):
-            host, slash, rest = path[2:].partition("/")
-            path = slash + rest
-            if host not in ("", "localhost"):
-                fix = f"write file:///{host}{path} or a plain path"
-                raise StorageError(f"{uri} refers to a file on the machine {host!r}", fix=fix)
-        path = unquote(path)
-    try:
-        if b"\0" in os.fsencode(path):
-            raise ValueError
-    except ValueError:  # Also UnicodeEncodeError.
-        fix = "use letters, digits, '.', '_' and '-'"
-        raise StorageError(f"{path!r} is not a valid file name", fix=fix) from None
-    return Path(os.path.abspath(path))
-
-
-def absolute(uri: str) -> str:
-    """Return the canonical form of the URI: a local one as an absolute path, others without a final slash."""
-    return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
-
-
-def escapes_folder(name: str) -> bool:
-    """Return whether a relative name is empty, absolute, or leads out of the folder it is joined to."""
-    plain = name.replace("\\", "/")
-    pieces = set(plain.split("/"))
-    return plain.startswith("/") or ".." in pieces or "\0" in name or not pieces - {"", "."}
-
-
-def join(uri: str, *parts: str) -> str:
-    """Append names to a URI."""
-    for part in parts:
-        if escapes_folder(part):
-            raise StorageError(f"invalid name {part!r} under {uri}", fix="use a relative name without '..'")
-    return "/".join([uri.rstrip("/"), *parts])
-
-
-def parent(uri: str) -> str:
-    """Return the folder of the URI's file."""
-    return os.path.dirname(absolute(uri)) if is_local(uri) else uri.rstrip("/").rpartition("/")[0]
-
-
-def check_place(uri: str) -> None:
-    """Refuse a URI that cannot name a file, without a request."""
-    refuse_userinfo(uri, "the URI")
-    kind = scheme(uri)
-    if kind in WEB:
-        from trainer.storage import web
-
-        web.host_or_bucket(uri)
-    if kind not in OBJECT_STORES:
-        return
-    bucket = uri.partition("://")[2].partition("/")[0]
-    if not bucket:
-        raise StorageError(f"{uri} has no bucket", fix=f"use {kind}://bucket/key")
-    if not _BUCKET.fullmatch(bucket):
-        fix = "a name has 3 to 63 characters of a-z, 0-9, . and -, and begins and ends with a letter or digit"
-        raise StorageError(f"{uri}: invalid bucket name {bucket!r}", fix=fix)
 
 
 def state(uri: str) -> FileState | None:
@@ -191,16 +121,6 @@ def open_reader(uri: str) -> IO[bytes]:
         return _server(uri).open_reader(uri)
     with translate_oserror(uri, "read"):
         return local_path(uri).open("rb")
-
-
-def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading; refuse FIFOs and devices, which never end."""
-    opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
-    file = open(path, "rb", opener=opener)  # noqa: SIM115 (the caller closes it)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise StorageError(f"{path} is not a regular file", fix="replace it with the expected file")
-    return file
 
 
 def read_json(uri: str) -> Any:
@@ -335,19 +255,6 @@ def forget_copy(uri: str) -> None:
         cache.CopyCache().drop(cache.name_of(uri, remote))
 
 
-_hashes: dict[tuple[str, int, int, int], str] = {}  # by path, inode, size and modification time
-
-
-def check_hash(path: Path, uri: str, sha256: str) -> None:
-    """Compare a copy of a URI with its hash; it is hashed again only if it changes."""
-    with translate_oserror(uri, "read"), open_file(path) as file:
-        status = os.fstat(file.fileno())
-        key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
-        if key not in _hashes:
-            _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    compare(uri, _hashes[key], sha256)
-
-
 def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
     """Yield the files under a folder by relative name, as they are found; none if it is missing."""
     if not is_local(uri):
@@ -417,15 +324,8 @@ def _content(uri: str, sha256: str) -> Any:
     with translate_oserror(uri, "read"), open_file(local_path(uri)) as file:
         data = file.read()
     if sha256:
-        compare(uri, hashlib.sha256(data).hexdigest(), sha256)
+        check_digest(uri, hashlib.sha256(data).hexdigest(), sha256)
     return data
-
-
-def compare(uri: str, digest: str, expected: str, kind: type[DamagedError] = DamagedError) -> None:
-    """Raise an error if a file's hash is not the expected one."""
-    if digest != expected:
-        message = f"{uri} is damaged: its sha256 is {digest}, not {expected}"
-        raise kind(message, fix="run the command that writes it again")
 
 
 def _state(status: os.stat_result) -> FileState:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from trainer.base.errors import ConfigError, DamagedError, StorageError
 from trainer.base.os_errors import translate_oserror
-from trainer.storage import FileState, check_hash
+from trainer.storage.uris import FileState, check_hash
 
 FOLDER = "KUBEDET_CACHE_DIR"  # environment variable: the folder; by default one in the temporary folder
 

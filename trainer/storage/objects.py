@@ -33,7 +33,7 @@ from urllib3.exceptions import HTTPError
 from trainer.base.daemon_threads import DaemonThreadPool, in_background, wait_for
 from trainer.base.errors import Interrupted, MissingError, StorageError
 from trainer.base.os_errors import missing
-from trainer.storage import CLOUDS, WEB, FileState, check_place, compare, environment, outages, scheme, web
+from trainer.storage import environment, outages, web
 from trainer.storage.retries import (
     BUSY,
     MAX_TRIES,
@@ -46,6 +46,7 @@ from trainer.storage.retries import (
     probe,
     retry,
 )
+from trainer.storage.uris import CLOUDS, WEB, FileState, check_digest, check_place, scheme
 
 PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
 THREADS = 16  # pieces of one file that are read at the same time
@@ -350,10 +351,10 @@ class _File:
                 digest.update(block)
                 received += len(block)
                 if received == self.size:
-                    compare(self.uri, digest.hexdigest(), expected, Corrupt)
+                    check_digest(self.uri, digest.hexdigest(), expected, Corrupt)
             yield block
         if expected and not 0 < received == self.size:  # It was a stream, or has no blocks.
-            compare(self.uri, digest.hexdigest(), expected, Corrupt)
+            check_digest(self.uri, digest.hexdigest(), expected, Corrupt)
 
 
 def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web.Part:
@@ -394,7 +395,7 @@ def read_buffer(uri: str, sha256: str = "") -> Any:
         return b"".join(file.blocks(sha256))
     data = file.piece(0, file.size)
     if expected := sha256 or file.sha256:
-        compare(uri, hashlib.sha256(data).hexdigest(), expected, Corrupt)
+        check_digest(uri, hashlib.sha256(data).hexdigest(), expected, Corrupt)
     return data
 
 

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
 import urllib3
-from urllib3.util import parse_url
 
 from trainer.base.errors import ConfigError, MissingError, RefusedError, StorageError, refuse_userinfo
 from trainer.base.os_errors import missing
 from trainer.base.safe_text import has_userinfo, whole_number
-from trainer.storage import OBJECT_STORES, WEB, FileState, environment, is_local, scheme
+from trainer.storage import environment
 from trainer.storage.retries import (
     BUSY,
     MAX_TRIES,
@@ -33,6 +32,7 @@ from trainer.storage.retries import (
     no_answer,
     retry,
 )
+from trainer.storage.uris import OBJECT_STORES, WEB, FileState, host_or_bucket, is_local, scheme
 
 MAX_BYTES = 64 * 1024 * 1024  # of a file whose address comes from data
 KNOWN_HOSTS = (  # of published data sets and weights; a name that begins with a dot stands for all below it
@@ -44,7 +44,6 @@ _BLOCK_BYTES = 1024 * 1024
 _MIN_BYTES_PER_SECOND = 50_000.0  # of an answer that takes longer than a request may
 _MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
-_PORTS = {"http": 80, "https": 443}
 _PLACE = re.compile(
     rf"({'|'.join(OBJECT_STORES)})://[^/]+|([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{{0,4}})?"
 )
@@ -92,20 +91,6 @@ def check_allowed(uri: str) -> None:
 def _contains(places: set[str], place: str) -> bool:
     """Whether a place is among others; servers at port 80 redirect to their port 443."""
     return place in places or (place.endswith(":443") and f"{place.removesuffix('443')}80" in places)
-
-
-def host_or_bucket(uri: str) -> str:
-    """Return host and port of a web address as urllib3 reads them, or scheme and bucket of an object."""
-    kind = scheme(uri)
-    if kind not in WEB:
-        return f"{kind}://{uri.partition('://')[2].partition('/')[0]}".lower()
-    try:
-        address = parse_url(uri)
-        if not address.host or address.port == 0:
-            raise ValueError("it has no valid host and port")
-    except (ValueError, urllib3.exceptions.HTTPError) as error:
-        raise MissingError(f"{uri} is not a valid address: {error}", fix="correct it") from None
-    return f"{address.host}:{address.port or _PORTS[kind]}"
 
 
 class Part(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 from trainer import storage
 from trainer.base.errors import MissingError, StorageError
 from trainer.storage import check_place
-from trainer.storage.web import host_or_bucket
+from trainer.storage.uris import host_or_bucket
 
 
 def everything_under(folder: Path) -> list[str]:
