@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from components import environment
-from trainer.base import log
+from trainer.base import events, log
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.base.os_errors import translate_named_oserrors
 from trainer.base.safe_text import whole_number
@@ -130,6 +130,8 @@ def record(text: str) -> None:
 def _report(error: KubedetError) -> None:
     """Print an error, and write it to the pod's status."""
     record(str(error))
+    events.emit(events.Failed(message=str(error), exit_code=error.exit_code))
+    # Last: it is the end of the log.
     print(f"error: {error}", file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,5 @@
-"""The display of a run on this machine, from the runner's log and the steps' events: bars or plain lines."""
+"""The display of a run on this machine, from the events of its steps: bars or plain lines."""
 
-import json
-import re
 import sys
 import time
 from collections import deque
@@ -10,23 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rich import progress as rich_progress
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
 from components.hooks import NOTHING_NEW
 from pipelines import TITLES
+from trainer.base import events
 from trainer.base.errors import EXIT_RETRY
+from trainer.base.events import Progress
 from trainer.base.log import clock, describe
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "skipped"]
 
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
-_TASK_STARTS = re.compile(r" - INFO - Executing task '([\w-]+)'")
-_TASK_ENDS = re.compile(r" - (?:INFO|ERROR) - Task '([\w-]+)' finished with status (SUCCESS|FAILURE)")
-_FOUND_DONE = re.compile(r"shards of .* are there already")
-_NOTHING_NEW = re.compile(rf"{NOTHING_NEW} since (.*?)(?: \(fewer than \d+\))?: \d+ new, ")
 _LAST_LINES = 20
 
 
@@ -39,12 +35,11 @@ class Step:
     state: State = "waiting"
     started: float = 0.0  # time.monotonic() at its start.
     seconds: float = 0.0  # Its duration, after its end.
-    bar: dict[str, Any] | None = None  # Its latest progress event (see trainer.base.log).
+    bar: Progress | None = None  # Its latest progress.
     reused: bool = False  # An earlier run had done its work.
     note: str = ""  # Why it was skipped.
-    message: str = ""  # The error that it reported.
+    message: str = ""  # The error that it reported; empty after a crash.
     exit_code: int = 0
-    known: bool = False  # The error is a message for the user, not a crash.
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))  # Its last lines of output.
 
     @property
@@ -54,85 +49,64 @@ class Step:
 
 
 class RunProgress:
-    """The state of a run, from the runner's lines and the steps' events."""
+    """The state of a run, from the events of its steps."""
 
     def __init__(self, events: Path) -> None:
         """Follow a run whose steps append their events to the file `events`."""
         self.steps = {name: Step(name, title) for name, title in TITLES.items()}
         self.running: Step | None = None
-        self.outside: deque[str] = deque(maxlen=_LAST_LINES)  # Last lines of the runner between steps.
-        self.stopping = False  # The run was asked to stop, so a step fails.
         self.since = ""  # The model version since which nothing is new, if the run skips training for that.
-        self._events = events
+        self.events = events
         self._position = 0
-        self._in_step = False
-        self._error_lines: list[str] = []
 
     @property
     def failed(self) -> Step | None:
         """The step that failed or was stopped, if any."""
         return next((step for step in self.steps.values() if step.state in ("failed", "stopped")), None)
 
-    def read_line(self, line: str) -> str | None:
-        """Read a line of the runner's output; return it if a step printed it, else None."""
-        plain = _COLOR.sub("", line)
-        if starts := _TASK_STARTS.search(plain):
-            self.running = self.steps.setdefault(starts[1], Step(starts[1], starts[1]))
-            self.running.state, self.running.started = "running", time.monotonic()
-            self._in_step = True
-        elif ends := _TASK_ENDS.search(plain):
-            self._end(ends[1], ok=ends[2] == "SUCCESS")
-        elif self.running is None:
-            if plain.strip():
-                self.outside.append(plain)
-        elif plain.strip():
-            line, step = plain.removeprefix("    "), self.running
-            step.lines.append(line)
-            step.reused |= bool(_FOUND_DONE.search(line))
-            if step.name == "download" and (skipped := _NOTHING_NEW.search(line)):
-                self.since = skipped[1]
-            if line.startswith("error: "):
-                self.read_events()
-                # The report at the end prints this error.
-                self._error_lines = f"error: {step.message}".splitlines() if step.known else []
-            if self._error_lines and line == self._error_lines[0]:
-                self._error_lines.pop(0)
-            elif self._in_step:
-                return line
-        return None
+    def begin(self, name: str) -> None:
+        """Note that a step begins."""
+        self.running = self.steps[name]
+        self.running.state, self.running.started = "running", time.monotonic()
 
-    def _end(self, name: str, *, ok: bool) -> None:
+    def add_line(self, line: str) -> None:
+        """Keep a line of the running step's output."""
+        if self.running and line.strip():
+            self.running.lines.append(line)
+
+    def end(self, name: str, exit_code: int, *, stopped: bool) -> None:
+        """Note that a step has ended; `stopped` if the run was asked to stop."""
         self.read_events()
         step = self.steps[name]
-        step.seconds = step.elapsed
-        stopped = self.stopping or step.exit_code == EXIT_RETRY
-        step.state = "done" if ok else "stopped" if stopped else "failed"
+        step.seconds, step.exit_code = step.elapsed, exit_code
+        is_stop = stopped or exit_code == EXIT_RETRY
+        step.state = "done" if exit_code == 0 else "stopped" if is_stop else "failed"
         self.running = None
 
     def read_events(self) -> None:
         """Read the events since the last call."""
-        if not self._events.exists():
+        if not self.events.exists():
             return
-        with self._events.open("rb") as file:
+        with self.events.open("rb") as file:
             file.seek(self._position)
             text = file.read()
         complete = text[: text.rfind(b"\n") + 1]
         self._position += len(complete)
-        for line in complete.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # Cut by a full disk; the next one replaces it.
-            if "task" in event and self.running is not None:
+        # A line may be cut by a full disk; the next one replaces it.
+        for event in events.select(complete.decode(errors="replace").splitlines()):
+            if self.running is None:
+                continue
+            if isinstance(event, events.Progress):
                 self.running.bar = event
-            elif step := self.steps.get(event.get("step", "")):
-                step.message, step.exit_code = event["message"], event["exit_code"]
-                step.known = event.get("known", False)
+            elif isinstance(event, events.Reused):
+                self.running.reused = True
+            elif isinstance(event, events.Failed) and not self.running.message:
+                self.running.message = event.message
 
     def finish(self) -> None:
         """End the run: a running step has failed, waiting steps are skipped."""
         if self.running is not None:
-            self._end(self.running.name, ok=False)
+            self.end(self.running.name, 1, stopped=False)
         for step in self.steps.values():
             if step.state == "waiting":
                 step.state = "skipped"
@@ -153,7 +127,7 @@ _LOOKS = {
 """Mark and style of each state."""
 
 
-def choose(run: RunProgress) -> "PlainDisplay | TerminalDisplay":
+def choose(run: RunProgress) -> "Display":
     """Return the display that suits stdout."""
     console = Console()
     if console.is_jupyter:
@@ -169,7 +143,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
         self._run = run
         self._shown: dict[str, str] = {}
         self._last_print = time.monotonic()
-        self._bar: dict[str, Any] | None = None
+        self._bar: Progress | None = None
 
     def line(self, text: str) -> None:
         self.tick()
@@ -183,7 +157,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
                     self._print(describe_step(step))
         running, silence = self._run.running, time.monotonic() - self._last_print
         if silence > _PLAIN_SECONDS:
-            if running and running.bar and running.bar is not self._bar and not running.bar["end"]:
+            if running and running.bar and running.bar is not self._bar and not running.bar.end:
                 self._bar = running.bar
                 self._print("  " + describe(running.bar))
             elif silence > _PLAIN_SECONDS + 1:  # After the lines that a step itself prints every ten seconds.
@@ -204,7 +178,7 @@ class TerminalDisplay:
         self._run = run
         console = console or Console(highlight=False)
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        self._progress = Progress(
+        self._progress = rich_progress.Progress(
             TextColumn("[{task.fields[style]}]{task.fields[mark]} {task.description}"),
             TextColumn("{task.fields[clock]}", justify="right"),
             BarColumn(_BAR if console.width >= _WIDE else _SHORT_BAR),
@@ -230,9 +204,9 @@ class TerminalDisplay:
             total, done = 1, int(step.state == "done")
             if step.state == "running":
                 fields["detail"] = "finishing" if step.bar else "starting"
-                if step.bar and not step.bar["end"]:
+                if step.bar and not step.bar.end:
                     fields["detail"] = describe(step.bar)
-                    total, done = step.bar["total"], step.bar["done"]
+                    total, done = step.bar.total, step.bar.done
             if step.name not in self._rows:
                 self._rows[step.name] = self._progress.add_task(step.title, **fields)
             self._progress.update(self._rows[step.name], total=total, completed=done, **fields)
@@ -270,6 +244,9 @@ class NotebookDisplay(TerminalDisplay):
         self.tick(end=True)
 
 
+Display = PlainDisplay | TerminalDisplay
+
+
 def describe_step(step: Step) -> str:
     """Return one plain line: `Train: done in 1:35, 640 steps`."""
     if step.state == "running":
@@ -286,6 +263,5 @@ def _outcome(step: Step) -> str:
         return "reused"
     if not step.bar:
         return ""
-    done, unit = step.bar["done"], step.bar["unit"]
-    worked = step.bar.get("worked", done)
+    done, unit, worked = step.bar.done, step.bar.unit, step.bar.worked
     return f"{done} {unit}" if worked in (0, done) else f"{worked} {unit}, {done} in all"

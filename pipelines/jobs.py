@@ -16,6 +16,7 @@ from components.launchers.output import LAST_LINES, Hints
 from components.launchers.runai import RunaiBackend
 from components.launchers.spec import JobSpec
 from pipelines import JobPlace
+from trainer.base import events
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 if TYPE_CHECKING:
@@ -101,12 +102,14 @@ def list_jobs(place: JobPlace) -> list[JobStatus] | str:
 
 
 def read_log(place: JobPlace, name: str, *, follow: bool, rank: int | None, pod: str) -> Iterator[str]:
-    """Yield the lines of a job's log, or of one of its pods."""
+    """Return the lines of a job's log, or of one of its pods, without the events for programs."""
     backend = connect(place)
     job = find(backend, name)
     if pod or rank is not None:
-        return backend.pod_lines(job.name, find_pod(job, rank, pod), follow=follow)
-    return (f"{line.pod}: {line.text}" for line in backend.logs(name, follow=follow))
+        lines = backend.pod_lines(job.name, find_pod(job, rank, pod), follow=follow)
+        return (line for line in lines if not events.parse(line))
+    log = backend.logs(name, follow=follow)
+    return (f"{line.pod}: {line.text}" for line in log if not events.parse(line.text))
 
 
 def execute(place: JobPlace, name: str, command: Sequence[str], *, rank: int | None, pod: str) -> int:

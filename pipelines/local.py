@@ -1,69 +1,191 @@
-"""`python -m pipelines.local FILE ROOT ARGUMENTS` runs the pipeline with Kubeflow's local runner."""
+"""The five steps of a run as processes of this machine, one after the other."""
 
 import json
 import os
+import queue
 import signal
 import sys
 import threading
-import time
-import warnings
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO, Any
 
-import yaml
-from kfp import components, local
+from components import environment
+from components.launchers.guarded_process import GuardedProcess
+from components.launchers.output import Hints
+from components.launchers.process_variables import ALLOCATOR, ALLOCATORS, EXPANDABLE
+from pipelines.display import Display, RunProgress
+from trainer.base import events
+from trainer.launching.stop_signals import STOP_SIGNALS, handling
+from trainer.steps import manifests
+from trainer.steps.manifests import Bundle, Manifest, NothingNew, RawData, Scores, Shards, TrainedModel
 
-from pipelines.compiler import compile_pipeline
-from pipelines.parameters import CompileOptions
-from pipelines.pipeline import SCHEDULED
-from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY
-
-_stopping = threading.Event()
-
-
-def for_this_machine(text: str) -> str:
-    """Remove retries, which are for lost pods, the clean-up, which the process guard does, and schedules."""
-    spec = next(yaml.safe_load_all(text.replace(SCHEDULED, "")))
-    for graph in [spec["root"], *spec.get("components", {}).values()]:
-        tasks = graph.get("dag", {}).get("tasks", {})
-        for name, task in list(tasks.items()):
-            task.pop("retryPolicy", None)
-            if task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED":
-                del tasks[name]
-    return yaml.safe_dump(spec, sort_keys=False)
+# Longer than a training's grace period, after which torchrun kills its processes.
+_GRACE_SECONDS = 90.0
+_TICK_SECONDS = 0.2
+_STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    """Ask the running step, and any that the runner still starts, to end: it writes to the runner's pipe."""
-    if not _stopping.is_set():
-        _stopping.set()
-        threading.Thread(target=_stop_steps, daemon=True).start()
+@dataclass
+class Results:
+    """The manifests of the finished steps."""
+
+    raw: RawData | None = None
+    nothing_new: NothingNew | None = None
+    shards: Shards | None = None
+    model: TrainedModel | None = None
+    scores: Scores | None = None
+    bundle: Bundle | None = None
 
 
-def _stop_steps() -> None:
-    while True:
-        os.killpg(0, signal.SIGTERM)
-        time.sleep(1)
+class LocalRun(AbstractContextManager["LocalRun"]):
+    """Runs the steps of a run, and shows their progress."""
 
+    def __init__(
+        self, folder: Path, progress: RunProgress, display: Display, temporary: Path, lock: IO[str]
+    ) -> None:
+        """Run in the run's `folder`; processes keep its `lock`."""
+        self._folder, self._progress, self._display = folder, progress, display
+        self._temporary, self._lock = temporary, lock
+        self._process: GuardedProcess | None = None
+        self._signals = 0
+        # Ctrl-C, SIGTERM, a closed terminal; Python allows no handlers in other threads.
+        is_main = threading.current_thread() is threading.main_thread()
+        self._handling = handling(self._stop, (*STOP_SIGNALS, signal.SIGHUP) if is_main else ())
+        self._log = (folder / "log.txt").open("ab", buffering=0)
 
-def main() -> int:
-    """Compile the pipeline and execute it; return 0, 1 if a step failed, or 143 if it was stopped."""
-    signal.signal(signal.SIGTERM, _stop)
-    file, root, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-    compile_pipeline(file, CompileOptions(conditional="min_new_images" in arguments))
-    # The local runner ignores resources, display names and images.
-    warnings.filterwarnings("ignore", message=".*have no effect in the current local runner")
-    warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
-    local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=root)
-    pipeline = components.load_component_from_text(for_this_machine(file.read_text()))
-    code = 0
-    try:
-        pipeline(**arguments)
-    except RuntimeError as error:  # It names the step, which has printed the reason.
-        print(error, flush=True)
-        code = EXIT_FAILURE
-    return EXIT_RETRY if _stopping.is_set() else code
+    def __enter__(self) -> "LocalRun":
+        self._handling.__enter__()
+        return self
 
+    def __exit__(self, *exception: Any) -> None:
+        self._handling.__exit__(*exception)
+        self._log.close()
 
-if __name__ == "__main__":
-    sys.exit(main())
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was asked to stop."""
+        return bool(self._signals)
+
+    def run(self, request: Mapping[str, Any]) -> Results:
+        """Run the steps until one fails, there is nothing new, or the gate refuses the model.
+
+        `request` has the parameters of `kubedet run` by name.
+        """
+        done, name = Results(), self._folder.name
+        downloaded = self._step(
+            "download",
+            "download",
+            manifests.DOWNLOADED,
+            source=request["source"],
+            data_root=request["data_root"],
+            recipe=request["recipe"],
+            overrides=request["overrides"],
+            min_new_images=request["min_new_images"],
+            trains=True,
+            run_id=name,
+        )
+        if isinstance(downloaded, NothingNew):
+            done.nothing_new = downloaded
+            return done
+        done.raw = downloaded
+        if done.raw:
+            done.shards = self._step("convert-to-shards", "shard", Shards, raw=done.raw)
+        if done.shards:
+            done.model = self._step(
+                "train",
+                "train",
+                TrainedModel,
+                shards=done.shards,
+                output=str(self._folder),
+                nproc=request["nproc"],
+                rules=request["gate"],
+                warm_start=request["warm_start"],
+                run_id=name,
+            )
+        if done.model:
+            done.scores = self._step("evaluate", "evaluate", Scores, model=done.model, rules=request["gate"])
+        if done.model and done.scores and done.scores.passed:
+            done.bundle = self._step("export", "export", Bundle, model=done.model)
+        return done
+
+    def _step(self, name: str, verb: str, kind: Any, **arguments: Any) -> Any:
+        """Run one step; return its manifest, or None if it failed or the run was stopped."""
+        if self.stopped:
+            return None
+        given = {
+            key: value.model_dump(mode="json") if isinstance(value, Manifest) else value
+            for key, value in arguments.items()
+        }
+        (request := self._temporary / f"{name}.json").write_text(json.dumps(given))
+        output = self._folder / "manifests" / f"{name}.json"
+        command = [sys.executable, "-m", "trainer", "step", verb]
+        command += ["--input", str(request), "--output", str(output)]
+        output.unlink(missing_ok=True)  # Of an earlier attempt.
+        self._progress.begin(name)
+        with GuardedProcess(
+            command, env=self._environment(), grace_seconds=_GRACE_SECONDS, keep_open=[self._lock.fileno()]
+        ) as self._process:
+            self._show(self._process)
+            code = self._process.wait()
+        self._process = None
+        self._progress.end(name, code, stopped=self.stopped)
+        self._write_log(self._progress.steps[name].message)
+        self._display.tick()
+        return None if code else manifests.read(output, kind)
+
+    def _environment(self) -> dict[str, str]:
+        defaults = {
+            "OMP_WAIT_POLICY": "PASSIVE",  # Spinning threads halve the speed beside other programs.
+            "LOGLEVEL": "ERROR",  # Of torchrun, which warns of every stop.
+        }
+        defaults |= {} if ALLOCATORS & os.environ.keys() else {ALLOCATOR: EXPANDABLE}
+        return {
+            **defaults,
+            **os.environ,
+            environment.RUN_ID: self._folder.name,
+            events.FILE: str(self._progress.events),
+            "PYTHONUNBUFFERED": "1",  # Otherwise a step's lines arrive when it has ended.
+            "TMPDIR": str(self._temporary),
+        }
+
+    def _show(self, process: GuardedProcess) -> None:
+        """Show the output and the progress of a process until it ends."""
+        lines: queue.Queue[str | None] = queue.Queue()
+
+        def read() -> None:
+            for line in process.lines():
+                lines.put(line)
+            lines.put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        hints, shown_signals = Hints(rdma=False, pods=False), 0
+        while True:
+            with suppress(queue.Empty):
+                line = lines.get(timeout=_TICK_SECONDS)
+                if line is None:
+                    return
+                self._write_log(line)
+                self._progress.add_line(line)
+                if line.strip():
+                    self._display.line(line)
+                if hint := hints.line(line):
+                    self._display.line(f"hint: {hint}")
+            if self._signals > shown_signals:
+                shown_signals = self._signals
+                self._display.line(_STOPPING if shown_signals == 1 else "killing what still runs")
+            self._progress.read_events()
+            self._display.tick()
+
+    def _write_log(self, text: str) -> None:
+        with suppress(OSError):  # A full disk ends the log, not the run.
+            if text:
+                self._log.write(f"{text}\n".encode())
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._process:
+            self._process.stop()

@@ -24,6 +24,7 @@ from components.launchers.spec import START_TIMEOUT
 from components.run_end import termination
 from pipelines import CLEANUP, SEARCH, TITLES
 from pipelines.kubeflow import ENDED, Server, Unavailable, stopped
+from trainer.base import events
 from trainer.base.errors import ConfigError, LaunchError
 from trainer.base.log import clock
 
@@ -190,11 +191,11 @@ def _failure_of(cluster: Cluster, pod: Any) -> str:
 def error_of_log(log: str) -> str:
     """Return the error at the end of a log, or else its last lines."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
-    if message := output.own_message(lines):
+    if message := output.failure_message(lines):
         return message
     if fatal := [match[1] for line in lines if (match := _FATAL.match(line))]:
         return fatal[-1].rpartition(") failed: ")[2]
-    of_step = [line for line in lines if not _AROUND.match(line)]
+    of_step = [line for line in lines if not _AROUND.match(line) and not events.parse(line)]
     return "\n".join((of_step or lines)[-_LAST:])
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from components.launchers.spec import JobSpec
 from trainer.base.clock import CLOCK, Clock
-from trainer.launching.job_status import Progress
+from trainer.launching.job_status import TrainingProgress
 
 
 class Phase(StrEnum):
@@ -87,7 +87,7 @@ class JobStatus:
     queue: str = ""  # Kueue's queue that admits it.
     workflow: str = ""  # Name of the Workflow of the run that it belongs to.
     orphaned: bool = False  # Whether it has not ended although its run has.
-    progress: Progress | None = None
+    progress: TrainingProgress | None = None
 
 
 class LogLine(NamedTuple):

@@ -7,9 +7,10 @@ from collections import deque
 from types import FrameType
 
 from components.launchers.guarded_process import GuardedProcess
-from components.launchers.output import LAST_LINES, Hints, indented, own_message
+from components.launchers.output import LAST_LINES, Hints, failure_message, indented
 from components.launchers.process_variables import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
+from trainer.base import events
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted
 from trainer.base.worker_pool import threads_of_process
 from trainer.launching.stop_signals import handling
@@ -41,7 +42,11 @@ def run(job: JobSpec) -> None:
 
     with handling(pass_on), process:
         for line in process.lines():
-            last.append(line)
+            reported = events.parse(line)
+            if reported is None or isinstance(reported, events.Failed):
+                last.append(line)
+            if reported:
+                continue
             print(line, flush=True)
             if hint := hints.line(line):
                 print(f"hint: {hint}", flush=True)
@@ -49,7 +54,7 @@ def run(job: JobSpec) -> None:
     if stopped or code == EXIT_RETRY:
         raise Interrupted("the training was stopped", fix="run the same command again to continue")
     if code != 0:
-        text, fix = own_message(last), ""
+        text, fix = failure_message(last), ""
         if not text:
             why = f"was killed by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
             text = f"the training {why}; its last lines:\n{indented(last)}"
@@ -71,7 +76,12 @@ def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
     """Return the environment of a job: this process's, the job's, and threads that share `cores` (0: all)."""
     threads = str(threads_of_process(job.processes, cores))
     # LOGLEVEL is torchrun's: it warns of every stop.
-    defaults = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
+    defaults = {
+        "OMP_NUM_THREADS": threads,
+        "PYTHONUNBUFFERED": "1",
+        "LOGLEVEL": "ERROR",
+        events.FILE: events.LOG,
+    }
     chosen = {**os.environ, **job.env}
     # As in pods: torchrun's own patience after SIGTERM is 30 s, whatever the job is given.
     defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(math.ceil(job.grace_seconds) - 5, 1))

@@ -1,29 +1,23 @@
-"""The messages in the output of a training: its own error, and hints on wrong settings."""
+"""The messages in the output of a training: its error, and hints on wrong settings."""
 
-import itertools
 import re
 from collections.abc import Iterable
 
+from trainer.base import events
 from trainer.base.errors import LaunchError
 
 LAST_LINES = 20  # Lines that an error shows of a training that ended without a message of its own.
 
-_NO_MESSAGE = "To enable traceback see"  # From torchrun's message on a worker that crashed.
 
-
-def own_message(lines: Iterable[str]) -> str:
-    """Return the last message `error: ...` with the indented lines that belong to it, or nothing."""
-    output = list(lines)
-    starts = [index for index, line in enumerate(output) if line.startswith("error: ")]
-    if not starts or _NO_MESSAGE in output[starts[-1]]:
-        return ""
-    rest = itertools.takewhile(lambda line: line.startswith("  "), output[starts[-1] + 1 :])
-    return "\n".join([output[starts[-1]].removeprefix("error: "), *rest])
+def failure_message(lines: Iterable[str]) -> str:
+    """Return the message of the last failure among the events in a log, or nothing."""
+    failures = [event for event in events.select(lines) if isinstance(event, events.Failed)]
+    return failures[-1].message if failures else ""
 
 
 def indented(lines: Iterable[str]) -> str:
-    """Return lines as a block below an error."""
-    return "\n".join(f"  {line}" for line in lines)
+    """Return the lines for people as a block below an error."""
+    return "\n".join(f"  {line}" for line in lines if not events.parse(line))
 
 
 # Patterns of log lines, and the hints on them: of every job, of jobs in pods, and of those that ask for RDMA.

@@ -4,13 +4,9 @@ import argparse
 import json
 import os
 import platform
-import queue
 import shlex
-import shutil
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -19,20 +15,17 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
-from components import environment
-from components.hooks import Outcome
-from components.launchers.guarded_process import GuardedProcess
+from components.hooks import FAILED, HELD_BACK, NOTHING_NEW, PASSED, Outcome
 from operations import notifications
 from pipelines import display, parameters
 from pipelines.commands import Commands, columns, option
 from pipelines.commands.options import add_overrides, add_parameter, read_recipe
 from pipelines.display import RunProgress
+from pipelines.local import LocalRun, Results
 from pipelines.parameters import Values
 from trainer import storage
-from trainer.base import log
 from trainer.base.errors import (
     EXIT_FAILURE,
     EXIT_RETRY,
@@ -50,21 +43,15 @@ from trainer.config.parsing import as_override
 from trainer.config.schema import MINUTES, QUICK_MINUTES
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
-from trainer.launching.stop_signals import STOP_SIGNALS, handling
 from trainer.model import recipes
 from trainer.steps import records, retrain_condition, starting_weights
 from trainer.storage import outputs
 
-_PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
+_PACKAGES = ("kubedet", "torch", "torchvision", "pycocotools", "onnx", "onnxruntime")
 _FILES = (
-    "summary.json", "log.txt", "pipeline.yaml", "config.json", "artifacts", "train",
-    "evaluation", "model",
+    "summary.json", "log.txt", "config.json", "manifests", "train", "evaluation", "model",
 )  # fmt: skip
 """What a run writes into its folder."""
-# Longer than a training launcher's grace period, which then kills the training.
-_GRACE_SECONDS = 90.0
-_TICK_SECONDS = 0.2
-_STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
 
 
 def add(commands: Commands) -> None:
@@ -84,7 +71,6 @@ def add(commands: Commands) -> None:
         "--quick",
         f"train for at most {QUICK_MINUTES} minutes, same as --set {MINUTES}={QUICK_MINUTES}",
     )
-    option(parser, "--verbose", "also show the log of the local runner")
     parser.set_defaults(command=lambda arguments: run(read_options(arguments)))
 
 
@@ -102,7 +88,7 @@ def read_options(arguments: argparse.Namespace) -> "Options":
     values = {name: value for name, value in values.items() if value is not None}
     recipe = values.get("recipe", parameters.LOCAL["recipe"].default)
     name = arguments.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    return Options(name, values, arguments.verbose)
+    return Options(name, values)
 
 
 @dataclass(frozen=True)
@@ -112,7 +98,6 @@ class Options:
     name: str  # Name of the run and of its folder.
     given: Mapping[str, Any] = field(default_factory=dict)
     """Values of parameters in `parameters.LOCAL`; the others have their default there."""
-    verbose: bool = False  # Show the local runner's log too.
 
     def __getitem__(self, name: str) -> Any:
         """Return a parameter's value."""
@@ -134,12 +119,9 @@ class Options:
         return shlex.join(words)
 
     def arguments(self) -> Values:
-        """Return the pipeline's parameters."""
+        """Return the parameters of the run."""
         values = {name: self[name] for name in parameters.LOCAL}
-        folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
-        if not values["min_new_images"]:
-            del values["min_new_images"]  # Only conditional pipelines have it.
-        return values | folders | {"nodes": 1, "launcher": "local"}
+        return values | {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
 
 
 @dataclass
@@ -190,7 +172,7 @@ class RunRecord:
         ]
         if succeeded:
             return
-        message, code = broken or ("stopped" if interrupted else "the pipeline ended before a step began"), 0
+        message, code = broken or ("stopped" if interrupted else "the run ended before a step began"), 0
         if failed is not None:
             message = failed.message or "its process ended without a message (killed, or out of memory)"
             code = failed.exit_code
@@ -290,7 +272,7 @@ def report(record: RunRecord, progress: RunProgress, folder: Path, *, again: str
     elif error:
         head = f"error in step {step.name}" if step else "error"
         lines = [f"\n{head}: {error['message']}"]
-        if not (step and step.known) and (last := step.lines if step else progress.outside):
+        if step and not step.message and (last := step.lines):
             lines += ["the last lines of its log:", *(f"  {line}" for line in last)]
         print("\n".join(lines), file=sys.stderr)
 
@@ -346,7 +328,7 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
             progress = RunProgress(temporary / "progress.jsonl")
             stopped, broken = False, ""
             try:
-                stopped = _execute(options, progress, temporary, lock.fileno())
+                stopped = _run_steps(options, progress, temporary, lock)
             except BaseException as error:  # E.g. stdout was closed.
                 broken = repr(error)
                 raise
@@ -357,68 +339,38 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
                 record.write(folder)
                 if record.status == "failed":
                     message = record.error["message"]
-                    notifications.tell(Outcome(notifications.FAILED, record.name, message))
+                    notifications.tell(Outcome(FAILED, record.name, message))
         return record, progress
 
 
-def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:
-    """Start the local runner and show its progress until it ends; return whether it was stopped."""
-    folder = options.folder
-    artifacts = folder / "artifacts"
-    shutil.rmtree(artifacts, ignore_errors=True)  # Of an earlier try.
-    file, arguments = str(folder / "pipeline.yaml"), json.dumps(options.arguments())
-    command = [sys.executable, "-m", "pipelines.local", file, str(artifacts), arguments]
-    env = {
-        "OMP_WAIT_POLICY": "PASSIVE",  # Spinning threads halve the speed beside other programs.
-        **os.environ,
-        environment.RUN_ID: options.name,
-        log.PROGRESS_FILE: str(temporary / "progress.jsonl"),
-        "PYTHONUNBUFFERED": "1",  # Otherwise a step's lines arrive when it has ended.
-        "TMPDIR": str(temporary),  # The runner leaves one folder for each step.
-    }
-    stopped: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.append(number)
-        process.stop()
-
-    def read() -> None:
-        for line in process.lines():
-            lines.put(line)
-        lines.put(None)
-
+def _run_steps(options: Options, progress: RunProgress, temporary: Path, lock: TextIO) -> bool:
+    """Run the steps, show their progress, and notify of the outcome; return whether the run was stopped."""
+    folder, results = options.folder, Results()
+    (folder / "manifests").mkdir(exist_ok=True)
     with (
-        GuardedProcess(command, env=env, grace_seconds=_GRACE_SECONDS, keep_open=[lock]) as process,
-        # Ctrl-C, SIGTERM, a closed terminal; Python allows no handlers in other threads.
-        handling(stop, (*STOP_SIGNALS, signal.SIGHUP) if is_main else ()),
-        (folder / "log.txt").open("ab", buffering=0) as log_file,
         display.choose(progress) as shown,
+        LocalRun(folder, progress, shown, temporary, lock) as local_run,
     ):
-        threading.Thread(target=read, daemon=True).start()
-        shown_signals, ended = 0, False
-        while not ended:
-            line = None
-            with suppress(queue.Empty):
-                line = lines.get(timeout=_TICK_SECONDS)
-                ended = line is None
-            if len(stopped) > shown_signals:
-                shown_signals, progress.stopping = len(stopped), True
-                shown.line(_STOPPING if shown_signals == 1 else "killing what still runs")
-            if line is not None:
-                with suppress(OSError):  # A full disk ends the log, not the run.
-                    log_file.write(f"{line}\n".encode())
-                step_line = progress.read_line(line)
-                text = line if options.verbose else step_line
-                if text is not None:
-                    shown.line(text)
-            progress.read_events()
-            shown.tick()
-        process.wait()
-        progress.stopping = bool(stopped)
+        results = local_run.run(options.arguments())
+        progress.since = results.nothing_new.since if results.nothing_new else ""
         progress.finish()
-    return bool(stopped)
+    if outcome := _outcome(options.name, results):
+        notifications.tell(outcome, str(folder))
+    return local_run.stopped
+
+
+def _outcome(run: str, results: Results) -> Outcome | None:
+    """Return how a run ended whose steps decided it; None for one that failed or was stopped."""
+    scores, bundle, ended = results.scores, results.bundle, results.nothing_new
+    if ended:
+        reason = f"{NOTHING_NEW} since {ended.since}: {ended.found}"
+        return Outcome(NOTHING_NEW, run, reason, ended.model, ended.model_version)
+    if scores and not scores.passed:
+        return Outcome(HELD_BACK, run, scores.reason, scores.model, metrics=scores.measured)
+    if scores and bundle:
+        version = bundle.model_version
+        return Outcome(PASSED, run, scores.reason, bundle.name, version, scores.measured)
+    return None
 
 
 def _lock(folder: Path) -> TextIO:

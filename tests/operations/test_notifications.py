@@ -179,7 +179,7 @@ def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypa
 
 @pytest.mark.parametrize(("stopped", "told"), [(False, 1), (True, 0)])
 def test_kubedet_run_tells_of_its_own_failure(hook, tmp_path, monkeypatch, capsys, stopped, told):
-    monkeypatch.setattr(run, "_execute", lambda *given: stopped)
+    monkeypatch.setattr(run, "_run_steps", lambda *given: stopped)
     monkeypatch.setattr(run, "check", lambda options: None)
     assert run.run(Options("mine", {"output": str(tmp_path)})) != 0
     assert [(body["event"], body["run"]) for body in hook.posted] == [("failed", "mine")] * told

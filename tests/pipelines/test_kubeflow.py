@@ -4,6 +4,7 @@ import json
 
 import pytest
 import run_pods
+from event_lines import failed
 from patience import until
 
 from components import jobs
@@ -181,7 +182,7 @@ def test_the_step_of_a_pod(node, step):
 @pytest.mark.parametrize(
     ("log", "text", "fix"),
     [
-        ("working\nerror: no disk\n  fix: free some\n", "no disk", "free some"),
+        ("working\n" + failed("no disk\n  fix: free some"), "no disk", "free some"),
         (
             "a\nb\nc\nd\ne\nTraceback\nValueError: x\nI1122 09:47:35.7 17 launcher.go:1] uploaded\n",
             "c\nd\ne\nTraceback\nValueError: x",

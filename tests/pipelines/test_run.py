@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import event_lines
 import onnxruntime
 import pytest
 import run_pods
@@ -98,7 +99,7 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     )
     (tmp_path / "private.pem").write_bytes(key)
     monkeypatch.setenv("KUBEDET_SIGNING_KEY", str(tmp_path / "private.pem"))
-    options = [*SOURCE, *settings(tmp_path, TINY | {"train.minutes": 9})]
+    options = [*SOURCE, *settings(tmp_path, TINY)]
     code, out, err = kubedet("run", "--name", "first", *options)
     assert code == 0, out + err
     folder = tmp_path / "runs" / "first"
@@ -107,7 +108,7 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     assert [step["status"] for step in summary["steps"]] == ["done"] * 5
     assert all(step["seconds"] > 0 for step in summary["steps"])
     assert summary["training"]["images_per_second"] > 0 and summary["training"]["processes"] == 2
-    assert len(summary["metrics"]) == 13 and {"torch", "kfp", "python"} <= summary["versions"].keys()
+    assert len(summary["metrics"]) == 13 and {"torch", "python"} <= summary["versions"].keys()
     for path in summary["paths"].values():
         assert os.path.exists(path), path
         assert os.path.relpath(path) in out or path in out
@@ -119,8 +120,7 @@ def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
     body, written = key.splitlines()[1], [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path.name for path in written if body in path.read_bytes()] == ["private.pem"]
     assert body.decode() not in out + err
-    # The same file runs on a cluster. A second run finds its data, and nothing to learn from it.
-    assert (folder / "pipeline.yaml").exists()
+    # A second run finds its data, and nothing to learn from it.
     code, out, err = kubedet("run", "--name", "second", *options, "--min-new-images", "1")
     assert code == 0, out + err
     summary = json.loads((tmp_path / "runs" / "second" / "summary.json").read_text())
@@ -251,7 +251,7 @@ def test_a_finished_run_that_is_repeated_prints_its_results(record, folder, caps
     options = Options(folder.name, {"output": str(folder.parent), "nproc": 1})
     replace(record, arguments=options.arguments()).write(folder)
     started: list[object] = []
-    monkeypatch.setattr(run, "_execute", lambda *given: bool(started.append(given)))
+    monkeypatch.setattr(run, "_run_steps", lambda *given: bool(started.append(given)))
     assert run.run(options) == 0 and not started
     assert "gate: passed" in capsys.readouterr().out
     run.run(replace(options, given={**options.given, "gate": "coco/AP >= 0.1"}))
@@ -320,7 +320,9 @@ def test_several_steps_have_their_own_remedies(judged, served_cluster):
 
 @pytest.mark.parametrize("template", ["retry-system-container-impl", "system-container-impl"])
 def test_the_log_that_is_shown_is_read_where_no_cluster_is_reached(judged, kfp_server, template):
-    kfp_server.logs[f"kubedet-abcde-{template}-77"] = "working\nerror: no disk\n  fix: free some\n"
+    kfp_server.logs[f"kubedet-abcde-{template}-77"] = "working\n" + event_lines.failed(
+        "no disk\n  fix: free some"
+    )
     error = judged(failed("train", nodes=[77]))
     assert str(error) == "the run try failed\n  Train: no disk\n  fix: free some"
 

@@ -1,40 +1,31 @@
 """Log lines and progress of every process.
 
-Progress is a bar on a terminal, a plain line every ten seconds elsewhere, or JSON lines in the file that
-KUBEDET_PROGRESS names: `kubedet run` draws the bars of its steps from it.
+Progress is a bar on a terminal, or a plain line every ten seconds elsewhere, and an event for programs (see
+`trainer.base.events`): `kubedet run` draws the bars of its steps from it.
 """
 
-import json
 import logging
 import os
-import re
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from trainer.base import events
+from trainer.base.events import Progress
 from trainer.base.safe_text import as_message, redacted
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-
-PROGRESS_FILE = "KUBEDET_PROGRESS"
-"""Environment variable: a file for progress events, one JSON object per line: task, done, total (or null),
-unit, note, rate, eta (seconds or null), end (bool), worked (units that this process did)."""
 
 _PLAIN_INTERVAL = 10.0
 _FILE_INTERVAL = 0.2
 _RATE_SECONDS = 30.0
 _MAX_RATE = 100_000.0  # a rate of the first moment, not worth showing
 _OWN_LOGGERS = ("trainer.", "components.", "operations.", "pipelines.", "kubedet.")
-_EVENT_PATTERN = re.compile(
-    r"(?:^|: )(?P<task>[^:/]+?) (?P<done>\d+)/(?P<total>\d+) (?P<unit>\w+) \d+%, "
-    r"(?P<rate>\d+\.\d) (?P=unit)/s(?:, (?P<eta>\d+(?::\d\d)+) left)?(?:, (?P<note>.*))?$"
-)
-"""Output of `describe` at the end of a log line."""
 
 
 class _Formatter(logging.Formatter):
@@ -78,6 +69,7 @@ class Bar:
 
     def __init__(self, task: str, total: int | None, unit: str, sink: Sink | None, done: int = 0) -> None:
         self.task, self.total, self.unit, self.note = task, total, unit, ""
+        self.metrics: dict[str, float] = {}  # The newest measurements, for programs.
         self.done = done
         self._sink = sink
         self._worked = 0
@@ -121,31 +113,31 @@ class Bar:
             return None
         return max(self.total - self.done, 0) / self.rate
 
-    def event(self, *, end: bool = False) -> dict[str, Any]:
-        """Return the state as an event for PROGRESS_FILE, with the mean rate at the end."""
-        rate = self._rate_since(self._start) if end else self.rate
-        return {
-            "task": self.task,
-            "done": self.done,
-            "total": self.total,
-            "unit": self.unit,
-            "note": self.note,
-            "rate": rate,
-            "eta": self.eta,
-            "end": end,
-            "worked": self._worked,
-        }
+    def state(self, *, end: bool = False) -> Progress:
+        """Return the state as an event, with the mean rate at the end."""
+        return Progress(
+            task=self.task,
+            done=self.done,
+            total=self.total,
+            unit=self.unit,
+            note=self.note,
+            rate=self._rate_since(self._start) if end else self.rate,
+            eta=self.eta,
+            end=end,
+            worked=self._worked,
+            metrics=self.metrics,
+        )
 
 
 @contextmanager
 def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: bool = True) -> Iterator[Bar]:
-    """Show the progress of a task: a bar on a terminal, events in a file, or plain lines.
+    """Show the progress of a task: a bar on a terminal, or plain lines; and report it as events.
 
     The unit is a plural, e.g. "images"; `total` is None if unknown; `done` counts units of an earlier run.
     """
-    path = os.environ.get(PROGRESS_FILE)
-    terminal = _Terminal() if shown and not path and sys.stderr.isatty() else None
-    next_time, lock = time.monotonic() + (0.0 if path else _PLAIN_INTERVAL), threading.Lock()
+    in_file = events.to_file()
+    terminal = _Terminal() if shown and not in_file and sys.stderr.isatty() else None
+    next_time, lock = time.monotonic() + (0.0 if in_file else _PLAIN_INTERVAL), threading.Lock()
 
     def show(bar: Bar, end: bool) -> None:
         if terminal:
@@ -157,14 +149,11 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
     def write(bar: Bar, end: bool) -> None:
         nonlocal next_time
         if end or time.monotonic() >= next_time:
-            next_time = time.monotonic() + (_FILE_INTERVAL if path else _PLAIN_INTERVAL)
-            event = bar.event(end=end)
-            if not path:
-                logging.getLogger("kubedet").info(describe(event))
-                return
-            # One short write to a file opened for appending is atomic between processes.
-            with open(path, "a") as file:
-                file.write(json.dumps(event) + "\n")
+            next_time = time.monotonic() + (_FILE_INTERVAL if in_file else _PLAIN_INTERVAL)
+            state = bar.state(end=end)
+            if not in_file:
+                logging.getLogger("kubedet").info(describe(state))
+            events.emit(state)
 
     bar = Bar(task, total, unit, show if shown else None, done)
     try:
@@ -223,7 +212,7 @@ class _Terminal:
 
     def show(self, bar: Bar, end: bool) -> None:
         count = f"{bar.done}/{bar.total} {bar.unit}" if bar.total else f"{bar.done} {bar.unit}"
-        rate = bar.event(end=end)["rate"]
+        rate = bar.state(end=end).rate
         shown_rate = f"{rate:.1f}/s  " if rate < _MAX_RATE else ""
         text = f"{shown_rate}{bar.note}".rstrip()
         if self._id is None:
@@ -241,31 +230,13 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def describe(event: dict[str, Any]) -> str:
-    """Write a progress event as one line: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
-    done, total, unit = event["done"], event["total"], event["unit"]
+def describe(progress: Progress) -> str:
+    """Write progress as one line: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
+    done, total, unit = progress.done, progress.total, progress.unit
     share = f"/{total} {unit} {100 * done / total:.0f}%" if total else f" {unit}"
-    parts = [f"{event['task']} {done}{share}", f"{event['rate']:.1f} {unit}/s"]
-    if event["eta"]:
-        parts.append(f"{clock(event['eta'])} left")
-    if event["note"]:
-        parts.append(event["note"])
+    parts = [f"{progress.task} {done}{share}", f"{progress.rate:.1f} {unit}/s"]
+    if progress.eta:
+        parts.append(f"{clock(progress.eta)} left")
+    if progress.note:
+        parts.append(progress.note)
     return ", ".join(parts)
-
-
-def parse(line: str) -> dict[str, Any] | None:
-    """Parse a log line that ends with the output of `describe`; None for others, and without a total."""
-    match = _EVENT_PATTERN.search(line.rstrip())
-    if not match:
-        return None
-    eta = match["eta"]
-    if eta:
-        eta = float(sum(int(part) * 60**power for power, part in enumerate(reversed(eta.split(":")))))
-    return {
-        **match.groupdict(),
-        "done": int(match["done"]),
-        "total": int(match["total"]),
-        "rate": float(match["rate"]),
-        "eta": eta,
-        "note": match["note"] or "",
-    }

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainer import storage
-from trainer.base import worker_pool
+from trainer.base import events, worker_pool
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError, StorageError
 from trainer.base.log import Bar, activity, progress
 from trainer.config.schema import DataConfig
@@ -189,6 +189,7 @@ def find_finished(planned: RawManifest, config: DataConfig) -> RawManifest | Non
         return None
     check(manifest, config)
     logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
+    events.emit(events.Reused(uri=manifest.uri))
     return manifest
 
 

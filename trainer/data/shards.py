@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from trainer import storage
-from trainer.base import worker_pool
+from trainer.base import events, worker_pool
 from trainer.base.daemon_threads import DaemonThreadPool, wait_for
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError, StorageError
 from trainer.base.log import progress
@@ -131,6 +131,7 @@ def find_finished(raw: RawManifest, data_root: str, config: DataConfig) -> Shard
         logger.warning("%s: missing or damaged: %s%s; writing them again", uri, shown, more)
         return None
     logger.info("shards of %s are there already: %s", raw.source, uri)
+    events.emit(events.Reused(uri=uri))
     raw.check(f"shards of {raw.source}", Problems(dict(index.problems), {}), config.max_bad_fraction)
     return index
 

@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
-from trainer.base import die_with_parent
+from trainer.base import die_with_parent, events
 from trainer.base.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.base.safe_text import whole_number
 from trainer.base.temporary_folders import temporary_folder
@@ -118,7 +118,10 @@ def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int
             rank, failure = worker_failures.first_cause(result.failures)
             message, code = worker_failures.explain(rank, failure), worker_failures.exit_code(failure)
             if not worker_failures.only_lost_peer(failure):
-                print(message, file=sys.stderr, flush=True)
+                if not events.to_file():
+                    print(message, file=sys.stderr, flush=True)
+                told = message.removeprefix("error: ")
+                events.emit(events.Failed(message=told, exit_code=code))
                 return code
     print(message, file=sys.stderr, flush=True)
     _wait_for_peers(config)

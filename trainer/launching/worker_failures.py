@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.base import events
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
 
 if TYPE_CHECKING:
@@ -46,9 +47,11 @@ def node_grace() -> int:
 
 
 def report_error(error: KubedetError) -> None:
-    """Report an error to torchrun if it runs this process, else to stderr."""
+    """Report an error to torchrun if it runs this process, else to stderr and as an event."""
     if not _write(str(error), exit_code=error.exit_code):
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        if not events.to_file():  # Its reader shows it.
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        events.emit(events.Failed(message=str(error), exit_code=error.exit_code))
 
 
 def lost_peer(error: Exception) -> bool:

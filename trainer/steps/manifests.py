@@ -1,7 +1,7 @@
 """The manifests that the steps of a run exchange: small, strict, and without the data they describe."""
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -117,8 +117,8 @@ class Bundle(Manifest):
 
 
 M = TypeVar("M", bound=Manifest)
-Downloaded = Annotated[RawData | NothingNew, Field(discriminator="kind")]
-"""What the step `download` returns."""
+DOWNLOADED: Any = Annotated[RawData | NothingNew, Field(discriminator="kind")]
+"""For `read`: what the step `download` returns."""
 
 
 def write(uri: str | Path, manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer import storage
-from trainer.base import log
+from trainer.base import events, log
 from trainer.base.errors import ConfigError, Interrupted
 from trainer.config import parsing
 from trainer.config.schema import Config
@@ -130,7 +130,14 @@ class _Run:
         self.schedule = Schedule(config, len(self.train_set), self.global_batch, self.state, seconds=seconds)
         if saved and world.is_main:
             steps = self.schedule.expected_steps
-            _LOG.info(job_status.resumed(self.state.step, steps, self.global_batch, world.size))
+            _LOG.info(
+                "resumed at step %d of %d: %d images a step on %d processes",
+                self.state.step,
+                steps,
+                self.global_batch,
+                world.size,
+            )
+            events.emit(events.Resumed(step=self.state.step, steps=steps))
         self.ended_early = False
         graphs = compile_detector(
             self.state.detector, config.train.compile, world, sizes=1 + len(set(config.loader.sizes))
@@ -207,7 +214,8 @@ class _Run:
                 bar.total = schedule.expected_steps
                 if state.step % self.config.train.log_every == 0 or schedule.ended:
                     stopping |= self.train_step.settle()
-                    bar.note = self._report(time.monotonic() - start, state.step - first)
+                    bar.metrics = self._report(time.monotonic() - start, state.step - first)
+                    bar.note = describe_metrics(bar.metrics)
                 bar.update()
                 self.reporter.show(bar)
         return self._finish(time.monotonic() - start, state.step - first)
@@ -238,8 +246,8 @@ class _Run:
             )
         return self.ended_early
 
-    def _report(self, seconds: float, steps: int) -> str:
-        """Log the means since the last report over all ranks; returns the note of the progress bar."""
+    def _report(self, seconds: float, steps: int) -> dict[str, float]:
+        """Log the means since the last report over all ranks; return those that the progress shows."""
         state = self.state
         total, *losses, norm = (summed(state.sums, self.world) / self.world.size / state.summed).tolist()
         state.sums.zero_()
@@ -258,8 +266,9 @@ class _Run:
             }
             self.log.add("train", row)
             self.recorder.check()
-        self.reporter.measure({job_status.LOSS: total, job_status.SPEED: rate})
-        return job_status.measured(total, rate)
+        metrics = {job_status.LOSS: total, job_status.SPEED: rate}
+        self.reporter.measure(metrics)
+        return metrics
 
     def _save(self) -> None:
         """Save the state in the background while training continues; compiled code once."""
@@ -366,3 +375,8 @@ def train_longer(rows: Iterable[Mapping[str, Any]], longer: str) -> str:
         f"AP50 was still rising at the last validation ({max(before):.3f}, then {last:.3f}): train longer: "
         f"--set {longer}"
     )
+
+
+def describe_metrics(metrics: Mapping[str, float]) -> str:
+    """Return the note of the progress bar."""
+    return f"loss {metrics[job_status.LOSS]:.3f}, {metrics[job_status.SPEED]:.0f} images/s"

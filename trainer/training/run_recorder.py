@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer import storage
+from trainer.base import events
 from trainer.base.errors import DamagedError, MissingError
 from trainer.config.schema import Config
 from trainer.evaluation.coco import evaluate as evaluate_coco
@@ -119,7 +120,9 @@ class Recorder:
         state, evaluation = self._saved, self._config.evaluation
         self._truth = self._truth or Truth.from_coco(truth())
         metrics = evaluate_coco(self._truth, predictions, engine=evaluation.engine).metrics
-        _LOG.info(job_status.scored(state["epoch"], metrics))
+        shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("coco/AP", "coco/AP50"))
+        _LOG.info("epoch %d: %s", state["epoch"], shown)
+        events.emit(events.Scored(metrics=metrics))
         self._reporter.measure({job_status.AP: metrics[job_status.AP]})
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
         if not self.best or metrics[evaluation.metric] > self.best.metrics[evaluation.metric]:

@@ -273,7 +273,7 @@ class ClusterBackend(Backend):
                 # Progress is optional: the log may be forbidden or not readable now.
                 with suppress(ApiError):
                     lines = self.pod_lines(status.name, pod, follow=False, tail=_PROGRESS_LINES)
-                    if progress := job_status.parse(list(lines)):
+                    if progress := job_status.read(lines):
                         return replace(status, progress=progress)
         return status
 

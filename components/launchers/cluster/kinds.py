@@ -24,7 +24,7 @@ from components.launchers.backend import Phase
 from components.launchers.kubernetes_names import LABEL_MANAGED, MANAGED_BY
 from components.launchers.pod_template import Body, to_body
 from components.launchers.spec import Elastic, JobSpec
-from trainer.launching.job_status import Progress
+from trainer.launching.job_status import TrainingProgress
 
 if TYPE_CHECKING:
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime
@@ -50,7 +50,7 @@ class State(NamedTuple):
     reason: str = ""
     message: str = ""
     restarting: bool = False  # Whether its controller says that it recreates pods.
-    progress: Progress | None = None
+    progress: TrainingProgress | None = None
 
 
 class Kind(Protocol):
@@ -301,7 +301,7 @@ class TrainJob(Kind):
                 with suppress(LookupError, ValueError):
                     metrics[item["name"]] = float(item["value"])
             remaining = reported.get("estimatedRemainingSeconds")
-            progress = Progress(reported["progressPercentage"], remaining, metrics)
+            progress = TrainingProgress(reported["progressPercentage"], remaining, metrics)
         suspended = Phase.SUSPENDED if job["spec"].get("suspend") else None
         state = State(nodes, needed, bool(bounds), suspended, progress=progress)
         return _with_condition(state, job, _TRAINJOB_PHASES)

@@ -15,8 +15,9 @@ from components.launchers.backend import Backend, Ending, JobStatus, Phase, PodS
 from components.launchers.cluster import kueue
 from components.launchers.cluster.client import ApiError
 from components.launchers.obstacles import NOT_EXECUTABLE, RESUME_FIX, ROOT_REFUSED, START_REASONS, remedy
-from components.launchers.output import LAST_LINES, Hints, indented, own_message
+from components.launchers.output import LAST_LINES, Hints, failure_message, indented
 from components.launchers.spec import JobSpec
+from trainer.base import events
 from trainer.base.errors import EXIT_RETRY, EXIT_USAGE, Interrupted, KubedetError, LaunchError
 from trainer.launching.heartbeat import EXIT_ABANDONED
 from trainer.launching.stop_signals import handling
@@ -25,8 +26,6 @@ _MAX_EXTRA_STARTS = 2  # Further starts, maybe on other nodes, of a container th
 _VARYING_TEXT = re.compile(r"position |\d\S*\s*")  # In a queue: its position, if known, and numbers.
 MEMORY_KILLS = 3
 """Kills for too much memory, without a newer checkpoint between, after which the job is given up."""
-
-_RESUMED = re.compile(r"\bresumed at step (\d+) of \d+")  # Of trainer.launching.job_status.
 
 
 class Restarts:
@@ -38,11 +37,10 @@ class Restarts:
         self._kills: dict[int, int] = {}
         self._step = 0
 
-    def line(self, text: str) -> None:
-        """Match a log line: resuming from a newer checkpoint forgives earlier restarts."""
-        resumed = _RESUMED.search(text)
-        if resumed and int(resumed[1]) > self._step:
-            self._step = int(resumed[1])
+    def resume(self, step: int) -> None:
+        """Forgive earlier restarts if the training resumed from a newer checkpoint."""
+        if step > self._step:
+            self._step = step
             self._forgiven = dict(self._known)
             self._kills.clear()
 
@@ -87,7 +85,7 @@ def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hi
             transient=True,
         )
     lines = list(last_lines.get(pod.name, ()))
-    message = own_message(lines)
+    message = failure_message(lines)
     text = f"{_ended(pod)}: {message}" if message else _ended(pod) + _last_lines(lines)
     # Some runtimes do not say that a kill was one for memory; mostly it was.
     fix = remedy(pod.reason, pod.message) or (remedy("OOMKilled") if pod.exit_code == 137 else "")
@@ -211,8 +209,13 @@ class Watch:
                 self._look(event)
                 continue
             rank = self._ranks.get(event.pod, 0)
-            self._last.setdefault(rank, deque(maxlen=LAST_LINES)).append(event.text)
-            self._restarts.line(event.text)
+            reported = events.parse(event.text)
+            if isinstance(reported, events.Resumed):
+                self._restarts.resume(reported.step)
+            if reported is None or isinstance(reported, events.Failed):
+                self._last.setdefault(rank, deque(maxlen=LAST_LINES)).append(event.text)
+            if reported:
+                continue
             self._tell(f"[{event.pod}] {event.text}")
             if hint := self._hints.line(event.text):
                 self._tell(f"hint: {hint}")

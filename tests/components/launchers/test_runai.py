@@ -6,6 +6,7 @@ import threading
 from itertools import pairwise
 
 import pytest
+from event_lines import failed
 from fake_runai import FakeRunai
 from patience import until
 
@@ -166,7 +167,7 @@ def test_a_failed_job_is_reported_with_the_pod_that_caused_it(backend, runai):
         {"name": "train-worker-0", "status": "Error", "exitCode": 3},
     ]
     times = "2026-11-22T09:00:00Z"
-    lines = {"train-worker-0": [f"{times} error: the loss is nan", f"{times}   fix: lower it"]}
+    lines = {"train-worker-0": [times + " " + failed("the loss is nan\n  fix: lower it")]}
     backend.submit(job(nodes=2))
     runai.change_later("train", after=2, phase="Failed", pods=pods, lines=lines)
     with pytest.raises(LaunchError) as error:

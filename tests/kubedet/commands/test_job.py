@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cluster.kueue import Kueue
 from cluster.pods import endless
+from event_lines import failed
 from kinds import plain, pod_name
 from patience import until
 from terminal import Terminal
@@ -17,7 +18,7 @@ from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 from kubedet.display import jobs as display
 from pipelines import jobs
-from trainer.launching.job_status import AP, LOSS, SPEED, Progress
+from trainer.launching.job_status import AP, LOSS, SPEED, TrainingProgress
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def submit(kubedet, served_cluster):
 
 def fails(pod):
     pod.run()
-    pod.say("loading", "error: the loss is nan", "  fix: lower train.lr")
+    pod.say("loading", failed("the loss is nan\n  fix: lower train.lr"))
     pod.exit(3)
 
 
@@ -199,7 +200,7 @@ def test_a_menu_needs_a_terminal(kubedet):
 CREATED = f"{datetime.now(UTC) - timedelta(days=12, hours=4, minutes=9):%Y-%m-%dT%H:%M:%SZ}"
 RUNS = PodStatus("big-worker-0", "Running", 0, node="n1", restarts=2)
 WAITS = PodStatus("big-worker-1", "Pending", 1, "ErrImagePull", "no such\n  image")
-FAR = Progress(43, 725, {LOSS: 0.532, SPEED: 41.0, AP: 0.312})
+FAR = TrainingProgress(43, 725, {LOSS: 0.532, SPEED: 41.0, AP: 0.312})
 BIG = JobStatus(
     "big",
     Phase.PENDING,

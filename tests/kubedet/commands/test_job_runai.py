@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from event_lines import failed
 from fake_runai import FakeRunai
 
 from components.launchers import runai as launcher
@@ -50,7 +51,7 @@ def test_status(job, runai):
     assert out.splitlines()[0] == "a  pending"
     assert "a-0-0" in out and "a: no GPUs are free" in out
     assert json.loads(job("status", "a", "--json")[1])["pods"][0]["node"] == "gpu-0"
-    line = "2026-11-22T09:00:00Z error: the loss is nan"
+    line = "2026-11-22T09:00:00Z " + failed("the loss is nan")
     runai.change("a", phase="Failed", pods=[{"name": "a-0-0", "status": "Error"}], lines={"a-0-0": [line]})
     assert "pod a-0-0 (rank 0) failed: the loss is nan" in job("status", "a")[1]
 

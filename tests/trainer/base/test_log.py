@@ -6,23 +6,23 @@ import re
 
 import pytest
 
-from trainer.base import log
+from trainer.base import events, log
 
 
-def events(path):
+def read_events(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_events_go_to_the_file_and_end_with_the_end(tmp_path, monkeypatch):
     path = tmp_path / "progress"
-    monkeypatch.setenv(log.PROGRESS_FILE, str(path))
+    monkeypatch.setenv(events.FILE, str(path))
     with log.progress("train", 4, "steps", shown=False) as bar:
         bar.update()
     assert not path.exists()
     with log.progress("train", 50, "steps", done=10) as bar:
         for _ in range(40):
             bar.update(note="loss 1.0")
-    written = events(path)
+    written = read_events(path)
     assert written[0]["done"] == 11 and not written[0]["end"]
     assert len(written) < 41, "they are limited to a few a second"
     last = written[-1]
@@ -31,18 +31,18 @@ def test_events_go_to_the_file_and_end_with_the_end(tmp_path, monkeypatch):
 
 
 def test_what_was_found_done_counts_but_not_for_the_rate(tmp_path, monkeypatch):
-    monkeypatch.setenv(log.PROGRESS_FILE, str(tmp_path / "progress"))
+    monkeypatch.setenv(events.FILE, str(tmp_path / "progress"))
     with log.progress("download", 100, "images") as bar:
         bar.skip(60)
         assert (bar.done, bar.rate, bar.eta) == (60, 0, None)
         bar.update(20)
         assert bar.eta == pytest.approx(20 / bar.rate, rel=0.5)
-    last = events(tmp_path / "progress")[-1]
+    last = read_events(tmp_path / "progress")[-1]
     assert (last["done"], last["worked"]) == (80, 20)
 
 
 def test_plain_lines_where_nobody_watches(monkeypatch, caplog):
-    monkeypatch.delenv(log.PROGRESS_FILE, raising=False)
+    monkeypatch.delenv(events.FILE, raising=False)
     with caplog.at_level("INFO"), log.progress("train", 4, "steps") as bar:
         bar.update(2, note="loss 0.5")
     (line,) = caplog.messages
@@ -58,7 +58,7 @@ def test_the_rate_is_that_of_late_and_at_the_end_that_of_the_whole(monkeypatch):
         bar.update()
     assert bar.rate == pytest.approx(2.0, rel=0.05)
     assert bar.eta == pytest.approx(890 / 2.0, rel=0.05)
-    assert bar.event(end=True)["rate"] == pytest.approx(110 / 150)
+    assert bar.state(end=True).rate == pytest.approx(110 / 150)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from web_server import WebServer
 
-from trainer.base import log
+from trainer.base import events, log
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
@@ -95,7 +95,7 @@ def test_redirects_of_the_users_own_server_are_looked_at_too(servers, tmp_path):
 def test_a_slow_server_is_never_waited_for_in_silence(servers, tmp_path, monkeypatch, caplog):
     """Its annotations and its images take 3 s an answer; a line comes every 0.3 s."""
     monkeypatch.setattr(log, "_PLAIN_INTERVAL", 0.3)
-    monkeypatch.delenv(log.PROGRESS_FILE, raising=False)
+    monkeypatch.delenv(events.FILE, raising=False)
     form = tmp_path / "x.json"
     server, _ = servers("127.0.0.1", answers := {}, delay=3)
     write_set(form, [f"{server}/{n}.jpg" for n in range(8)])

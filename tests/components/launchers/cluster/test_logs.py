@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from cluster.api import Fault
 from cluster.pods import endless
+from event_lines import progress
 
 from components.launchers.cluster.logs import MergedLogs, PodLog
-from trainer.base import log as training_log
 from trainer.launching import job_status
 from trainer.launching.job_status import LOSS, SPEED
 
@@ -220,16 +220,6 @@ def test_a_log_that_stays_unreadable_is_given_up_and_reported(start, simulated, 
 
 
 FIRST = "train-worker-0"
-EVENT = {
-    "task": job_status.TASK,
-    "done": 430,
-    "total": 1000,
-    "unit": job_status.UNIT,
-    "rate": 2.0,
-    "eta": 285.0,
-    "note": job_status.measured(0.532, 41.0),
-    "end": False,
-}
 
 
 @pytest.fixture
@@ -243,6 +233,7 @@ def running(backend, job, simulated):
 def test_the_log_of_rank_0_reports(backend, running):
     status, pod = running
     assert backend.with_progress(status).progress is None
-    pod.say(f"12:00:00 train: {training_log.describe(EVENT)}", "something else")
-    progress = backend.with_progress(status).progress
-    assert progress == job_status.Progress(43, 285, {LOSS: 0.532, SPEED: 41.0})
+    pod.say(progress(430, 1000, eta=285.0, metrics={LOSS: 0.532, SPEED: 41.0}), "something else")
+    assert backend.with_progress(status).progress == job_status.TrainingProgress(
+        43, 285, {LOSS: 0.532, SPEED: 41.0}
+    )

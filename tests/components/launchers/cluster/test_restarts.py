@@ -2,6 +2,7 @@
 
 import pytest
 from cluster.pods import endless, fine
+from event_lines import resumed
 from kinds import both
 
 from components.launchers.backend import Ending, PodStatus
@@ -18,10 +19,10 @@ def pod(restarts, before=OOM, name="train-worker-0"):
 
 def test_a_start_from_the_same_checkpoint_forgives_nothing():
     restarts = Restarts()
-    restarts.line("12:00:00 train: resumed at step 100 of 900: 8 images a step on 2 processes")
+    restarts.resume(100)
     for number in range(1, MEMORY_KILLS + 1):
         restarts.is_new(pod(number))
-        restarts.line("12:00:00 train: resumed at step 100 of 900: 8 images a step on 2 processes")
+        restarts.resume(100)
     assert restarts.counted(pod(MEMORY_KILLS)) == MEMORY_KILLS
     assert restarts.out_of_memory([pod(MEMORY_KILLS)])
 
@@ -59,8 +60,8 @@ def test_a_pod_that_cannot_be_scheduled_again_reports_its_last_end(run, simulate
 
 @both
 def test_memory_that_runs_out_late_is_no_end(run, simulated, first):
-    resumed = [f"train: resumed at step {step} of 900: 8 images a step" for step in range(1, 4)]
-    simulated.lives[first] = [*(killed(line, after=0.4) for line in ["step 1", *resumed]), fine]
+    lines_of_resuming = [resumed(step) for step in range(1, 4)]
+    simulated.lives[first] = [*(killed(line, after=0.4) for line in ["step 1", *lines_of_resuming]), fine]
     lines = run(backoff=2)
     assert "job train: succeeded" in lines
     lines_said = [line for line in lines if "restarted" in line]

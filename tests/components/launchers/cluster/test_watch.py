@@ -7,6 +7,7 @@ import pytest
 from cluster.api import Fault
 from cluster.fixtures import connect_backend
 from cluster.pods import endless, ends, fine
+from event_lines import failed
 from kinds import both, plain
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
@@ -28,7 +29,7 @@ def test_a_job_that_succeeds_prints_every_line_once(run, simulated, first):
 
 @both
 def test_a_failed_job_is_an_error_with_pod_code_and_message(run, simulated, first):
-    simulated.lives[first] = ends(2, "step 1", "error: no such recipe 'x'", "  fix: use one of: debug")
+    simulated.lives[first] = ends(2, "step 1", failed("no such recipe 'x'\n  fix: use one of: debug"))
     with pytest.raises(LaunchError) as error:
         run()
     assert str(error.value) == (
@@ -333,10 +334,10 @@ def test_a_training_that_saved_and_stopped_can_continue():
 
 
 def test_memory_is_reported_with_the_message_of_the_training():
-    lines = [
-        "error: the training process of rank 0 was killed (SIGKILL)",
-        "  fix: the step probably ran out of memory",
-    ]
+    message = (
+        "the training process of rank 0 was killed (SIGKILL)\n  fix: the step probably ran out of memory"
+    )
+    lines = [failed(message, 137)]
     error = failure(pod(0, 137, reason="OOMKilled"), last={"pod-0": lines})
     assert "(OOMKilled)" in error.message and "the step probably ran out of memory" in error.message
     assert "raise memory_limit" in error.fix
