@@ -1,5 +1,6 @@
 """The compiled pipeline really runs: under Kubeflow's own local runner, the clean-up included."""
 
+import hashlib
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from components import environment
 from components.jobs import name_of
@@ -69,6 +71,50 @@ def trains(pod):
     )
     pod.say(*done.stdout.splitlines())
     pod.exit(done.returncode)
+
+
+def files_of(folder):
+    """Digests of the files below a folder that do not depend on when and where they were written."""
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and path.suffix in (".jpg", ".png", ".tar", ".npy", ".parquet", ".csv", ".txt"):
+            digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.is_file() and "tensorboard" not in name:
+            digests[name] = ""
+    return digests
+
+
+@pytest.mark.slow
+def test_a_local_run_writes_the_same_files_as_the_compiled_pipeline(tmp_path):
+    common = {"source": "sample:images=12,seed=5,size=96", "overrides": TINY, "gate": "coco/AP50 >= 0.0"}
+    pipeline, local = tmp_path / "pipeline", tmp_path / "local"
+    for folder in (pipeline, local):
+        folder.mkdir()
+    output = str(pipeline / "runs" / "one")
+    done = run(pipeline, launcher="local", nproc=1, output=output, **common)
+    assert done.returncode == 0, words(done)
+    options = [f"--set={key}={json.dumps(value)}" for key, value in TINY.items()]
+    command = [sys.executable, "-m", "pipelines.cli", "run", "--name", "one", "--nproc", "1", *options]
+    command += ["--source", common["source"], "--gate", common["gate"], "--output", str(local / "runs")]
+    ran = subprocess.run([*command, "--data-root", str(local / "data")], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    theirs, ours = files_of(pipeline), files_of(local)
+    only_theirs = {name for name in theirs.keys() - ours.keys() if not name.startswith("artifacts/")}
+    assert only_theirs == {"pipeline.yaml"}
+    own = ("summary.json", "log.txt", ".lock", ".kubedet-files", "manifests/")
+    only_ours = {
+        name for name in ours.keys() - theirs.keys() if not name.removeprefix("runs/one/").startswith(own)
+    }
+    assert not only_ours
+    same = {name for name in theirs.keys() & ours.keys() if not name.endswith("predictions.parquet")}
+    assert {name for name in same if theirs[name] != ours[name]} == set()
+    best = [
+        torch.load(folder / "runs/one/train/best.pt", weights_only=True)["model"]
+        for folder in (pipeline, local)
+    ]
+    assert best[0].keys() == best[1].keys()
+    assert all(torch.equal(best[0][key], best[1][key]) for key in best[0])
 
 
 @pytest.mark.slow
