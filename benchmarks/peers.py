@@ -37,7 +37,7 @@ from trainer.config.schema import DataConfig
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.evaluation.coco import evaluate_files
+from trainer.evaluation.coco import evaluate, read_detections, read_truth
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = (
@@ -96,7 +96,8 @@ def _train_and_score(name: str, folder: Path, options: Namespace) -> dict[str, A
         rows = json.loads(found.read_text())
         found.write_text(json.dumps([{**row, "category_id": row["category_id"] - 1} for row in rows]))
     truth = f"{options.shards}/annotations/{options.split}.json"
-    metrics = evaluate_files(truth, found, engine="pycocotools")
+    _, boxes = read_truth(str(truth))
+    metrics = evaluate(boxes, read_detections(str(found), boxes), engine="pycocotools").metrics
     return {"epochs": epochs, "cpu_seconds": seconds, "AP": metrics["coco/AP"], "AP50": metrics["coco/AP50"]}
 
 

@@ -13,7 +13,8 @@ from trainer.config.types import (
     STRICT,
     CocoMetric,
     Count,
-    Detected,
+    DetectionCount,
+    EvaluationTile,
     ExportFormat,
     Fraction,
     InputSquare,
@@ -23,10 +24,9 @@ from trainer.config.types import (
     Precision,
     Range,
     Resize,
-    ScoredTile,
     Shapes,
     Side,
-    Squares,
+    SquareSides,
     TileSide,
     Uri,
     WeightsUri,
@@ -146,7 +146,7 @@ class LoaderConfig:
     """Probability that four images, neighbors in the epoch's order, share the square."""
     mixup: Fraction = 0.0
     """Probability that another image is blended in, with its boxes."""
-    sizes: Squares = field(default_factory=list)
+    sizes: SquareSides = field(default_factory=list)
     """Sides of the square, multiples of 32, at most 12 different ones: each step draws one, the first takes
     the largest; repeat a size to draw it more often. Empty is image_size."""
     plain_epochs: Count = 0
@@ -181,7 +181,7 @@ class ModelConfig:
     """Compute BatchNorm statistics over all processes: each layer waits for all, twice a step."""
     score_threshold: Fraction = 0.05
     """Detections below this score are dropped."""
-    detections_per_image: Detected = 100
+    detections_per_image: DetectionCount = 100
     """Maximum number of detections per image."""
 
     def weights_problem(self) -> str:
@@ -298,7 +298,7 @@ class EvaluationConfig:
     engine: Literal["hotcoco", "pycocotools"] = "hotcoco"
     """Library that computes the COCO metrics; both give the same values, pycocotools is about 90 times
     slower."""
-    tile: ScoredTile = -1
+    tile: EvaluationTile = -1
     """Side of the tiles that a large image is detected in, with data.tile_overlap, in pixels; detections of
     one object in neighboring tiles are merged. -1 is data.tile of the training, 0 the whole image."""
     bootstrap: Positive = 200

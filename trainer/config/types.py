@@ -64,7 +64,7 @@ Side = Annotated[int, BeforeValidator(as_integer), Field(ge=96, le=8192)]
 Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=100)]
 Width = Annotated[Positive, Field(le=2048)]
 Depth = Annotated[Positive, Field(le=100)]
-Detected = Annotated[Positive, Field(le=100_000)]
+DetectionCount = Annotated[Positive, Field(le=100_000)]
 
 
 _MIN_TILE = 64
@@ -95,8 +95,8 @@ def _tile(value: int) -> int:
 
 
 TileSide = Annotated[Count, AfterValidator(_tile)]
-ScoredTile = Annotated[int, BeforeValidator(as_integer), Field(ge=-1), AfterValidator(_tile)]
-Squares = Annotated[list[Side], AfterValidator(_multiples)]
+EvaluationTile = Annotated[int, BeforeValidator(as_integer), Field(ge=-1), AfterValidator(_tile)]
+SquareSides = Annotated[list[Side], AfterValidator(_multiples)]
 
 
 def _check_uri(value: str) -> str:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,29 +57,6 @@ def evaluate(
         per_class[category["name"]] = row | {"boxes": boxes[category["id"]]}
     # A view of the precision would keep the other sizes and limits in memory.
     return CocoResult(dict(zip(METRICS, numbers, strict=True)), per_class, precision[..., 0].copy())
-
-
-def evaluate_files(
-    ground_truth_json: str | Path, detections_json: str | Path, *, engine: str = "hotcoco"
-) -> dict[str, float | dict[str, dict[str, float]]]:
-    """Score a file of detections against a file of ground truth.
-
-    Args:
-        ground_truth_json: path or URI of {"images", "annotations", "categories"}in COCO's format.
-        detections_json: path or URI of [{"image_id", "category_id", "bbox", "score"}] in COCO's results
-            form, or of predictions that `evaluate` wrote.
-        engine: one of engines.ENGINES.
-
-    Returns:
-        The twelve numbers by the names in metrics.METRICS, and "per_class" as in CocoResult.
-
-    Raises:
-        EvaluationError: a file is malformed or does not fit the other; names file, field and examples.
-        StorageError: a file cannot be read.
-    """
-    _, truth = read_truth(str(ground_truth_json))
-    result = evaluate(truth, read_detections(str(detections_json), truth), engine=engine)
-    return {**result.metrics, "per_class": result.per_class}
 
 
 def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:

@@ -317,18 +317,18 @@ def check(truth: Truth, items: Truth | Predictions, source: str) -> None:
         )
 
 
-def name_difference(one: Sequence[str], other: Sequence[str], of_one: str, of_other: str) -> str:
+def name_difference(first: Sequence[str], second: Sequence[str], first_owner: str, second_owner: str) -> str:
     """Describe the difference of two lists of class names; "" if they are equal and in the same order.
 
-    `of_one` and `of_other` are the owners of the names, e.g. "the data" and "the model".
+    The owners of the names are, for example, "the data" and "the model".
     """
-    if list(one) == list(other):
+    if list(first) == list(second):
         return ""
-    sides = (set(one) - set(other), of_one), (set(other) - set(one), of_other)
+    sides = (set(first) - set(second), first_owner), (set(second) - set(first), second_owner)
     only = [f"{', '.join(sorted(names)[:EXAMPLES])} only in {owner}" for names, owner in sides if names]
-    count = len(set(one) ^ set(other))
+    count = len(set(first) ^ set(second))
     detail = f"{count} differ: {'; '.join(only)}" if only else "the same names in another order"
-    return f"{len(one)} against {len(other)} classes, {detail}"
+    return f"{len(first)} against {len(second)} classes, {detail}"
 
 
 def clip_boxes(truth: Truth, predictions: Predictions) -> tuple[Predictions, int]:

@@ -60,7 +60,7 @@ def evaluate(
     predictions = read_detections(detections_uri, truth, clip=clip)
     base = None
     if config.baseline not in ("", NO_BASELINE):
-        base_uri, base_digest, earlier = _side(config.baseline)
+        base_uri, base_digest, earlier = _read_side(config.baseline)
         if earlier and earlier.fingerprint != truth_digest:
             raise EvaluationError(
                 f"the baseline {config.baseline} was not scored on this ground truth",
@@ -101,8 +101,8 @@ def evaluate(
 
 
 def compare(
-    one_uri: str,
-    other_uri: str,
+    first_uri: str,
+    second_uri: str,
     *,
     truth_uri: str = "",
     output_uri: str = "",
@@ -121,7 +121,7 @@ def compare(
         fields of a Change), samples, and verdict (that of coco/AP).
     """
     engines.require(engine)
-    sides = [_side(uri) for uri in (one_uri, other_uri)]
+    sides = [_read_side(uri) for uri in (first_uri, second_uri)]
     summaries = [summary for _, _, summary in sides if summary]
     images = {f"{summary.split} of {summary.fingerprint}" for summary in summaries}
     if len(images) > 1:
@@ -145,9 +145,9 @@ def compare(
     if output_uri:
         check_writable(output_uri)
     before, scores = (scoring.score(dataset, truth, found, engine) for found in (first, second))
-    compared = scoring.compare(one_uri, one_uri, first, truth, scores, samples=samples)
+    compared = scoring.compare(first_uri, first_uri, first, truth, scores, samples=samples)
     comparison = {
-        "names": [one_uri, other_uri],
+        "names": [first_uri, second_uri],
         "images": len(truth.images),
         "metrics": {name: [before.metrics[name], value] for name, value in scores.metrics.items()},
         "changes": compared.to_json()["changes"],
@@ -156,14 +156,14 @@ def compare(
     }
     if output_uri:
         split = summaries[0].split if summaries else _stem(truth_name)
-        title, sha256 = f"{other_uri} against {one_uri}", _sha256(sides[1][0])
-        report = _report(title, split, truth, scores, other_uri, sha256, truth_name)
+        title, sha256 = f"{second_uri} against {first_uri}", _sha256(sides[1][0])
+        report = _report(title, split, truth, scores, second_uri, sha256, truth_name)
         evaluation_page.write_report(replace(report, compared=compared), output_uri)
         storage.write_json(storage.join(output_uri, COMPARISON), comparison)
     return comparison
 
 
-def _side(uri: str) -> tuple[str, str, EvaluationSummary | None]:
+def _read_side(uri: str) -> tuple[str, str, EvaluationSummary | None]:
     """Return the URI of the detections, their digest if it is known, and their evaluation."""
     summary = find_summary(uri)
     if summary is None and not storage.exists(uri):

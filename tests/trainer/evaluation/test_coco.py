@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from score_files import evaluate_files
 
 from trainer.base.errors import EvaluationError, MissingError
 from trainer.evaluation import coco
-from trainer.evaluation.coco import evaluate_files
 from trainer.evaluation.metrics import METRICS
 from trainer.evaluation.truth_and_predictions import Predictions
 

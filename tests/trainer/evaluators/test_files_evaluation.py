@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from score_files import evaluate_files
 
 from trainer import storage
 from trainer.base.errors import EvaluationError
 from trainer.config.schema import EvaluationConfig
-from trainer.evaluation.coco import evaluate_files
 from trainer.evaluation.metrics import METRICS
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.evaluators import files as scored_files

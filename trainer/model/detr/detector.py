@@ -74,10 +74,10 @@ class Detr(Architecture):
 
     def __init__(self, config: DetrOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
-        whole: Any = self.upstream
-        self.library_config = whole.config_class(**config.arguments(), num_labels=num_classes)
+        library: Any = self.upstream
+        self.library_config = library.config_class(**config.arguments(), num_labels=num_classes)
         self.denoising = getattr(config, "denoising", 0)
-        self.compose(whole(self.library_config))
+        self.compose(library(self.library_config))
         if self.pixel_scale:
             self.register_buffer("pixel_mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
             self.register_buffer("pixel_deviation", torch.tensor(STD).view(3, 1, 1), persistent=False)

@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.schema import ModelConfig
-from trainer.config.types import STRICT, Detected
+from trainer.config.types import STRICT, DetectionCount
 
 Arguments = dict[str, Any]  # of a configuration of transformers
 UNIT = 8  # channels of a narrower network are multiples of it
@@ -32,7 +32,7 @@ class DetrOptions(ModelConfig):
     """Published size."""
     width: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Channels relative to the published size; below 1 no published weights fit."""
-    queries: Detected = 300
+    queries: DetectionCount = 300
     """Number of queries per image, and so the maximum number of detections of a class."""
 
     def arguments(self) -> Arguments:
