@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from trainer.base.errors import ConfigError, install_extra
 
 DEFAULT = "retinanet"
-"""The architecture of configurations that were written before the key `model.architecture` existed."""
 
 
 class Entry(NamedTuple):

@@ -123,10 +123,10 @@ def read(uri: str) -> State:
             ) from None
         sealed = hashing.result()
     version = state.get("version") if isinstance(state, dict) else None
-    if isinstance(version, int) and version > VERSION:
+    if isinstance(version, int) and version != VERSION:
         raise CheckpointError(
-            f"checkpoint {uri} was written by a newer kubedet, in format {version}; this one reads {VERSION}",
-            fix="update kubedet, or use the version that wrote it",
+            f"checkpoint {uri} has the format {version}; this kubedet reads {VERSION}",
+            fix="use the kubedet that wrote it",
         )
     ours = version == VERSION and "model" in state and isinstance(state.get("step"), int)
     if not ours or not isinstance(state.get("config"), str):

@@ -121,8 +121,7 @@ class TrainState:
             # The checkpoint has no such rank: use a new, reproducible seed.
             words = np.random.SeedSequence([self._seed, self.step, self.world.rank]).generate_state(2)
             torch.manual_seed(int(words[0]) << 32 | int(words[1]))
-        if "sums" in state:  # Versions before 0.2 did not save them.
-            ranks: list[Tensor] = state["sums"]
-            same_world = len(ranks) == self.world.size
-            self.sums.copy_(ranks[self.world.rank] if same_world else torch.stack(ranks).mean(dim=0))
-            self.summed = state["summed"]
+        ranks: list[Tensor] = state["sums"]
+        same_world = len(ranks) == self.world.size
+        self.sums.copy_(ranks[self.world.rank] if same_world else torch.stack(ranks).mean(dim=0))
+        self.summed = state["summed"]

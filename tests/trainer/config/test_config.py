@@ -111,13 +111,6 @@ def test_a_uri_that_can_name_no_file_is_told_with_all_else_that_is_wrong():
         from_json(json.dumps(tree))
 
 
-def test_a_configuration_from_before_there_was_an_architecture_is_of_retinanet():
-    tree = asdict(recipes.load("mlperf"))
-    del tree["model"]["architecture"]
-    assert from_json(json.dumps(tree)) == recipes.load("mlperf")
-    assert type(from_json("{}").model).__name__ == "RetinaNetOptions"
-
-
 def test_an_unknown_architecture_is_told_with_those_there_are():
     with pytest.raises(ConfigError, match=r"model\.architecture: unknown architecture 'retina'.*retinanet"):
         recipes.load("debug", {"model.architecture": "retina"})
