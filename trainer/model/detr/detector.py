@@ -28,11 +28,11 @@ from trainer.model.architecture import (
     UpstreamWeights,
     apply_color,
 )
-from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, fold
+from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, cast_together, fold
 from trainer.model.boxes import to_center, to_corners
 from trainer.model.detr.criterion import Criterion, Outputs, Targets, at_least_fp32
 from trainer.model.detr.denoising import Denoising, denoising
-from trainer.model.detr.modules import integers
+from trainer.model.detr.modules import integers, layers_with_matrices
 from trainer.model.detr.options import DetrOptions
 from trainer.model.detr.tensor_names import TensorRules, rename_tensors
 from trainer.model.fused_functions import compiled_for_steps
@@ -87,6 +87,7 @@ class Detr(Architecture):
         self._criterion = self.make_criterion()
         self.loss_names = self._criterion.names
         self._compiled: Callable[[Tensor], list[Tensor]] | None = None
+        self._cast_layers = layers_with_matrices(self.model)  # whose weights autocast would cast
         self._anchors_of: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     @abstractmethod
@@ -165,7 +166,9 @@ class Detr(Architecture):
                 box_noise=_BOX_NOISE,
                 unfold=self.unfolds_boxes,
             )
-        return self.outputs(pixels, noise).exact(), Targets(centered, labels), noise
+        with cast_together(self._cast_layers, images.device):
+            outputs = self.outputs(pixels, noise)
+        return outputs.exact(), Targets(centered, labels), noise
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Detections:
@@ -266,6 +269,8 @@ class Detr(Architecture):
     def compile_network(self, mode: str) -> bool:
         """Compile the backbone: the encoder reads values, and the number of queries depends on the batch."""
         self._compiled = compiled_for_steps(self._levels, mode)
+        # The compiler casts the backbone's weights.
+        self._cast_layers = layers_with_matrices(self.model, without=self.backbone)
         return True
 
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:

@@ -67,6 +67,14 @@ class StridedDepthwise(nn.Conv2d):
             return exact.to(input.dtype)
 
 
+def layers_with_matrices(model: nn.Module, without: nn.Module | None = None) -> list[nn.Module]:
+    """Return the linear layers and convolutions that compute in autocast's type, except those of a part."""
+    excluded = set(without.modules()) if without else set()
+    kinds = (nn.Linear, nn.Conv2d)
+    modules = [part for part in model.modules() if isinstance(part, kinds) and part not in excluded]
+    return [part for part in modules if not isinstance(part, StridedDepthwise)]
+
+
 def adapt_hgnet(backbone: nn.Module) -> None:
     """Compute a PPHGNetV2 in the types that are fastest, in place; its weights keep their names."""
     replace_modules(backbone, HGNetV2LearnableAffineBlock, AffineBlock)

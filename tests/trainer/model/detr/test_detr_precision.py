@@ -1,5 +1,7 @@
 """What is replaced in transformers' networks: the same results, and 16 bits where 16 do."""
 
+import contextlib
+
 import pytest
 import torch
 from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffineBlock
@@ -69,3 +71,22 @@ def test_one_scale_and_shift_are_rounded_once(network):
     block.bias.data.fill_(-0.5)
     values = torch.randn(1000).to(torch.bfloat16)
     assert torch.equal(block(values), (values.float() * 1.25 - 0.5).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("options", [{}, {"frozen_norm": True, "frozen_stem": True}])
+def test_weights_cast_together_train_like_weights_that_autocast_casts(network, batch, monkeypatch, options):
+    detector, sample = network("dfine", **options).train(), batch([2, 1])
+    results = []
+    for _ in range(2):
+        detector.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+        sum(losses.values()).backward()
+        results.append({name: value.grad for name, value in detector.named_parameters()})
+        monkeypatch.setattr(
+            "trainer.model.detr.detector.cast_together", lambda *ignored: contextlib.nullcontext()
+        )
+    assert results[0].keys() == results[1].keys()
+    for name, ours in results[0].items():
+        torch.testing.assert_close(ours, results[1][name])
+    assert "weight" not in detector.model.enc_score_head.__dict__
