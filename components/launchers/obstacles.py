@@ -62,7 +62,7 @@ _PERSON: _Rules = {
 }
 _UNKNOWN: _Rules = {
     (_PULL, r"^$|^Back-off pulling image \S+$"): _PULL_FIX,
-    ("OOMKilled", ""): f"{_MEMORY} (train.batch_size, with train.accumulate higher by the same factor), and "
+    ("OOMKilled", ""): f"{_MEMORY} (train.batch_size; train.global_batch keeps the images of a step), and "
     f"{RESUME_FIX}",
     ("Evicted", ""): f"{_MEMORY}, and {RESUME_FIX}",
     (

@@ -23,7 +23,7 @@ def indented(lines: Iterable[str]) -> str:
 # Patterns of log lines, and the hints on them: of every job, of jobs in pods, and of those that ask for RDMA.
 _ANYWHERE = {
     r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)": "the GPU's memory is full: "
-    "halve train.batch_size and double train.accumulate, which keeps the step as it is; "
+    "halve train.batch_size and set train.global_batch, which keeps the images of a step; "
     "PYTORCH_ALLOC_CONF=expandable_segments:True (the default with GPUs) avoids fragmentation",
     r"Watchdog caught collective operation timeout": "one rank waited for the others for too long: another "
     "one is stuck, gone or much slower; look at the last lines of each (`kubedet job logs --rank`) and at "

@@ -26,7 +26,7 @@ VALUES = Path(__file__).parent / "published_recipes.yaml"
 DOCS = Path(__file__).parents[2] / "docs" / "published.md"
 NETWORKS = Path(__file__).parent / "model/detr/authors_networks.json.gz"
 FREE = {
-    "loader.workers", "loader.prefetch", "train.batch_size", "train.accumulate",
+    "loader.workers", "loader.prefetch", "train.batch_size",
     "train.compile", "train.seed",
     "train.trackers", "train.log_every", "train.validate_every", "train.checkpoint_steps",
     "train.checkpoint_minutes", "train.keep_checkpoints", "train.keep_every",

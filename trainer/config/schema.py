@@ -213,11 +213,9 @@ class TrainConfig:
     """
     batch_size: Positive = 4
     """Maximum number of images per process in a forward pass."""
-    accumulate: Positive = 1
-    """Number of forward passes per optimizer step, if global_batch is 0."""
     global_batch: Count = 0
     """Images of one optimizer step over all processes, split evenly into as many forward passes as
-    needed. 0 is batch_size x accumulate x processes at the start of the run."""
+    needed. 0 is batch_size x processes at the start of the run."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Update rule."""
     lr: Annotated[float, Field(gt=0)] = 0.01

@@ -55,7 +55,7 @@ def training_sheet(
         raise ConfigError(f"epoch {epoch} does not exist: the training has {config.train.epochs}", fix=fix)
     dataset = ShardDataset(view.uri, "train")
     samples = len(dataset)
-    whole = min(config.train.global_batch or config.train.batch_size * config.train.accumulate, samples)
+    whole = min(config.train.global_batch or config.train.batch_size, samples)
     world = World(0, 1, torch.device("cpu"))
     loader = TrainLoader(
         dataset,

@@ -92,17 +92,15 @@ class SampleStream:
         return indices % self._samples if self._weighted else indices
 
 
-def global_batch(
-    samples: int, *, batch_size: int, accumulate: int, processes: int, configured: int = 0
-) -> int:
-    """Return the samples of one optimizer step: `configured`, or if it is 0 the product of the others."""
-    whole = configured or batch_size * accumulate * processes
+def global_batch(samples: int, *, batch_size: int, processes: int, configured: int = 0) -> int:
+    """Return the samples of one optimizer step: `configured`, or if it is 0 a batch of each process."""
+    whole = configured or batch_size * processes
     if whole < processes:
         problem = f"a global batch of {whole} images cannot be split among {processes} processes"
         fix = f"set train.global_batch to {processes} or more, or use fewer processes"
         raise ConfigError(problem, fix=fix)
     if samples < whole:
-        parts = f"{processes} processes x batch {batch_size} x accumulation {accumulate} = {whole}"
+        parts = f"{processes} processes x batch {batch_size} = {whole}"
         smaller = "fewer processes (--nproc), a smaller train.batch_size"
         if configured:
             parts, smaller = f"train.global_batch = {configured}", "a smaller train.global_batch"

@@ -168,7 +168,6 @@ def check(config: Config, shards: Shards, rules: str, processes: tuple[int, int]
         global_batch,
         index.samples.get("train", 0),
         batch_size=config.train.batch_size,
-        accumulate=config.train.accumulate,
     )
     minimum, maximum = processes
     batch = batch_of(processes=minimum, configured=config.train.global_batch)

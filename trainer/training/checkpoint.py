@@ -46,7 +46,7 @@ _SECTIONS_THAT_MAY_CHANGE = {
     "data", "evaluation", "export", "loader.workers", "loader.prefetch", "train.epochs",
     "train.minutes", "train.trackers", "train.patience", "train.log_every",
     "train.validate_every", "train.checkpoint_steps", "train.checkpoint_minutes", "train.keep_checkpoints",
-    "train.keep_every", "train.batch_size", "train.accumulate", "train.global_batch",
+    "train.keep_every", "train.batch_size", "train.global_batch",
 }  # fmt: skip
 """Sections and keys that a resumed run may change. Of the batch only the global batch is compared."""
 

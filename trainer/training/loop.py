@@ -355,15 +355,8 @@ def step_size(config: Config, saved: checkpoint.State | None, samples: int, worl
     configured = train.global_batch
     if not configured and saved:
         before = parsing.from_json(saved["config"], where="the checkpoint's configuration").train
-        same = (before.batch_size, before.accumulate) == (train.batch_size, train.accumulate)
-        configured = saved["global_batch"] if same else 0
-    return global_batch(
-        samples,
-        batch_size=train.batch_size,
-        accumulate=train.accumulate,
-        processes=world.size,
-        configured=configured,
-    )
+        configured = saved["global_batch"] if before.batch_size == train.batch_size else 0
+    return global_batch(samples, batch_size=train.batch_size, processes=world.size, configured=configured)
 
 
 def train_longer(rows: Iterable[Mapping[str, Any]], longer: str) -> str:

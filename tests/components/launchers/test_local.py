@@ -143,7 +143,7 @@ def test_a_stubborn_program_is_killed_after_its_grace():
         ("RuntimeError: unable to mmap 1048576 bytes from file </torch_1>", "shared_memory"),
         ("NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x", "shared_memory"),
         ("exitcode  : -7 (pid: 12)", "shared_memory"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "train.accumulate"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "train.global_batch"),
         ("torch.AcceleratorError: CUDA error: out of memory", "expandable_segments"),
         (
             "[rank1]:[E1122 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: "

@@ -43,14 +43,14 @@ def test_a_rank_has_the_same_one_or_two_batch_sizes_in_every_step(whole, world, 
 
 
 def test_the_global_batch_is_the_one_asked_for_or_the_product():
-    assert global_batch(100, batch_size=4, accumulate=2, processes=3) == 24
-    assert global_batch(100, batch_size=4, accumulate=2, processes=3, configured=10) == 10
-    with pytest.raises(DataError, match=r"24 images.*2 processes x batch 4 x accumulation 4 = 32"):
-        global_batch(24, batch_size=4, accumulate=4, processes=2)
+    assert global_batch(100, batch_size=4, processes=3) == 12
+    assert global_batch(100, batch_size=4, processes=3, configured=10) == 10
+    with pytest.raises(DataError, match=r"6 images.*2 processes x batch 4 = 8"):
+        global_batch(6, batch_size=4, processes=2)
     with pytest.raises(ConfigError, match="2 images cannot be split among 3 processes"):
-        global_batch(100, batch_size=4, accumulate=1, processes=3, configured=2)
+        global_batch(100, batch_size=4, processes=3, configured=2)
     with pytest.raises(DataError, match=r"9 images.*train\.global_batch = 10"):
-        global_batch(9, batch_size=4, accumulate=1, processes=1, configured=10)
+        global_batch(9, batch_size=4, processes=1, configured=10)
 
 
 patient = settings(deadline=None)  # other processes may need the processor

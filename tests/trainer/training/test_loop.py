@@ -120,7 +120,7 @@ def test_a_finished_run_is_found_finished(unbroken, shards, tiny):
 @pytest.mark.parametrize(
     ("whole", "parts"),
     [
-        ({"train__batch_size": 4}, {"train__batch_size": 2, "train__accumulate": 2}),
+        ({"train__batch_size": 4}, {"train__batch_size": 2, "train__global_batch": 4}),
         # Passes of 1, 2 and 2 images: each weighs as many images as it has.
         ({"train__batch_size": 5}, {"train__batch_size": 2, "train__global_batch": 5}),
     ],
