@@ -19,7 +19,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.truth_and_predictions import name_difference
 from trainer.export import bundle
 from trainer.export.description import describe, read_scores, versions
-from trainer.export.formats import FORMATS, Maker
+from trainer.export.formats import FORMATS, FormatWriter
 from trainer.export.published_models import name_for
 from trainer.export.verify import verify
 from trainer.storage import check_writable
@@ -85,12 +85,12 @@ def export(
         )
     square = meta["square"]
     with temporary_folder() as folder, temporary_folder() as scratch:
-        maker = Maker(detector, square, config, shards_uri, scratch)
+        writer = FormatWriter(detector, square, config, shards_uri, scratch)
         for kind in names:
             file = FORMATS[kind].file
             _LOG.info("writing %s, input %dx%d", file, square.size, square.size)
             with log.activity(_LOG, f"writing {file}"):
-                FORMATS[kind].write(maker, folder / file)
+                FORMATS[kind].write(writer, folder / file)
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
         dataset = ShardDataset(shards_uri, split)
@@ -103,7 +103,7 @@ def export(
             checkpoint_uri=checkpoint_uri,
             index=index,
             checks=checks,
-            rows=maker.graph.rows,
+            rows=writer.graph.rows,
             scores=scores,
             made_from=made_from,
         )

@@ -93,7 +93,7 @@ def write_onnx(graph: Graph, path: Path, *, grid_sample: bool = True) -> None:
         onnx.checker.check_model(str(path), full_check=True)
 
 
-class Maker:
+class FormatWriter:
     """Writes the files of formats; shared intermediate files are created once, in the folder `scratch`."""
 
     def __init__(
@@ -132,19 +132,19 @@ class Format:
     """One export format."""
 
     file: str
-    write: Callable[[Maker, Path], None]  # writes the file
+    write: Callable[[FormatWriter, Path], None]  # writes the file
     raw: bool = False  # whether it gives all boxes and scores, not detections
 
 
 FORMATS = {
-    "onnx": Format("model.onnx", Maker.onnx),
-    "onnx-int8": Format("model.int8.onnx", Maker.int8),
-    "raw": Format("model.raw.onnx", Maker.raw, raw=True),
+    "onnx": Format("model.onnx", FormatWriter.onnx),
+    "onnx-int8": Format("model.int8.onnx", FormatWriter.int8),
+    "raw": Format("model.raw.onnx", FormatWriter.raw, raw=True),
 }
 """The formats by their names in export.formats."""
 
 
-class Served:
+class ExportedModel:
     """An exported file in onnxruntime, giving detections."""
 
     def __init__(self, kind: Format, path: Path, thresholds: Mapping[str, float]) -> None:

@@ -34,7 +34,7 @@ def load(uri: str, device: torch.device) -> ScoredModel:
     if exported:
         return load_file(*exported, device)
     detector, meta = checkpoint.load_model(uri, device)
-    predict = _folded_predict(detector, device, uri)
+    predict = _make_predict(detector, device, uri)
     return ScoredModel(
         uri,
         predict,
@@ -62,10 +62,10 @@ def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
             translated(CheckpointError, problem, fix="export the model again"),
         ):
             detector.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
-        predict = _folded_predict(detector.to(device).eval(), device, file)
+        predict = _make_predict(detector.to(device).eval(), device, file)
         kind, runtime = "weights", _TORCH
     else:
-        predict, kind, runtime = _load_served(source, name)
+        predict, kind, runtime = _load_exported(source, name)
     return ScoredModel(
         file,
         predict,
@@ -124,7 +124,7 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
     )
 
 
-def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> _Predict:
+def _make_predict(detector: Architecture, device: torch.device, uri: str) -> _Predict:
     bad = [name for name, value in detector.state_dict().items() if not value.isfinite().all()]
     if bad:
         raise CheckpointError(
@@ -137,10 +137,10 @@ def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> _
     return lambda images: predict(images.to(device))
 
 
-def _load_served(source: Bundle, name: str) -> tuple[_Predict, str, str]:
+def _load_exported(source: Bundle, name: str) -> tuple[_Predict, str, str]:
     uri = storage.join(source.uri, name)
     try:
-        from trainer.export.formats import FORMATS, Served
+        from trainer.export.formats import FORMATS, ExportedModel
     except ImportError as error:
         raise EvaluationError(
             f"{uri} cannot be run: {error}", fix=f"{install_extra('export')}, or score the checkpoint"
@@ -148,7 +148,7 @@ def _load_served(source: Bundle, name: str) -> tuple[_Predict, str, str]:
     kind, form = next(item for item in FORMATS.items() if item[1].file == name)
     failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
     with source.files(source.metadata.formats[kind].files) as folder, failing:
-        served = Served(form, folder / name, source.metadata.thresholds)
+        served = ExportedModel(form, folder / name, source.metadata.thresholds)
     size, classes = source.metadata.square.size, len(source.metadata.classes)
     if served.runtime.size != size:
         raise EvaluationError(

@@ -25,7 +25,7 @@ from trainer.data.transforms import fit
 from trainer.evaluation import coco
 from trainer.evaluation.inference import to_image_boxes
 from trainer.evaluation.truth_and_predictions import Predictions
-from trainer.export.formats import FORMATS, OnnxRuntime, Served
+from trainer.export.formats import FORMATS, ExportedModel, OnnxRuntime
 from trainer.export.metadata import Agreement, Check, Latency
 from trainer.export.quantize import evenly_spread
 from trainer.model.architecture import Architecture, Detections
@@ -109,7 +109,7 @@ def verify(
     served = {}
     for name in names:
         with _running(name, "cannot be opened by the runtime that serves it"):
-            served[name] = Served(FORMATS[name], folder / FORMATS[name].file, detector.thresholds)
+            served[name] = ExportedModel(FORMATS[name], folder / FORMATS[name].file, detector.thresholds)
     indices = evenly_spread(len(dataset), config.export.check_images)
     comparisons = {name: Comparison(_tolerance(name)) for name in names}
     predictions: dict[str, list[Predictions]] = {name: [Predictions.from_coco([])] for name in ["", *names]}
@@ -210,7 +210,7 @@ def _check_agreement(name: str, change: float, matches: Agreement, images: int, 
         )
 
 
-def _check_edges(name: str, served: Served, squares: torch.Tensor, target: InputSquare) -> None:
+def _check_edges(name: str, served: ExportedModel, squares: torch.Tensor, target: InputSquare) -> None:
     image_size = target.size
     empty = torch.full((3, image_size, image_size), target.fill, dtype=torch.uint8)
     batch = torch.stack([*squares[:3], empty]).numpy()

@@ -11,7 +11,7 @@ from trainer.config.schema import Config, ExportConfig
 from trainer.config.types import InputSquare
 from trainer.data.shard_index import ShardDataset
 from trainer.export import verify
-from trainer.export.formats import FORMATS, Served
+from trainer.export.formats import FORMATS, ExportedModel
 from trainer.export.metadata import Agreement
 from trainer.model.architecture import build
 
@@ -42,7 +42,7 @@ class Runtime:
 
 
 def _served(**options):
-    served = object.__new__(Served)
+    served = object.__new__(ExportedModel)
     served.kind, served.runtime = FORMATS["onnx"], Runtime(**options)
     return served
 
