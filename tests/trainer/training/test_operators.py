@@ -17,8 +17,8 @@ _PYRAMID = {"model.backbone_width": 16, "model.fpn_channels": 32}
 MOST = {
     "small": ({}, 2500, 1),
     "coco_r50": (_PYRAMID, 1500, 1),
-    "dfine_s": ({"model.width": 0.25}, 3000, 2),
-    "dfine_l": ({"model.width": 0.25}, 3500, 2),
+    "dfine_s": ({"model.width": 0.25}, 3100, 2),
+    "dfine_l": ({"model.width": 0.25}, 3900, 2),
     "rtdetr_r50": ({"model.width": 0.25}, 3500, 2),
     "rfdetr_finetune": ({"model.width": 0.25}, 3500, 2),
     "deimv2": ({"model.width": 0.25}, 3500, 2),
