@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.export import bundle, published_models
+from trainer.export.metadata import Metadata
 from trainer.steps import records
 from trainer.steps.records import KEY, PublishedRecord, RunRecord, VerdictRecord, below
 
@@ -30,7 +31,7 @@ class Version(NamedTuple):
     """A version of a model."""
 
     shown: str  # Name and version as commands take them.
-    metadata: bundle.Metadata
+    metadata: Metadata
     run: str  # "" if it is not known.
     current: bool
     registry: str

@@ -19,7 +19,7 @@ from trainer.model.detr.modules import replace_modules
 class DecoderLayer(deimv2.Deimv2DecoderLayer):
     """A layer that knows a query's location from its first box, not from the box of the layer before."""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         position_embeddings: Tensor | None = None,

@@ -55,6 +55,7 @@ class Detr(Architecture):
     """A detector that predicts a set of boxes with a network of transformers."""
 
     config: Any  # DetrOptions of the architecture
+    model: Any  # transformers' network without its outer class
     needs_part = True
     upstream: ClassVar[type[PreTrainedModel]]  # transformers' class of the whole detector
     label: ClassVar[str]  # human-readable name, without the size

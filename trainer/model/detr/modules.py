@@ -59,12 +59,14 @@ class StridedDepthwise(nn.Conv2d):
     """A depthwise convolution, on a CPU in fp32: in bf16 oneDNN takes 20 times as long for its gradient."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        output: Tensor
         if input.device.type != "cpu":
-            return super()._conv_forward(input, weight, bias)
+            output = super()._conv_forward(input, weight, bias)
+            return output
         with torch.autocast("cpu", enabled=False):
             shift = None if bias is None else at_least_fp32(bias)
-            exact = super()._conv_forward(at_least_fp32(input), at_least_fp32(weight), shift)
-            return exact.to(input.dtype)
+            output = super()._conv_forward(at_least_fp32(input), at_least_fp32(weight), shift)
+            return output.to(input.dtype)
 
 
 def layers_with_matrices(model: nn.Module, without: nn.Module | None = None) -> list[nn.Module]:

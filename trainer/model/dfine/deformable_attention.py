@@ -34,7 +34,10 @@ def sample_features(
     trained = value.requires_grad and not torch.compiler.is_compiling()
     usable = value.device.type == "cpu" and torch.backends.mkl.is_available() and method == "default"
     if not (trained and usable):
-        return multi_scale_deformable_attention_v2(value, shapes, locations, attention, points, method)
+        output: Tensor = multi_scale_deformable_attention_v2(
+            value, shapes, locations, attention, points, method
+        )
+        return output
     exact = torch.promote_types(value.dtype, torch.float32)
     constants = _levels(tuple(shapes), tuple(points), exact, len(value), value.shape[2])
     return _SampleFeatures.apply(value.to(exact), locations.to(exact), attention.to(exact), *constants)

@@ -101,7 +101,8 @@ class RFDetr(Detr):
 
         def sets(values: Tensor) -> Tensor:
             """[L, B, G * Q, n] -> [B, L * G, Q, n]."""
-            return values.unflatten(2, (groups, count)).transpose(0, 1).flatten(1, 2)
+            split: Tensor = values.unflatten(2, (groups, count))
+            return split.transpose(0, 1).flatten(1, 2)
 
         return Outputs(
             logits=sets(self.class_embed(decoded)),
