@@ -39,6 +39,7 @@ def report_download(result: RawData | NothingNew, raw: Any) -> str:
     return hooks.TRAIN
 
 
+@steps.publishing
 def report_shards(result: Shards, shards: Any, statistics: Any, *, keep_runs: int) -> None:
     """Publish the shards and the page with their statistics, and prune the data root if that is asked for."""
     shown: dict[str, object] = {"uri": result.uri, "fingerprint": result.fingerprint}
@@ -55,6 +56,7 @@ def report_model(result: TrainedModel, model: Any) -> None:
     _publish(model, result, shown | _version(result))
 
 
+@steps.publishing
 def report_scores(
     result: Scores, model: TrainedModel, metrics: Any, report: Any, summary: Any, verdict: Any
 ) -> str:

@@ -17,10 +17,10 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from components import environment
 from trainer.base import events, log
@@ -29,6 +29,7 @@ from trainer.base.os_errors import translate_named_oserrors
 from trainer.base.safe_text import whole_number
 from trainer.launching.stop_signals import STOP_SIGNALS, handling
 
+P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,31 @@ def run_step(step: str, work: Callable[[], T], *, secret: str = "", adopts: bool
         raise SystemExit(error.exit_code) from None
     logger.info("step finished, %.1f s", time.monotonic() - start)
     return result
+
+
+def publishing(publish: Callable[P, T]) -> Callable[P, T]:
+    """Let a function that publishes the result of a step end as its work does: with retries and a message.
+
+    It runs in the waiting process, whose artifacts Kubeflow reads.
+    """
+
+    @wraps(publish)
+    def repeat(*args: P.args, **kwargs: P.kwargs) -> T:
+        patience = Patience.here()
+        tries, wait = 1, patience.first_wait
+        while True:
+            try:
+                with translate_named_oserrors():
+                    return publish(*args, **kwargs)
+            except KubedetError as error:
+                if not error.transient or tries >= patience.tries:
+                    _report(error)
+                    raise SystemExit(error.exit_code) from None
+                logger.warning("%s\n  trying again in %.0f s", error, wait)
+            time.sleep(wait)
+            tries, wait = tries + 1, min(3 * wait, patience.longest_wait)
+
+    return repeat
 
 
 def _orphaned(step: str) -> None:

@@ -20,6 +20,7 @@ class Choice:
     configuration: str  # URI of the best configuration.
 
 
+@steps.publishing
 def report_choice(choice: Choice, page: Any, configuration: Any, metrics: Any) -> None:
     """Copy the page and the best configuration into artifacts, and show the metric of the best trial."""
     steps.record(f"best: {choice.description}")

@@ -7,6 +7,8 @@ import pytest
 
 from components import hooks, reports, steps
 from components.export import export
+from trainer import storage
+from trainer.base.errors import StorageError
 from trainer.steps.manifests import Bundle, NothingNew, Scores, TrainedModel, read
 
 
@@ -46,6 +48,24 @@ def test_scores_and_a_passed_gate(artifact, ended, model, tmp_path):
     assert Path(report.path).read_text() == "<p>report" and Path(summary.path).read_text() == "# report"
     assert Path(verdict.path).read_text().startswith("# Gate: pass\n\n- coco/AP 0.290 > 0: passed")
     assert not ended  # The export reports the end of the run.
+
+
+def test_a_store_that_is_away_while_a_report_is_copied(artifact, ended, model, tmp_path, monkeypatch, capfd):
+    artifacts = list(map(artifact, ("metrics", "report", "summary", "verdict")))
+    monkeypatch.setattr(steps.Patience, "here", lambda: steps.Patience(3, first_wait=0.01))
+    read_bytes, failures = storage.read_bytes, [StorageError("cannot read", transient=True)] * 2
+
+    def read_later(uri):
+        if failures:
+            raise failures.pop()
+        return read_bytes(uri)
+
+    monkeypatch.setattr(storage, "read_bytes", read_later)
+    assert reports.report_scores(scores(tmp_path), model, *artifacts) == "pass"
+    failures += [StorageError("the store is closed", fix="open it")] * 9
+    with pytest.raises(SystemExit):
+        reports.report_scores(scores(tmp_path), model, *artifacts)
+    assert ended == ["the store is closed\n  fix: open it"] and "fix: open it" in capfd.readouterr().err
 
 
 def test_a_run_that_is_held_back(artifact, ended, model, tmp_path):

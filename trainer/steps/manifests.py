@@ -14,7 +14,7 @@ from trainer.data.raw_manifest import RawManifest
 class Manifest(BaseModel):
     """A manifest; `data_root` is the URI under which data and models are stored."""
 
-    model_config = {**STRICT, "frozen": True}
+    model_config = {**STRICT, "frozen": True, "ser_json_inf_nan": "constants"}
 
     data_root: str
 

@@ -1,5 +1,7 @@
 """Manifests are read as they were written, and strictly."""
 
+import math
+
 import pytest
 
 from trainer.base.errors import DataError
@@ -10,6 +12,13 @@ def test_a_manifest_is_read_as_it_was_written(shards_manifest, tmp_path):
     shards = shards_manifest(overrides={"data.classes": ["square"], "train.epochs": 3})
     write(tmp_path / "shards.json", shards)
     assert read(tmp_path / "shards.json", Shards) == shards
+
+
+def test_a_metric_that_is_not_a_number_is_read_back(tmp_path):
+    metrics = {"coco/AP": 0.3, "coco/APs": math.nan}
+    model = TrainedModel(data_root="d", output="d/runs/a", shards="d/shards/b", metrics=metrics)
+    write(tmp_path / "model.json", model)
+    assert math.isnan(read(tmp_path / "model.json", TrainedModel).metrics["coco/APs"])
 
 
 @pytest.mark.parametrize("change", ['"kind":"scores"', '"fingerprint":7', '"more":1,"fingerprint":"f00d"'])
