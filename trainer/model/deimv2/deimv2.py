@@ -13,7 +13,7 @@ from trainer.model.deimv2.network import Decoder, adapt_dino, adapt_layers
 from trainer.model.deimv2.options import Deimv2Options
 from trainer.model.detr.criterion import Criterion, mal
 from trainer.model.detr.detector import Detr
-from trainer.model.detr.modules import adapt_hgnet, draw_first_weights
+from trainer.model.detr.modules import adapt_types, draw_first_weights
 from trainer.model.detr.tensor_names import TensorRules
 
 _WEIGHTS = {"mal": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
@@ -40,10 +40,9 @@ class Deimv2(Detr):
         # The authors' `DEIMTransformer` selects queries among the locations themselves.
         self.model.enc_output = nn.Identity()
         adapt_layers(self.model)
+        adapt_types(self.model)
         if self.config.dino:
             adapt_dino(self.backbone)
-        else:
-            adapt_hgnet(self.backbone)
 
     @property
     def backbone(self) -> Any:

@@ -77,15 +77,18 @@ def layers_with_matrices(model: nn.Module, without: nn.Module | None = None) -> 
     return [part for part in modules if not isinstance(part, StridedDepthwise)]
 
 
-def adapt_hgnet(backbone: nn.Module) -> None:
-    """Compute a PPHGNetV2 in the types that are fastest, in place; its weights keep their names."""
-    replace_modules(backbone, HGNetV2LearnableAffineBlock, AffineBlock)
+def adapt_types(model: nn.Module) -> None:
+    """Compute affine blocks and strided convolutions in the types that are fastest, in place.
+
+    The weights keep their names.
+    """
+    replace_modules(model, HGNetV2LearnableAffineBlock, AffineBlock)
 
     def convert(convolution: nn.Conv2d) -> nn.Conv2d:
         strided = convolution.groups > 1 and max(convolution.stride) > 1
         return convert_convolution(convolution, StridedDepthwise) if strided else convolution
 
-    replace_modules(backbone, nn.Conv2d, convert)
+    replace_modules(model, nn.Conv2d, convert)
 
 
 @torch.no_grad()

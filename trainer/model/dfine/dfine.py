@@ -10,7 +10,7 @@ from transformers.models.d_fine import modeling_d_fine as d_fine
 from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, apply_in_convolutions
 from trainer.model.detr.criterion import Criterion, at_least_fp32
 from trainer.model.detr.detector import Detr
-from trainer.model.detr.modules import adapt_hgnet, draw_first_weights
+from trainer.model.detr.modules import adapt_types, draw_first_weights
 from trainer.model.detr.tensor_names import TensorRules
 from trainer.model.dfine import tensor_names
 from trainer.model.dfine.deformable_attention import sample_features
@@ -31,7 +31,7 @@ class DFine(Detr):
         # Without the outer model, which has the heads a second time under other names.
         self.model = whole.model
         draw_first_weights(self.model, self.backbone)
-        adapt_hgnet(self.backbone)
+        adapt_types(self.model)
         apply_in_convolutions(self.backbone, (d_fine.DFineFrozenBatchNorm2d,), TRANSFORMERS_PAIRS)
         decoder = self.model.decoder
         decoder.integral = _ExactIntegral(self.library_config)

@@ -4,7 +4,10 @@ import contextlib
 
 import pytest
 import torch
+from torch import nn
 from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffineBlock
+
+from trainer.model.detr.modules import StridedDepthwise
 
 
 @pytest.fixture
@@ -43,6 +46,17 @@ def test_features_and_gradients_are_those_of_transformers(both):
     largest = max(parameter.grad.abs().max().item() for parameter in theirs.parameters())
     for (name, parameter), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-6, atol=1e-10 * largest, msg=name)
+
+
+@pytest.mark.parametrize(("architecture", "size"), [("dfine", "n"), ("deimv2", "n")])
+def test_strided_depthwise_convolutions_of_encoders_are_fast_on_a_cpu_too(network, architecture, size):
+    convolutions = [
+        (name, module)
+        for name, module in network(architecture, size=size).named_modules()
+        if isinstance(module, nn.Conv2d) and module.groups > 1 and max(module.stride) > 1
+    ]
+    assert any(".encoder.downsample" in name for name, _ in convolutions)
+    assert all(isinstance(module, StridedDepthwise) for _, module in convolutions)
 
 
 @pytest.mark.parametrize("both", BACKBONES, indirect=True)
