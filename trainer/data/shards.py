@@ -36,8 +36,9 @@ from trainer.base.os_errors import name_resource_errors
 from trainer.config.schema import DataConfig
 from trainer.data import plausibility, raw_folder, shard_folder, statistics, tiles
 from trainer.data import problem_counts as reasons
-from trainer.data.download import fingerprint, read_again
+from trainer.data.download import fingerprint
 from trainer.data.ground_truth import Classes, GroundTruthWriter
+from trainer.data.image_fetching import read_again
 from trainer.data.image_keys import hash_fraction
 from trainer.data.images import MAX_PIXELS, NormalImage, UnreadableImage, crop, normalize, place_box
 from trainer.data.problem_counts import Problems

@@ -26,7 +26,8 @@ from trainer.config.schema import DataConfig
 from trainer.data import raw_folder, raw_manifest
 from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
-from trainer.data.download import download, read_again, read_report
+from trainer.data.download import download
+from trainer.data.image_fetching import read_again, read_report
 from trainer.data.raw_manifest import RawManifest
 from trainer.data.samples import RawRow
 from trainer.data.shard_folder import INDEX, note, read_index, read_sidecar

@@ -268,7 +268,7 @@ def test_what_was_missing_stays_missing_while_the_source_is_down(source, tmp_pat
         reasons.IMAGE_NOT_FETCHED: 1,
     }
     with monkeypatch.context() as down:
-        down.setattr("trainer.data.download._MAX_FAILURES_IN_A_ROW", -8)
+        down.setattr("trainer.data.image_fetching._MAX_FAILURES_IN_A_ROW", -8)
         assert download(uri, str(tmp_path), SOME_BAD) == manifest
     faults.clear()
     reads.clear()
