@@ -44,26 +44,40 @@ from kubedet.api import (
     recipes_explain,
     recipes_list,
     recipes_show,
+    recipes_space,
+    schedule_create,
+    schedule_delete,
+    schedule_history,
+    schedule_list,
+    schedule_pause,
+    schedule_resume,
+    schedule_run,
     score,
     serve,
+    submit,
+    tune,
     weights_fetch,
     weights_list,
 )
 from kubedet.results import ClusterRun, Evaluation, Run
-from kubedet.words import submit, train
+from kubedet.words import train
 from pipelines import Access, JobPlace
+from pipelines.pipeline_run import PipelineRun
 from trainer.base.errors import KubedetError
 
 if TYPE_CHECKING:
     from kubedet.model import Detections, Model
 
 __all__ = [
-    "Access", "ClusterRun", "Detections", "Evaluation", "JobPlace", "KubedetError", "Model", "Run",
+    "Access", "ClusterRun", "Detections", "Evaluation", "JobPlace", "KubedetError", "Model",
+    "PipelineRun", "Run",
     "cluster_manifests", "compare", "compile", "data_inspect", "data_merge", "data_preview", "data_prune",
     "data_verify", "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
     "job_status", "job_stop", "job_submit", "job_wait", "load", "model_list", "model_promote",
     "model_rollback", "model_show", "model_trace", "model_verify", "predict", "recipes_explain",
-    "recipes_list", "recipes_show", "score", "serve", "submit", "train", "weights_fetch", "weights_list",
+    "recipes_list", "recipes_show", "recipes_space", "schedule_create", "schedule_delete",
+    "schedule_history", "schedule_list", "schedule_pause", "schedule_resume", "schedule_run", "score",
+    "serve", "submit", "train", "tune", "weights_fetch", "weights_list",
 ]  # fmt: skip
 
 

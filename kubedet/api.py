@@ -15,6 +15,7 @@ from annotated_types import Ge, Interval
 
 from kubedet.interface import public
 from kubedet.results import (
+    ClusterRun,
     Evaluation,
     LoadedModel,
     ModelVersion,
@@ -23,6 +24,7 @@ from kubedet.results import (
     Weights,
 )
 from pipelines import Access, JobPlace
+from pipelines.pipeline_run import PipelineRun
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from kubedet.model import Model
     from operations.retention import Pruning
     from pipelines.jobs import ExplainedStatus, SubmittedJob
+    from pipelines.schedules import History, Schedule
     from trainer.config.explanations import Explanation
     from trainer.config.schema import Config
     from trainer.data.inspection import Report
@@ -51,6 +54,192 @@ Count: TypeAlias = Annotated[int, Ge(0)]
 Positive: TypeAlias = Annotated[int, Ge(1)]
 
 DATA_ROOT = "./data_root"
+SCHEDULE = "kubedet"  # Default name of a schedule.
+
+
+@public
+def submit(
+    run: PipelineRun = PipelineRun(),
+    *,
+    name: Name = "",
+    wait: bool = False,
+    dry_run: bool = False,
+    access: Access = Access(),
+) -> ClusterRun:
+    """Run the pipeline in Kubeflow.
+
+    Compile the pipeline and start a run of it in Kubeflow Pipelines. With --wait the exit code is 1 if the
+    run fails.
+
+    Args:
+        run: the parameters of the run
+        name: name of the run (default: the recipe and the time)
+        wait: follow the run to its end
+        dry_run: print what would be sent, without sending it
+        access: how to reach Kubeflow Pipelines
+
+    Examples:
+        >>> nightly = kubedet.PipelineRun(source="coco:s3://bucket/set", data_root="s3://bucket/kubedet")
+        >>> run = kubedet.submit(nightly, dry_run=True)
+        >>> run.parameters["source"], run.run_id
+        ('coco:s3://bucket/set', '')
+    """
+    from pipelines import client
+    from pipelines.submission import Submission
+
+    submission = Submission.make(run, name)
+    sent = ClusterRun(submission, Access.find(access.host, access.namespace, access.ca))
+    if dry_run:
+        return sent
+    server = client.connect(access)
+    run_id, link = client.start(submission, server)
+    status = client.status_command(submission, server, run_id)
+    sent = replace(sent, access=server.access, run_id=run_id, link=link, status_command=status)
+    if wait:
+        print(f"run {run_id}\n{link}", flush=True)
+        client.follow(submission, server, run_id)
+    return sent
+
+
+@public
+def tune(
+    *,
+    source: Uri = "sample",
+    recipe: Name = "debug",
+    overrides: Overrides = None,
+    space: File = "",
+    trials: Positive = 20,
+    parallel: Positive = 1,
+    name: Name = "",
+    data_root: Uri = DATA_ROOT,
+    output: Folder = "./runs",
+) -> Path:
+    """Search for the best hyper-parameters on this machine.
+
+    Trials of a recipe train on the same shards, with values from Optuna's TPE; those that fall behind are
+    stopped (ASHA), and the best is written as a recipe file. Repeat the command to continue a stopped search.
+    `kubedet submit --trials N` searches in Kubeflow.
+
+    Args:
+        source: images and boxes, as for a run
+        recipe: a whole configuration: a name, or a file
+        overrides: change one value of the configuration, e.g. train.epochs=15; may be repeated
+        space: YAML file with the keys to search and their ranges, as `kubedet recipes space` prints it
+            (default: the recipe's space)
+        trials: number of trials, including those of earlier calls
+        parallel: number of concurrent trials
+        name: name of the search (default: tune-RECIPE)
+        data_root: where data is kept: a folder or e.g. s3://bucket/prefix
+        output: where runs go
+    """
+    from pipelines import tuning
+
+    return tuning.tune(source, recipe, overrides or {}, data_root, output, space, trials, parallel, name)
+
+
+@public
+def schedule_create(
+    run: PipelineRun = PipelineRun(),
+    *,
+    cron: Text,
+    name: Name = SCHEDULE,
+    dry_run: bool = False,
+    access: Access = Access(),
+) -> "Schedule":
+    """Create a recurring run, or replace the one of the same name.
+
+    One run at a time; missed runs are skipped. Each run uses the current data, with the scheduled time as its
+    version.
+
+    Args:
+        run: the parameters of each run
+        cron: minute, hour, day of the month, month, day of the week (0 is Sunday), optionally with the second
+            first; '0 2 * * *' is every night at 2, in the cluster's time zone (usually UTC)
+        name: name of the schedule
+        dry_run: print what would be sent, without sending it
+        access: how to reach Kubeflow Pipelines
+    """
+    from pipelines import schedules
+
+    return schedules.create(run, cron, name, access, dry_run=dry_run)
+
+
+@public
+def schedule_list(*, access: Access = Access()) -> "list[Schedule]":
+    """List the schedules.
+
+    Args:
+        access: how to reach Kubeflow Pipelines
+    """
+    from pipelines import schedules
+
+    return schedules.list_schedules(access)
+
+
+@public
+def schedule_history(*, name: Name = SCHEDULE, data_root: Uri = "", access: Access = Access()) -> "History":
+    """Show the runs of a schedule: times, state, verdict, AP.
+
+    Args:
+        name: name of the schedule
+        data_root: location of the runs' data for this machine, if it differs
+        access: how to reach Kubeflow Pipelines
+    """
+    from pipelines import schedules
+
+    return schedules.read_history(name, data_root, access)
+
+
+@public
+def schedule_run(*, name: Name = SCHEDULE, access: Access = Access()) -> tuple[str, str]:
+    """Start a run of a schedule now; return its id and its address in the UI.
+
+    Args:
+        name: name of the schedule
+        access: how to reach Kubeflow Pipelines
+    """
+    from pipelines import schedules
+
+    return schedules.start_now(name, access)
+
+
+@public
+def schedule_pause(*, name: Name = SCHEDULE, access: Access = Access()) -> None:
+    """Pause a schedule; a run that it has started continues.
+
+    Args:
+        name: name of the schedule
+        access: how to reach Kubeflow Pipelines
+    """
+    from pipelines import schedules
+
+    schedules.change(name, "disable", access)
+
+
+@public
+def schedule_resume(*, name: Name = SCHEDULE, access: Access = Access()) -> None:
+    """Resume a schedule that was paused; missed runs are skipped.
+
+    Args:
+        name: name of the schedule
+        access: how to reach Kubeflow Pipelines
+    """
+    from pipelines import schedules
+
+    schedules.change(name, "enable", access)
+
+
+@public
+def schedule_delete(*, name: Name = SCHEDULE, access: Access = Access()) -> None:
+    """Delete a schedule; the runs that it has started stay.
+
+    Args:
+        name: name of the schedule
+        access: how to reach Kubeflow Pipelines
+    """
+    from pipelines import schedules
+
+    schedules.change(name, "delete", access)
 
 
 @public
@@ -345,6 +534,22 @@ def recipes_explain(text: Text = "", *, recipe: Name = "") -> "list[Explanation]
     names = [values["model"]["architecture"]] if values else list(architectures.ARCHITECTURES)
     variants: Variants = {ModelConfig: {name: architectures.options_class(name) for name in names}}
     return explain(Config, text, values, variants)
+
+
+@public
+def recipes_space(name: Name, *, overrides: Overrides = None, space: File = "") -> str:
+    """Print the keys that a search changes and their ranges, as a YAML file for `tune`.
+
+    Args:
+        name: name of the recipe
+        overrides: change one value of the configuration; a key that is set is not searched; may be repeated
+        space: a file to check and print instead of the recipe's space
+    """
+    from operations.tuning.space import parse, text
+    from trainer import storage
+
+    content = storage.read_bytes(space) if space else ""
+    return text(parse(content, name, overrides or {}, space or f"the space of {name}")) + "\n"
 
 
 @public

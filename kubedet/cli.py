@@ -13,11 +13,12 @@ import typer
 
 from kubedet import api
 from kubedet.commands import Builders, Docstring, Option, make_command, read_options
-from kubedet.display import data, jobs, models
+from kubedet.display import data, jobs, models, runs
 from kubedet.interface import check_text, translate_errors
 from kubedet.job_menu import job_menu
 from pipelines import Access, JobPlace
 from pipelines import cli as old
+from pipelines.pipeline_run import PipelineRun
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_USAGE, KubedetError
 from trainer.base.safe_text import as_message
@@ -46,6 +47,7 @@ def return_code(code: int) -> int:
 
 
 GROUPS = {
+    "schedule": "Run the pipeline on a schedule in Kubeflow.",
     "recipes": "List the named configurations, and explain their keys.",
     "weights": "Fetch and list the published weights that recipes start from.",
     "data": "Inspect, verify, preview, merge and prune data.",
@@ -56,8 +58,18 @@ GROUPS = {
 """Commands that have commands below them."""
 
 COMMANDS: Mapping[str, Entry] = {
+    "submit": Entry(api.submit, runs.show_run),
+    "schedule create": Entry(api.schedule_create, runs.show_schedule),
+    "schedule list": Entry(api.schedule_list, runs.show_schedules),
+    "schedule history": Entry(api.schedule_history, runs.show_history),
+    "schedule run": Entry(api.schedule_run, runs.show_started),
+    "schedule pause": Entry(api.schedule_pause, runs.show_paused),
+    "schedule resume": Entry(api.schedule_resume, runs.show_resumed),
+    "schedule delete": Entry(api.schedule_delete, runs.show_deleted),
+    "tune": Entry(api.tune, show_nothing),
     "recipes list": Entry(api.recipes_list, models.show_recipes),
     "recipes show": Entry(api.recipes_show, models.show_config),
+    "recipes space": Entry(api.recipes_space, jobs.show_text),
     "recipes explain": Entry(api.recipes_explain, models.show_explanations),
     "weights fetch": Entry(api.weights_fetch, models.show_weights, logs=True),
     "weights list": Entry(api.weights_list, models.show_weights),
@@ -161,7 +173,7 @@ def options_of(entry: Entry) -> list[Option]:
 
 
 def _builders(function: Callable[..., Any]) -> Builders:
-    builders: Builders = {Access: Access, JobPlace: JobPlace}
+    builders: Builders = {Access: Access, JobPlace: JobPlace, PipelineRun: PipelineRun}
     if any(item.annotation == "JobSpec" for item in signature(function).parameters.values()):
         from components.launchers.job_options import read_job
 
@@ -170,7 +182,7 @@ def _builders(function: Callable[..., Any]) -> Builders:
 
 
 def _command(entry: Entry) -> Callable[..., int]:
-    builders, readers = _builders(entry.function), {"overrides": _read_overrides}
+    builders, readers = _builders(entry.function), {"overrides": _read_overrides, "job": _read_job}
     command = make_command(entry.function, entry.show, builders, readers)
 
     @wraps(command)
@@ -191,6 +203,12 @@ def _read_overrides(texts: list[str]) -> dict[str, Any]:
     from trainer.config.parsing import parse_overrides
 
     return parse_overrides(texts)
+
+
+def _read_job(texts: list[str]) -> dict[str, Any]:
+    from components.launchers.job_options import read_fields
+
+    return read_fields(texts)
 
 
 def _print_version(is_given: bool) -> None:

@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import cache, wraps
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
@@ -86,6 +87,7 @@ def _validate(name: str, value: Any, annotation: Any) -> Any:
         return _adapter(annotation).validate_python(value, strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
+        name = f"{name}.{problem['loc'][0]}" if is_dataclass(annotation) else name
         fix = f"correct the argument {name}, which is {str(problem['input'])[:60]!r}"
         raise ConfigError(f"{name}: {problem['msg']}", fix=fix) from None
 

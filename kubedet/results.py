@@ -6,10 +6,12 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from pipelines import Access
 from trainer.base.errors import EvaluationError
 
 if TYPE_CHECKING:
     from kubedet.model import Model
+    from pipelines.submission import Submission
 
 
 @runtime_checkable
@@ -61,11 +63,26 @@ class Run(Evaluation):
 class ClusterRun:
     """A run of Kubeflow Pipelines."""
 
-    name: str
-    parameters: Mapping[str, Any]  # The pipeline's parameters that differ from their defaults.
-    commands: list[str]  # The same as command lines of `kubedet` and `kfp`.
+    submission: "Submission"
+    access: Access
     run_id: str = ""  # Empty if nothing was sent.
     link: str = ""  # Address of the run in the UI.
+    status_command: str = ""  # The command that shows its training job, if it has one.
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.submission.name
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The pipeline's parameters that differ from their defaults."""
+        return self.submission.parameters
+
+    @property
+    def commands(self) -> list[str]:
+        """The same as command lines of `kubedet` and `kfp`."""
+        return self.submission.commands(self.access)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""`kubedet.train` and `kubedet.submit`, which call the parsers of the commands."""
+"""`kubedet.train`, which calls the parser of the command."""
 
 import argparse
 import os
 from collections.abc import Mapping
 from typing import NoReturn
 
-from kubedet.results import ClusterRun, Run
+from kubedet.results import Run
 from pipelines.cli import check_words, make_parser, translate_errors
 from pipelines.commands import Parser
 from trainer.base.errors import ConfigError, Interrupted, TrainingError
@@ -63,48 +63,6 @@ def train(
         folder=folder, report=report, metrics=record.metrics, passed=passed, shards=shards, name=chosen.name,
         trained=trained,
     )  # fmt: skip
-
-
-@translate_errors("kubedet.submit")
-def submit(
-    source: str | None = None,
-    recipe: str | None = None,
-    *,
-    overrides: Mapping[str, object] | None = None,
-    wait: bool = False,
-    dry_run: bool = False,
-    **options: object,
-) -> ClusterRun:
-    """Start the pipeline in Kubeflow Pipelines, as `kubedet submit`.
-
-    Args:
-        source: images and boxes, which the cluster reads.
-        recipe: a configuration: a name, or a file.
-        overrides: values of the configuration by key.
-        wait: print the states of the run until it has ended; an error if it failed.
-        dry_run: check all arguments and send nothing.
-        options: data_root, name, host, nodes, gpus, claim, job, ...
-
-    Examples:
-        >>> run = kubedet.submit("coco:s3://bucket/set", data_root="s3://bucket/kubedet", dry_run=True)
-        >>> run.parameters["source"], run.run_id
-        ('coco:s3://bucket/set', '')
-    """
-    from pipelines import Access
-    from pipelines.commands import options as shared
-    from pipelines.commands import submit as command
-
-    given = _parse("submit", source=source, recipe=recipe, set=overrides, **options)
-    submission, run_id, link = command.read_submission(given), "", ""
-    access = Access.find(given.host, given.namespace, given.ca)
-    if not dry_run:
-        server = shared.connect(given)
-        access = server.access
-        run_id, link = command.start(submission, server)
-        if wait:
-            command.follow(submission, server, run_id)
-    commands = submission.commands(access)
-    return ClusterRun(submission.name, submission.parameters, commands, run_id, link)
 
 
 class _Parser(Parser):

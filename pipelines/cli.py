@@ -15,16 +15,7 @@ from pipelines.commands import Parser
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError, install_extra, refuse_userinfo
 from trainer.base.os_errors import translate_named_oserrors
 
-SUMMARIES = {
-    "run": "Run the whole pipeline on this machine.",
-    "submit": "Run it in Kubeflow.",
-    "schedule": "Run it on a schedule in Kubeflow: create, list, pause, history.",
-    "tune": "Search for the best hyper-parameters, here or in Kubeflow.",
-}
-"""A summary of each command, in the order of the help."""
-
-_SHARED = {"tune": "submit"}
-"""Modules whose `add_COMMAND` declares a second command."""
+SUMMARIES = {"run": "Run the whole pipeline on this machine."}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,8 +80,8 @@ def make_parser(command: str = "", kind: type[Parser] = Parser) -> Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in (command,) if command else SUMMARIES:
         with_summary = SimpleNamespace(add_parser=partial(commands.add_parser, help=SUMMARIES[name]))
-        module = importlib.import_module(f"pipelines.commands.{_SHARED.get(name, name)}")
-        getattr(module, f"add_{name}" if name in _SHARED else "add")(with_summary)
+        module = importlib.import_module(f"pipelines.commands.{name}")
+        module.add(with_summary)
     return parser
 
 

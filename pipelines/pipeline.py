@@ -5,9 +5,9 @@ group of tasks.
 """
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from kfp import dsl, kubernetes
@@ -27,7 +27,7 @@ from operations.notifications import SECRET_KEYS as NOTIFY_KEYS
 from operations.tuning.best import best
 from operations.tuning.trial import trial
 from pipelines import CLEANUP, NAME, SEARCH, TITLES
-from pipelines.parameters import DEFAULT_SIZE, TRAINING, CompileOptions
+from pipelines.parameters import DEFAULT_SIZE, CompileOptions
 
 GPU = "nvidia.com/gpu"
 SCHEDULED = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
@@ -39,6 +39,13 @@ _WAITING = ("20m", "512Mi")  # CPU and memory of a step that starts something an
 _RETRY_LIMIT = "2592000s"
 """For 30 days a step may be retried, and then run. Kubeflow's default of an hour would end a training that
 started again after an eviction."""
+
+
+TRAINING = (
+    "nodes", "nproc", "gpus", "image", "output", "warm_start", "gate", "min_new_images",
+    "signing", "registry",
+)  # fmt: skip
+"""Parameters of a pipeline with one training."""
 
 
 def make_pipeline(options: CompileOptions) -> Any:
@@ -227,6 +234,14 @@ def configure_pod(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> 
     task.set_retry(num_retries=3, backoff_duration="30s", backoff_factor=2, backoff_max_duration=_RETRY_LIMIT)
     # Kubeflow's cache does not notice changed sources or deleted data; the steps find finished work.
     return task.set_caching_options(False)
+
+
+@cache
+def default_parameters(*, volume: bool) -> Mapping[str, Any]:
+    """Return the defaults of all parameters by name; "" if there is none."""
+    all_parameters = make_pipeline(CompileOptions(volume=volume)).pipeline_func.__wrapped__
+    parameters = inspect.signature(all_parameters).parameters
+    return {name: "" if item.default is _REQUIRED else item.default for name, item in parameters.items()}
 
 
 def without_parameters(pipeline: Callable[..., None], absent: Collection[str]) -> Callable[..., None]:

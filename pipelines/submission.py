@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -14,17 +15,21 @@ from components.launchers import kubernetes_names
 from components.launchers.spec import JobSpec
 from operations import retention
 from operations.tuning import space
-from pipelines import Access, parameters
+from pipelines import Access
 from pipelines.compiler import compiled
-from pipelines.parameters import CompileOptions
+from pipelines.parameters import SIZES, CompileOptions, check_all, check_sizes
+from pipelines.pipeline import TRAINING, default_parameters
+from pipelines.pipeline_run import PipelineRun
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError, check_name
 from trainer.data import source_names
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
 from trainer.model import recipes
-from trainer.steps import retrain_condition, starting_weights
+from trainer.steps import starting_weights
 
+_OF_SEARCH = ("study", "space")
+_LARGE = ("coco:2017", "openimages:")  # Sources of more than a hundred thousand images.
 FILE = "pipeline.yaml"  # Name of the compiled pipeline in the commands that are shown.
 
 
@@ -39,6 +44,38 @@ class Submission:
     compile options."""
     settings: Mapping[str, Any] = field(default_factory=dict)  # Further fields of CompileOptions.
 
+    @classmethod
+    def make(cls, run: PipelineRun, name: str) -> "Submission":
+        """Return the submission of a run, checked; without a name it has that of the recipe and the time."""
+        recipe, of_file = recipes.named(run.recipe) if run.recipe else ("", {})
+        overrides = {**of_file, **(run.overrides or {})}
+        cpu, memory = SIZES[run.size or _default_size(run.source)]
+        values: dict[str, Any] = {
+            item: getattr(run, item) for item in default_parameters(volume=False) if item not in _OF_SEARCH
+        }
+        values |= {"recipe": recipe, "overrides": overrides}
+        values |= {"step_cpu": run.step_cpu or cpu, "step_memory": run.step_memory or memory}
+        settings: dict[str, Any] = {"until": run.until, "deadline": run.deadline, "ttl": run.ttl}
+        title = recipe or "debug"
+        if run.trials:
+            title = run.study or f"tune-{title}"
+            content = storage.read_bytes(run.space) if run.space else ""
+            searched = space.parse(
+                content, recipe or "debug", overrides, run.space or f"the space of {title}"
+            )
+            values |= {"study": title, "space": space.text(searched, one_line=True), "gpus": None}
+            settings |= {"trials": run.trials, "parallelism": run.parallelism, "gpus": run.gpus}
+        elif run.study or run.space or run.parallelism is not None:
+            raise ConfigError("study, space and parallelism belong to a search", fix="add trials")
+        request = cls(
+            name or f"{title}-{datetime.now():%Y%m%d-%H%M%S}",
+            run.experiment,
+            {item: value for item, value in values.items() if value not in (None, "", {})},
+            {item: value for item, value in settings.items() if value},
+        )
+        request.check()
+        return request
+
     @property
     def options(self) -> CompileOptions:
         """The compile options for these parameters; raises ConfigError if they contradict each other."""
@@ -49,16 +86,15 @@ class Submission:
         """Refuse now what a step would refuse hours later."""
         get = self.get
         versions = {get("data_version")} - {"", environment.SCHEDULED_TIME}
-        parameters.check_all(
+        check_all(
             lambda: self.options,
             self._check_recipe,
             self.job,
             partial(check_rules, split_rules(get("gate"))),
-            partial(retrain_condition.check, get("min_new_images")),
             lambda: starting_weights.check_warm_start(get("warm_start")),
             lambda: retention.check(get("prune")) if get("prune") else None,
             lambda: data_job.check_workers(get("data_workers")),
-            lambda: parameters.check_sizes(get("step_cpu"), get("step_memory")),
+            lambda: check_sizes(get("step_cpu"), get("step_memory")),
             lambda: model_registry.check_server(get("registry")) if get("registry") else None,
             *(partial(check_name, version, "data_version") for version in versions),
             self._check_names_and_places,
@@ -87,7 +123,7 @@ class Submission:
 
     def get(self, name: str) -> Any:
         """Return the value of a parameter, or its default."""
-        return self.parameters.get(name, parameters.default(name, volume="claim" in self.parameters))
+        return self.parameters.get(name, default_parameters(volume="claim" in self.parameters)[name])
 
     def _check_recipe(self) -> None:
         recipe, overrides = self.get("recipe"), self.get("overrides")
@@ -100,7 +136,7 @@ class Submission:
         """Refuse parameters without effect, invalid names, and folders of this machine, which no pod has."""
         until, mount = self.settings.get("until"), jobs.VOLUME if "claim" in self.parameters else ""
         kind = f"run until {until}" if until else "search" if self.settings.get("trials") else ""
-        useless = [name for name in parameters.TRAINING if kind and name in self.parameters]
+        useless = [name for name in TRAINING if kind and name in self.parameters]
         problems = [f"{name}: has no effect in a {kind}" for name in useless]
         for name in ("credentials", "claim", "signing", "notify"):
             try:
@@ -126,6 +162,13 @@ class Submission:
                 problems.append(f"{name}: {error.message}; {error.fix}")
         if problems:
             raise ConfigError("\n".join(problems))
+
+
+def _default_size(source: str) -> str:
+    """Return the size of the pods that a source needs."""
+    if source.startswith(_LARGE):
+        return "large"
+    return "small" if source in ("", "sample") or source.startswith("sample:") else "medium"
 
 
 def compile_arguments(options: CompileOptions) -> list[str]:

@@ -209,7 +209,7 @@ COMMANDS = {
     f"submit --dry-run {RUN} openimages:subset=mlperf": (0, "source=openimages:subset=mlperf"),
     f"submit --dry-run {RUN} sample:images=two": (2, "cannot use 'images=two'"),
     f"schedule create --cron '0 2 * * *' --dry-run {RUN} coco:2017": (0, "source=coco:2017"),
-    f"tune --submit --dry-run {RUN} coco:2017": (0, "source=coco:2017"),
+    f"submit --trials 2 --dry-run {RUN} coco:2017": (0, "source=coco:2017"),
     "cluster compile -o pipeline.yaml": (0, "wrote pipeline.yaml"),
     "job render --name x --image y -- python": (0, "kind: PyTorchJob"),
     "job menu": (2, "the menu needs a terminal"),

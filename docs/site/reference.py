@@ -17,7 +17,6 @@ def reference() -> str:
     sys.path.insert(0, str(ROOT))
     from components.launchers.spec import JobSpec
     from kubedet import api
-    from pipelines import parameters
     from trainer.config.explanations import explain
 
     parts = [
@@ -36,14 +35,8 @@ def reference() -> str:
         "detector's name belongs to that detector only.",
         _fields(api.recipes_explain()),
         "## Pipeline parameters",
-        "The options of `kubedet submit` have the same names.",
-        _table(
-            ("name", "default", "meaning"),
-            [
-                (f"`{item.name}`", item.default_text or _default(item.default), item.meaning)
-                for item in parameters.TABLE.values()
-            ],
-        ),
+        "`kubedet submit` and `schedule create` have options of the same names (`--set` for `overrides`).",
+        _table(("name", "default", "meaning"), _parameters()),
         "## Job fields",
         "Fields of a specification for `kubedet job submit --spec FILE`, and of the pipeline's parameter "
         "`job`.",
@@ -66,6 +59,16 @@ def _commands() -> Iterator[str]:
             rows.append((f"`{words}`", f"{option.help}{default}"))
         if rows:
             yield _table(("option", "meaning"), rows)
+
+
+def _parameters() -> Iterator[tuple[str, str, str]]:
+    from kubedet.commands import Docstring
+    from pipelines.pipeline import default_parameters
+    from pipelines.pipeline_run import PipelineRun
+
+    meanings = Docstring.read(PipelineRun).parameters
+    for name, default in default_parameters(volume=False).items():
+        yield f"`{name}`", _default(default), meanings[name]
 
 
 def _fields(items: Iterable) -> str:

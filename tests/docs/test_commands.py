@@ -228,7 +228,7 @@ def test_commands_run(page, folder, kfp_server, monkeypatch, capsys):
         elif is_parsed([tool, *words]):
             check(stand_ins(words))
         else:
-            remote = words[0] in ("submit", "schedule", "tune")
+            remote = words[0] in ("submit", "schedule")
             code = cli.main(words if remote else stand_ins(words))
             is_rejected = code == 1 and "--gate" in words  # By the gate.
             assert code == 0 or is_rejected, (words, capsys.readouterr().err)
@@ -244,15 +244,17 @@ def check(words):
     """Parse a command, and check its source, recipe, keys and job."""
     if words[0] in old.SUMMARIES:
         options = old.make_parser(words[0]).parse_args(words)
-        if words[0] in ("run", "tune"):
-            sources.parse(options.source or "sample")
-            recipes.load(recipes.named(options.recipe or "debug")[0], parse_overrides(options.overrides))
+        sources.parse(options.source or "sample")
+        recipes.load(recipes.named(options.recipe or "debug")[0], parse_overrides(options.overrides))
         return
     command, context = typer.main.get_command(cli.make_app()), None
     rest = list(words)
     while hasattr(command, "commands"):
         command = command.commands[rest.pop(0)]
     context = command.make_context("kubedet", rest)
+    if words[0] == "tune":
+        sources.parse(context.params["source"])
+        recipes.load(context.params["recipe"], parse_overrides(context.params["overrides"]))
     if words[:2] == ["job", "submit"]:
         names = signature(read_job).parameters
         read_job(**{name: value for name, value in context.params.items() if name in names})

@@ -19,6 +19,7 @@ from bundles import make_bundle
 from PIL import Image
 
 import kubedet
+from kubedet import PipelineRun
 from trainer.export import published_models
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +138,8 @@ def test_unusable_images_are_named(folder, images, message):
         (lambda: kubedet.train(minutes=-1), r"train\.minutes"),
         (lambda: kubedet.train("https://user:word@host/x.zip"), "name or password"),
         (lambda: kubedet.evaluate("runs/first/model", shards="nowhere"), "nowhere is not a folder of shards"),
-        (lambda: kubedet.submit("cards.zip", data_root="s3://b/r"), "no pod finds"),
+        (lambda: kubedet.submit(PipelineRun(source="cards.zip", data_root="s3://b/r")), "no pod finds"),
+        (lambda: kubedet.submit(PipelineRun(data_root="s3://b/r", nodes="2")), "run.nodes: "),
         (lambda: kubedet.compile(gpus=-1), "gpus"),
         (lambda: kubedet.compile(output="photo.jpg/p.yaml"), "cannot write"),
     ],
@@ -161,7 +163,7 @@ CLIENT = """
 import time; start = time.process_time(); import kubedet, sys; print(time.process_time() - start)
 print({"torch", "kfp", "numpy", "pyarrow", "matplotlib", "PIL"} & {*sys.modules})
 sys.modules |= dict.fromkeys(["torch", "numpy", "pyarrow", "PIL"])  # As if they were not installed.
-print(kubedet.submit(data_root="s3://bucket/root", dry_run=True).parameters["data_root"])
+print(kubedet.submit(kubedet.PipelineRun(data_root="s3://bucket/root"), dry_run=True).parameters["data_root"])
 try:
     kubedet.load("runs/first/model")
 except kubedet.KubedetError as error:

@@ -1,12 +1,15 @@
 """A submission is checked before it is sent, and shown as equivalent `kfp` commands."""
 
 import shlex
+from dataclasses import fields
 
 import pytest
 from kfp.cli.utils.parsing import parse_parameter_value
 
 from pipelines import Access
-from pipelines.parameters import TABLE, TRAINING, CompileOptions
+from pipelines.parameters import SIZES, CompileOptions
+from pipelines.pipeline import TRAINING, default_parameters
+from pipelines.pipeline_run import PipelineRun
 from pipelines.submission import Submission, argument
 from trainer.base.errors import ConfigError
 
@@ -105,7 +108,8 @@ def test_the_package_is_compiled_with_the_options_of_its_parameters():
 
 @pytest.mark.parametrize(("options", "kind"), [({"until": "shards"}, "run until"), ({"trials": 2}, "search")])
 def test_parameters_without_effect_are_refused_by_name(options, kind):
-    values = {name: TABLE[name].kind() for name in TRAINING if not name.startswith("min_")}
+    defaults = default_parameters(volume=False)
+    values = {name: defaults[name] for name in TRAINING if not name.startswith("min_")}
     with pytest.raises(ConfigError) as caught:
         Submission("a", "b", ROOT | values, options).check()
     lines = caught.value.message.splitlines()
@@ -145,3 +149,18 @@ def test_the_command_that_compiles_has_the_same_options():
     assert full.commands(Access())[0] == (
         "kubedet cluster compile --volume --until shards --deadline 60 --ttl 5 --output pipeline.yaml"
     )
+
+
+def test_a_run_has_the_parameters_of_the_pipeline():
+    names = {field.name for field in fields(PipelineRun)}
+    assert set(default_parameters(volume=False)) <= names
+
+
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [("sample", "small"), ("s3://bucket/x", "medium"), ("coco:2017,base=s3://mirror", "large")],
+)
+def test_a_source_has_a_size(source, size):
+    run = PipelineRun(data_root="s3://bucket/root", source=source)
+    parameters = Submission.make(run, "a").parameters
+    assert (parameters["step_cpu"], parameters["step_memory"]) == SIZES[size]

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from kubedet import cli
-from pipelines.commands.schedule import due_times, parse_cron
+from pipelines.schedules import due_times, parse_cron
 from trainer.base.errors import ConfigError
 from trainer.steps import records
 

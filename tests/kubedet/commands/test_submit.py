@@ -37,18 +37,17 @@ def test_a_run_is_started(kfp_server, capsys):
 
 
 def test_the_function_starts_what_the_command_starts(kfp_server, capsys):
-    job, overrides = {"cpu_limit": "32", "network.profile": "rdma"}, {"train.epochs": 3}
-    started = kubedet.submit(
+    job, overrides = {"cpu_limit": "32", "network": {"profile": "rdma"}}, {"train.epochs": 3}
+    asked = kubedet.PipelineRun(
         recipe="coco_r50",
         data_root="s3://bucket/root",
         nodes=2,
         gpus=8,
         job=job,
         overrides=overrides,
-        name="try",
-        data_version=20261121,
-        wait=True,
+        data_version="20261121",
     )
+    started = kubedet.submit(asked, name="try", wait=True)
     (run,) = kfp_server.runs
     assert run["display_name"] == "try" and run["runtime_config"]["parameters"] == PARAMETERS
     assert (started.run_id, started.parameters) == (run["run_id"], PARAMETERS)
@@ -56,7 +55,7 @@ def test_the_function_starts_what_the_command_starts(kfp_server, capsys):
     assert "succeeded" in capsys.readouterr().out.lower()  # The states of the run.
     kfp_server.states = ["FAILED"]
     with pytest.raises(kubedet.KubedetError, match="failed"):
-        kubedet.submit(data_root="s3://bucket/root", wait=True)
+        kubedet.submit(kubedet.PipelineRun(data_root="s3://bucket/root"), wait=True)
 
 
 def test_a_dry_run_needs_no_cluster(kfp_server, monkeypatch, capsys):
@@ -86,6 +85,7 @@ def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server,
         (["--job", "memory_limit"], "'memory_limit' is not FIELD=VALUE"),
         (["--job", "memory=1Gi"], "memory: no such field"),
         (["--deadline", "-1"], "deadline -1 is less than zero"),
+        (["--space", "space.yaml"], "belong to a search"),
         (["--until", "shards"], "nodes: has no effect in a run until shards"),
     ],
 )

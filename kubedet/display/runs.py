@@ -1,0 +1,99 @@
+"""What `kubedet submit` and `schedule` print."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kubedet.display import columns, show
+from kubedet.results import ClusterRun
+
+if TYPE_CHECKING:
+    from pipelines.schedules import History, Schedule
+
+
+def show_run(run: ClusterRun, arguments: Mapping[str, Any]) -> None:
+    """Print what was sent, or would be, and what to do next."""
+    from components.images import COMPONENT_IMAGE
+    from pipelines.submission import argument
+
+    if arguments["wait"] and run.run_id:
+        return
+    if not run.run_id:
+        print("nothing is sent; this would be:")
+    submission, access = run.submission, run.access
+    print(f"  host        {access.host or 'the cluster of this pod or kubeconfig'}")
+    print(f"  namespace   {access.namespace or '(the default one)'}")
+    print(f"  experiment  {submission.experiment}")
+    print(f"  run         {run.name}")
+    print(f"  image       {COMPONENT_IMAGE}")
+    for name, value in run.parameters.items():
+        print(f"  {name}={argument(value)}")
+    if study := run.parameters.get("study"):
+        print(f"the search's page and best configuration: {submission.get('data_root')}/tuning/{study}")
+    print("the equivalent kfp command:")
+    print("".join(f"  {line}\n" for line in run.commands), end="")
+    if run.run_id:
+        print(f"run {run.run_id}\n{run.link}")
+    if run.status_command:
+        print(f"its training, when the data is ready: {run.status_command}")
+
+
+def show_schedule(schedule: "Schedule") -> None:
+    """Print a schedule that was created, or would be."""
+    from pipelines.submission import argument
+
+    if schedule.status:
+        print(f"schedule {schedule.name}: {schedule.status}\n{schedule.link}")
+    else:
+        print("nothing is sent; this would be:")
+    times = ", ".join(f"{time:%Y-%m-%d %H:%M:%S}" for time in schedule.next_times)
+    print(f"  cron        {schedule.cron}\n  next        {times} (if the cluster's time is UTC)")
+    print(f"  experiment  {schedule.experiment}")
+    if schedule.compiled:
+        print(f"  compiled    {' '.join(schedule.compiled)}")
+    for name, value in schedule.parameters.items():
+        print(f"  {name}={argument(value)}")
+
+
+def show_schedules(schedules: "Sequence[Schedule]") -> None:
+    """Print schedules with their parameters."""
+    for schedule in schedules:
+        show(f"{schedule.name}: {schedule.cron}, {schedule.status}")
+        for name, value in schedule.parameters.items():
+            show(f"  {name}={value if isinstance(value, str) else json.dumps(value)}")
+    if not schedules:
+        print("there are none")
+
+
+def show_history(history: "History", arguments: Mapping[str, Any]) -> None:
+    """Print a row for each run of a schedule."""
+    from operations.history import table
+
+    if history.runs:
+        print(columns(table(history.runs)))
+    else:
+        print(f"the schedule {arguments['name']} has no runs")
+    if history.problem:
+        remark = f"verdicts and APs could not be read: {history.problem}"
+        print(f"warning: {remark}\n  fix: give the data's location with --data-root", file=sys.stderr)
+
+
+def show_started(run: tuple[str, str], arguments: Mapping[str, Any]) -> None:
+    """Print which run was started."""
+    print(f"schedule {arguments['name']}: started the run {run[0]}\n{run[1]}")
+
+
+def show_paused(_: None, arguments: Mapping[str, Any]) -> None:
+    """Print which schedule was paused."""
+    print(f"schedule {arguments['name']}: paused")
+
+
+def show_resumed(_: None, arguments: Mapping[str, Any]) -> None:
+    """Print which schedule was resumed."""
+    print(f"schedule {arguments['name']}: resumed; missed runs are skipped")
+
+
+def show_deleted(_: None, arguments: Mapping[str, Any]) -> None:
+    """Print which schedule was deleted."""
+    print(f"schedule {arguments['name']}: deleted")

@@ -1,0 +1,50 @@
+"""Starts runs of the pipeline in Kubeflow Pipelines."""
+
+import sys
+
+from components import jobs, launchers
+from components.launchers.spec import START_TIMEOUT
+from pipelines import Access, preflight, wait
+from pipelines.kubeflow import Server, check_version
+from pipelines.submission import Submission
+
+
+def connect(access: Access) -> Server:
+    """Return the server, and warn if it does not have the tested version."""
+    server = Server(Access.find(access.host, access.namespace, access.ca))
+    if warning := check_version(server.version):
+        print(f"warning: Kubeflow Pipelines: {warning}", file=sys.stderr)
+    return server
+
+
+def start(submission: Submission, server: Server) -> tuple[str, str]:
+    """Check the cluster and start a run; return its id and its address in the UI."""
+    preflight.check(submission, server.namespace)
+    experiment = server.experiment(submission.experiment)
+    run_id = server.create_run(submission.name, experiment, submission.package(), {**submission.parameters})
+    return run_id, server.link("runs", run_id)
+
+
+def follow(submission: Submission, server: Server, run_id: str) -> None:
+    """Print the states of a started run until it has ended; see `wait.follow`."""
+    compiled, job = submission.options, submission.parameters.get("job", {})
+    try:
+        wait.follow(
+            server,
+            run_id,
+            deadline=compiled.deadline,
+            conditional=compiled.conditional,
+            start_timeout=job.get("start_timeout", START_TIMEOUT),
+        )
+    except KeyboardInterrupt:
+        print(f"the run continues: {server.link('runs', run_id)}", file=sys.stderr)
+        raise
+
+
+def status_command(submission: Submission, server: Server, run_id: str) -> str:
+    """Return the command that shows the training job of a run; empty if it has none."""
+    compiled = submission.options
+    if compiled.until or compiled.trials or not launchers.entry(submission.get("launcher")).pods:
+        return ""
+    where = f" -n {server.namespace}" if server.namespace else ""
+    return f"kubedet job status{where} {jobs.name_of(run_id)}"

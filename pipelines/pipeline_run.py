@@ -1,0 +1,101 @@
+"""One run of the pipeline in Kubeflow, as `kubedet submit` and `schedule create` take it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRun:
+    """The parameters of a run, named as those of the pipeline; None or empty is the pipeline's default.
+
+    Args:
+        data_root: URI under which data and runs are stored, e.g. s3://bucket/kubedet; every step must reach
+            it (default: with a claim /data/kubedet)
+        claim: PersistentVolumeClaim that every pod mounts at /data
+        source: images and boxes: sample (generated), coco:URI, coco:2017, voc:URI, yolo:URI, openimages:, or
+            the URI or path of a COCO, VOC or YOLO folder (default: sample)
+        recipe: a whole configuration: a name (`kubedet recipes list` shows them), or a file as `kubedet tune`
+            writes it (default: debug)
+        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated; `kubedet
+            recipes explain` lists the keys
+        gate: rules that a model must pass to be exported, e.g. 'coco/AP50 >= 0.5', separated by commas
+            (default: the recipe's)
+        min_new_images: skip training (and succeed) if fewer images were added, changed or removed since the
+            current version of the model (default: none: a run always trains)
+        warm_start: champion starts from the weights of the current version of the model, and trains a quarter
+            of the recipe's epochs unless train.epochs is set
+        prune: how many of the newest runs to keep: when the data is ready, older runs, versions, shards and
+            images that nothing needs are deleted under the data root (default: 0: keep all)
+        data_workers: number of pods that share download and sharding; 1 works in the pod of the step
+            (default: 1)
+        launcher: what runs the training and data workers: local (the step's own pod), kubernetes (a
+            PyTorchJob or a TrainJob: whichever the cluster runs), pytorchjob or trainjob (default:
+            kubernetes)
+        nodes: number of training pods, each on its own node (default: 1)
+        nproc: processes on each node; 0: one per GPU, or one without GPUs (default: 0)
+        gpus: GPUs per node, or of each trial's pod (default: 0)
+        image: container image of the training (default: the steps' own)
+        job: set one further field of the training job, e.g. memory_limit=64Gi or network.profile=rdma; may be
+            repeated; `kubedet job fields` lists them
+        output: URI of the run's folder (default: DATA_ROOT/runs/RUN_ID)
+        credentials: Secret with the object store's keys, which are all optional (default:
+            kubedet-object-store)
+        data_version: name for the current data; an existing name restores its data
+        size: resource requests of the pods that process the data or the model: small (500m cores, 2Gi),
+            medium (2, 8Gi) or large (6, 24Gi) (default: small for sample, large for coco:2017 and
+            openimages:, else medium)
+        step_cpu: CPU request of these pods, e.g. 2 or 500m (default: the size's)
+        step_memory: memory request of these pods, e.g. 8Gi (default: the size's)
+        signing: Secret whose private.pem signs the exported model; the default Secret is optional (default:
+            kubedet-signing)
+        registry: URL of the Kubeflow Model Registry that registers the exported model
+        notify: Secret whose url is the webhook to notify when the run ends; optional (default:
+            kubedet-notify)
+        trials: search hyper-parameters with so many trials, each in its own pod, instead of one training
+        parallelism: number of concurrent trials; 0: no limit (default: 16)
+        study: name of the search; an existing name continues that search (default: tune-RECIPE)
+        space: YAML file with the keys to search and their ranges (default: the recipe's space)
+        until: stop after this step: shards ends when the shards are written, without training
+        deadline: end a run that takes longer; 0: never
+        ttl: delete a run's pods and Workflow this long after it ends; 0: the cluster's setting
+        experiment: experiment that contains the runs
+    """
+
+    __pydantic_config__: ClassVar = {"revalidate_instances": "always"}
+
+    data_root: Annotated[str, "URI"] = ""
+    claim: Annotated[str, "PVC"] = ""
+    source: Annotated[str, "URI"] = ""
+    recipe: Annotated[str, "NAME"] = ""
+    overrides: Annotated[Mapping[str, object] | None, "KEY=VALUE"] = None
+    gate: Annotated[str, "RULES"] = ""
+    min_new_images: Annotated[int, Ge(0)] | None = None
+    warm_start: Annotated[str, "FROM"] = ""
+    prune: int | None = None
+    data_workers: Annotated[int, Ge(1)] | None = None
+    launcher: Annotated[str, "NAME"] = ""
+    nodes: int | None = None
+    nproc: int | None = None
+    gpus: int | None = None
+    image: Annotated[str, "IMAGE"] = ""
+    job: Annotated[Mapping[str, object] | None, "FIELD=VALUE"] = None
+    output: Annotated[str, "URI"] = ""
+    credentials: Annotated[str, "SECRET"] = ""
+    data_version: Annotated[str, "NAME"] = ""
+    size: Literal["small", "medium", "large"] | None = None
+    step_cpu: Annotated[str, "CORES"] = ""
+    step_memory: Annotated[str, "AMOUNT"] = ""
+    signing: Annotated[str, "SECRET"] = ""
+    registry: Annotated[str, "URL"] = ""
+    notify: Annotated[str, "SECRET"] = ""
+    trials: Annotated[int, Ge(0)] = 0
+    parallelism: int | None = None
+    study: Annotated[str, "NAME"] = ""
+    space: Annotated[str, "FILE"] = ""
+    until: Literal["shards"] | None = None
+    deadline: Annotated[int, "SECONDS"] = 0
+    ttl: Annotated[int, "SECONDS"] = 0
+    experiment: Annotated[str, "NAME"] = "kubedet"

@@ -1,0 +1,241 @@
+"""Recurring runs of the pipeline: one for each name, never two."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import kfp_server_api
+from cronsim import CronSim, CronSimError
+
+from components.environment import SCHEDULED_TIME
+from operations import history
+from pipelines import Access, preflight
+from pipelines.client import connect
+from pipelines.kubeflow import ENDED, Server, stopped
+from pipelines.pipeline import default_parameters
+from pipelines.pipeline_run import PipelineRun
+from pipelines.submission import Submission, compile_arguments
+from trainer.base.errors import ConfigError
+
+_MARK = "made by kubedet schedule, "
+"""Starts the description of kubedet's recurring runs, before a fingerprint."""
+
+_FORMER = ", after "
+"""After the fingerprint, before the ids of replaced recurring runs, whose runs are its history."""
+
+_MAX_FORMER = 50  # Ids in a description.
+
+_STARTED = "started by kubedet schedule --run-now"
+"""Description of a run that was started by hand."""
+
+_UNKNOWN_DAYS = re.compile(r"[Ll#]|(?<![\d/])7(?!\d)")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A recurring run."""
+
+    name: str
+    cron: str  # Six fields, the second first.
+    parameters: Mapping[str, Any]  # The pipeline's parameters that differ from their defaults.
+    status: str = ""  # "enabled" or "disabled"; what was done to one that was created or changed.
+    link: str = ""  # Address in the UI.
+    experiment: str = ""
+    compiled: Sequence[str] = ()  # Options of the compiled pipeline.
+    next_times: Sequence[datetime] = ()  # When it is due next, if the cluster's time is UTC.
+
+
+@dataclass(frozen=True)
+class History:
+    """The runs of a schedule."""
+
+    runs: list[history.Run] = field(default_factory=list)
+    problem: str = ""  # Why their verdicts could not be read.
+
+
+def create(run: PipelineRun, cron: str, name: str, access: Access, *, dry_run: bool) -> Schedule:
+    """Create a recurring run, or replace the one of the same name."""
+    cron = parse_cron(cron)
+    if run.output:
+        # Every run would find the first run's finished training there.
+        raise ConfigError("output would make all runs of a schedule share one folder", fix="leave it out")
+    if run.data_version:
+        raise ConfigError("data_version: the runs of a schedule have their own", fix="leave it out")
+    submission = Submission.make(replace(run, data_version=SCHEDULED_TIME), name)
+    done, link = "", ""
+    if not dry_run:
+        server = connect(access)
+        preflight.check(submission, server.namespace)
+        schedule_id, done = _create_or_replace(server, submission, cron)
+        link = server.link("recurringrun", schedule_id)
+    return Schedule(
+        name,
+        cron,
+        submission.parameters,
+        done,
+        link,
+        submission.experiment,
+        compile_arguments(submission.options),
+        list(islice(due_times(cron, datetime.now(UTC).replace(tzinfo=None)), 3)),
+    )
+
+
+def list_schedules(access: Access) -> list[Schedule]:
+    """Return the schedules that kubedet created."""
+    found = []
+    for item in _connect(access).schedules():
+        if (item.description or "").startswith(_MARK):
+            cron = item.trigger.cron_schedule.cron if item.trigger and item.trigger.cron_schedule else ""
+            status = (item.status or "unknown").lower()
+            found.append(Schedule(item.display_name, cron, _parameters(item), status))
+    return sorted(found, key=lambda schedule: schedule.name)
+
+
+def start_now(name: str, access: Access) -> tuple[str, str]:
+    """Start a run of a schedule; return its id and its address in the UI."""
+    server = connect(access)
+    schedule = _named(server, name)[-1]
+    if unfinished := [run.run_id for run in _runs(server, name) if run.state not in ENDED]:
+        raise ConfigError(
+            f"a run of the schedule {name!r} has not ended: {', '.join(unfinished)}",
+            fix="wait until it ends: the runs of a schedule share the data, so they run one at a time",
+        )
+    package, experiment = schedule.pipeline_spec, schedule.experiment_id
+    if package is None or experiment is None:
+        raise ConfigError(
+            f"Kubeflow Pipelines does not report the pipeline of the schedule {name!r}",
+            fix="start the run with `kubedet submit`",
+        )
+    run_id = server.create_run(f"{name} now", experiment, package, _parameters(schedule), _STARTED)
+    return run_id, server.link("runs", run_id)
+
+
+def change(name: str, verb: str, access: Access) -> None:
+    """Enable, disable or delete a schedule; a run that it has started continues."""
+    server = _connect(access)
+    found = _named(server, name)
+    for item in found[-1:] if verb == "enable" else found:
+        server.change_schedule(verb, item.recurring_run_id)
+
+
+def read_history(name: str, data_root: str, access: Access) -> History:
+    """Return the runs of a schedule, the oldest first, with the verdicts in the data root."""
+    server = _connect(access)
+    given, runs = _parameters(_named(server, name)[-1]), []
+    for run in _runs(server, name):
+        took = run.finished_at - run.created_at if run.finished_at and run.finished_at.year > 1970 else None
+        hours = took.total_seconds() / 3600 if took else None
+        state = "stopped" if stopped(run) else (run.state or "unknown").lower()
+        runs.append(history.Run(run.run_id, run.created_at, hours, state))
+    root = data_root or given.get("data_root") or default_parameters(volume="claim" in given)["data_root"]
+    return History(*history.complete(sorted(runs, key=lambda run: run.began), root))
+
+
+def parse_cron(text: str) -> str:
+    """Return a cron expression of five fields, or six with the second first, as Kubeflow takes it: six.
+
+    Kubeflow's parser, https://pkg.go.dev/github.com/robfig/cron@v1.2.0, rejects `L`, `#` and 7 for Sunday.
+    """
+    fields = text.split()
+    if len(fields) not in (5, 6):
+        raise ConfigError(
+            f"the cron expression {text!r} has {len(fields)} fields, not 5 or 6",
+            fix="write minute, hour, day of the month, month and day of the week: '0 2 * * *' is "
+            "every night at 2 (usually UTC)",
+        )
+    cron = " ".join(["0", *fields] if len(fields) == 5 else fields)
+    try:
+        if _UNKNOWN_DAYS.search(fields[-1]) or "L" in fields[-3].upper():
+            raise CronSimError("Kubeflow does not support L, # or 7 for Sunday")
+        next(due_times(cron, datetime(2000, 1, 1)))
+    except (CronSimError, ValueError, StopIteration) as error:
+        raise ConfigError(
+            f"the cron expression {text!r} cannot be used: {error}",
+            fix="use numbers, *, lists (1,3), ranges (1-5) and steps (*/10), days from 0 (Sunday) to 6, and "
+            "a date that exists",
+        ) from None
+    return cron
+
+
+def due_times(cron: str, after: datetime) -> Iterator[datetime]:
+    """Return the times after `after` at which a cron expression is due, in the same time zone."""
+    return CronSim(cron.replace("?", "*"), after)
+
+
+def _create_or_replace(server: Server, submission: Submission, cron: str) -> tuple[str, str]:
+    """Create or replace the schedule of a submission's name; return its id and what was done.
+
+    Kubeflow Pipelines cannot change a recurring run. The old one is deleted after the new one was created:
+    if the deletion fails there are two, and the next call leaves one.
+    """
+    package = submission.package()
+    parts = [submission.experiment, dict(submission.parameters), cron, package]
+    mark = _MARK + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    existing = _named(server, submission.name, required=False)
+    same = [item for item in existing if item.description.partition(_FORMER)[0] == mark]
+    if same:
+        kept, done = same[0].recurring_run_id, "unchanged"
+        if same[0].status != "ENABLED":
+            server.change_schedule("enable", kept)
+            done = "enabled"
+    else:
+        former = list(dict.fromkeys(each for item in existing for each in _ids(item)))
+        body = kfp_server_api.V2beta1RecurringRun(
+            display_name=submission.name,
+            description=mark + _FORMER * bool(former) + " ".join(former[-_MAX_FORMER:]),
+            experiment_id=server.experiment(submission.experiment),
+            pipeline_spec=package,
+            runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),
+            trigger=kfp_server_api.V2beta1Trigger(
+                cron_schedule=kfp_server_api.V2beta1CronSchedule(cron=cron)
+            ),
+            # One run at a time; missed runs are not started later.
+            max_concurrency="1",
+            no_catchup=True,
+            mode=kfp_server_api.RecurringRunMode.ENABLE,
+        )
+        kept = server.create_schedule(body)
+        done = "replaced" if existing else "created"
+    for item in existing:
+        if item.recurring_run_id != kept:
+            server.change_schedule("delete", item.recurring_run_id)
+    return kept, done
+
+
+def _connect(access: Access) -> Server:
+    return Server(Access.find(access.host, access.namespace, access.ca))
+
+
+def _named(server: Server, name: str, *, required: bool = True) -> list[Any]:
+    """Return the schedules of a name, the newest last; refuse one that kubedet did not create."""
+    schedules = [item for item in server.schedules() if item.display_name == name]
+    if any(not (item.description or "").startswith(_MARK) for item in schedules):
+        raise ConfigError(
+            f"the recurring run {name!r} was not created by `kubedet schedule`",
+            fix="choose another --name, or delete the existing one in the UI",
+        )
+    if required and not schedules:
+        raise ConfigError(f"there is no schedule {name!r}", fix="see `kubedet schedule list`")
+    return sorted(schedules, key=lambda item: str(item.created_at))
+
+
+def _runs(server: Server, name: str) -> list[Any]:
+    """Return the runs of a schedule, of those that it replaced, and of `kubedet schedule run`."""
+    ids = dict.fromkeys(each for item in _named(server, name) for each in _ids(item))
+    started = [run for run in server.runs_with("display_name", f"{name} now") if run.description == _STARTED]
+    return [*(run for each in ids for run in server.runs_with("recurring_run_id", each)), *started]
+
+
+def _parameters(schedule: Any) -> dict[str, Any]:
+    """Return the pipeline's parameters in a recurring run."""
+    return (schedule.runtime_config.parameters if schedule.runtime_config else None) or {}
+
+
+def _ids(item: Any) -> list[str]:
+    """Return the ids of a recurring run and of those that it replaced, the oldest first."""
+    return [*(item.description or "").partition(_FORMER)[2].split(), item.recurring_run_id]
