@@ -22,6 +22,7 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import DataConfig
 from trainer.data import image_keys
 from trainer.data import problem_counts as reasons
+from trainer.data.image_fetching import SHA256
 from trainer.data.plausibility import DROPPED, AnnotationChecker, merge_similar_classes, relabel_boxes
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import BLOCK, ROW, write_table
@@ -57,9 +58,10 @@ def build(
     )
     splits, tables = {}, {}
     boxes_of_train: Counter[int] = Counter()
+    found_names: set[str] = set()  # Of those that are excluded.
     with temporary_folder() as temporary:
         drafts = {
-            split: _draft_split(rows, labels, temporary / split, excluded, listing.problems)
+            split: _draft_split(rows, labels, temporary / split, excluded, found_names, listing.problems)
             for split, rows in listing.splits.items()
         }
         drop = config.empty_images == "drop" or (config.empty_images == "auto" and not listing.exhaustive)
@@ -94,6 +96,12 @@ def build(
         raise DataError(problem, fix=fix)
     found = meaning.findings(list(listing.splits))
     found.check(where)
+    unknown = sorted(name for name in excluded - found_names if not SHA256.fullmatch(name))
+    if unknown:
+        found.warnings.append(
+            f"{len(unknown)} names in data.exclude are of no image (first: {unknown[0]}): "
+            "write them as in the source"
+        )
     labels_by_id = {category.original_id: category.id for category in categories}
     hierarchy = {}
     for original_id, label in labels_by_id.items():
@@ -122,9 +130,17 @@ class _SplitDraft:
 
 
 def _draft_split(
-    rows: Rows, labels: np.ndarray, path: Path, excluded: frozenset[str], problems: Problems
+    rows: Rows,
+    labels: np.ndarray,
+    path: Path,
+    excluded: frozenset[str],
+    found_names: set[str],
+    problems: Problems,
 ) -> _SplitDraft:
-    """Write a split's rows to a local file, as a source may be slow to read."""
+    """Write a split's rows to a local file, as a source may be slow to read.
+
+    Names of images that are `excluded` are added to `found_names`.
+    """
     numbers, fractions = array("Q"), array("d")
     filled = [np.zeros(0, bool)]
     with pq.ParquetWriter(path, ROW, compression="lz4") as file:
@@ -132,11 +148,12 @@ def _draft_split(
             batch = listed
             if excluded:
                 names = listed.column("file_name").to_pylist()
-                kept = [excluded.isdisjoint((name, image_keys.stem(name))) for name in names]
-                batch = listed.filter(pa.array(kept))
-                for name, is_kept in zip(names, kept, strict=True):
-                    if not is_kept:
+                matches = [excluded.intersection((name, image_keys.stem(name))) for name in names]
+                batch = listed.filter(pa.array([not match for match in matches]))
+                for name, match in zip(names, matches, strict=True):
+                    if match:
                         problems.add(reasons.IMAGE_EXCLUDED, name)
+                        found_names |= match
             boxes = relabel_boxes(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))

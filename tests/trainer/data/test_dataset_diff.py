@@ -79,6 +79,15 @@ def test_excluded_images_are_in_no_later_data(coco, root, tmp_path):
     assert make(coco, root, replace(CONFIG, exclude=str(moved))).fingerprint != raw.fingerprint
 
 
+def test_excluded_names_that_are_of_no_image_are_reported(coco, root, tmp_path, caplog):
+    listed = tmp_path / "exclude.txt"
+    listed.write_text(f"0005.jpg\n0006\n0007.jpeg\n{'0' * 64}\n")
+    raw = make(coco, root, replace(CONFIG, exclude=str(listed)))
+    assert sum(split.images for split in raw.splits.values()) == 18
+    assert "1 names in data.exclude are of no image (first: 0007.jpeg)" in caplog.text
+    assert len(raw.warnings) == 1
+
+
 def test_an_image_that_its_hash_excludes_is_not_stored(coco, root, tmp_path):
     hashed = hashlib.sha256((coco / "train" / "0011.jpg").read_bytes()).hexdigest()
     (tmp_path / "exclude.txt").write_text(hashed)
