@@ -18,13 +18,12 @@ import torch
 from trainer import storage
 from trainer.base.errors import ExportError
 from trainer.data.shard_folder import ShardIndex
-from trainer.evaluation.coco import METRICS, number
-from trainer.evaluation.metrics import SUMMARY
+from trainer.evaluation.coco import number
+from trainer.evaluation.metrics import METRICS, SUMMARY
 from trainer.export import bundle
 from trainer.export.formats import FORMATS
-from trainer.export.metadata import ExportedFormat, Input, Metadata, Origin, Outputs, Scored
+from trainer.export.metadata import Check, ExportedFormat, Input, Metadata, Origin, Outputs, Scored
 from trainer.export.preprocess import BOXES, RULES
-from trainer.export.verify import Check
 from trainer.model.architecture import INPUT, OUTPUTS, RAW_OUTPUTS, Architecture
 
 _MAX_CLASSES = 100

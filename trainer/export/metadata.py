@@ -137,7 +137,7 @@ class Metadata:
     @model_validator(mode="after")
     def _check_classes(self) -> "Metadata":
         ids = [item.get("id") for item in self.classes]
-        if not all(isinstance(value, int) for value in ids) or sorted(ids) != list(range(len(ids))):
+        if sorted(value for value in ids if isinstance(value, int)) != list(range(len(ids))):
             raise ValueError("the ids of classes are not 0, 1, 2, ...")
         if not all(isinstance(item.get("name"), str) for item in self.classes):
             raise ValueError("a class has no name")

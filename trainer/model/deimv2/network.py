@@ -38,7 +38,7 @@ class Decoder(deimv2.Deimv2Decoder):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.class_embed, self.bbox_embed = part.class_embed, part.bbox_embed
         self.integral = _ExactIntegral(config)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(self, *, reference_points: Tensor, **inputs: Any) -> Any:
         position = self.query_pos_head(reference_points.sigmoid()).clamp(min=-10, max=10)

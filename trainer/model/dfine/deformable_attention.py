@@ -40,7 +40,9 @@ def sample_features(
         return output
     exact = torch.promote_types(value.dtype, torch.float32)
     constants = _levels(tuple(shapes), tuple(points), exact, len(value), value.shape[2])
-    return _SampleFeatures.apply(value.to(exact), locations.to(exact), attention.to(exact), *constants)
+    inputs = value.to(exact), locations.to(exact), attention.to(exact)
+    samples: Tensor = _SampleFeatures.apply(*inputs, *constants)
+    return samples
 
 
 @functools.lru_cache(maxsize=64)
