@@ -129,6 +129,8 @@ class LocalRun(AbstractContextManager["LocalRun"]):
         with GuardedProcess(
             command, env=self._environment(), grace_seconds=_GRACE_SECONDS, keep_open=[self._lock.fileno()]
         ) as self._process:
+            if self.stopped:  # While it was started.
+                self._process.stop()
             self._show(self._process)
             code = self._process.wait()
         self._process = None

@@ -24,7 +24,7 @@ _START = '{"event":'
 
 
 class _Event(BaseModel):
-    model_config = {**STRICT, "frozen": True}
+    model_config = {**STRICT, "frozen": True, "ser_json_inf_nan": "constants"}
 
 
 class Progress(_Event):
