@@ -104,7 +104,7 @@ class ShardIndex:
     quarantined: list[Quarantined] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)  # Tables of samples and ground truth, by name.
-    content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.content_digest`.
+    content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.write_images`.
 
     @property
     def names(self) -> list[str]:
