@@ -45,6 +45,7 @@ from kubedet.api import (
     recipes_list,
     recipes_show,
     recipes_space,
+    run,
     schedule_create,
     schedule_delete,
     schedule_history,
@@ -60,7 +61,6 @@ from kubedet.api import (
     weights_list,
 )
 from kubedet.results import ClusterRun, Evaluation, Run
-from kubedet.words import train
 from pipelines import Access, JobPlace
 from pipelines.pipeline_run import PipelineRun
 from trainer.base.errors import KubedetError
@@ -75,9 +75,9 @@ __all__ = [
     "data_verify", "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
     "job_status", "job_stop", "job_submit", "job_wait", "load", "model_list", "model_promote",
     "model_rollback", "model_show", "model_trace", "model_verify", "predict", "recipes_explain",
-    "recipes_list", "recipes_show", "recipes_space", "schedule_create", "schedule_delete",
+    "recipes_list", "recipes_show", "recipes_space", "run", "schedule_create", "schedule_delete",
     "schedule_history", "schedule_list", "schedule_pause", "schedule_resume", "schedule_run", "score",
-    "serve", "submit", "train", "tune", "weights_fetch", "weights_list",
+    "serve", "submit", "tune", "weights_fetch", "weights_list",
 ]  # fmt: skip
 
 

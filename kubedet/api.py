@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from annotated_types import Ge, Interval
+from annotated_types import Ge, Gt, Interval
 
 from kubedet.interface import public
 from kubedet.results import (
@@ -21,6 +21,7 @@ from kubedet.results import (
     ModelVersion,
     Preview,
     PublishedModel,
+    Run,
     Weights,
 )
 from pipelines import Access, JobPlace
@@ -55,6 +56,86 @@ Positive: TypeAlias = Annotated[int, Ge(1)]
 
 DATA_ROOT = "./data_root"
 SCHEDULE = "kubedet"  # Default name of a schedule.
+
+
+@public
+def run(
+    *,
+    source: Uri = "sample",
+    recipe: Name = "debug",
+    minutes: Annotated[float, Gt(0)] | None = None,
+    overrides: Overrides = None,
+    gate: Annotated[str, "RULES"] = "",
+    min_new_images: Count = 0,
+    warm_start: Annotated[str, "FROM"] = "",
+    nproc: int | None = None,
+    name: Name = "",
+    data_root: Uri = DATA_ROOT,
+    output: Folder = "./runs",
+) -> Run:
+    """Run the whole pipeline on this machine.
+
+    Download, shard, train, evaluate, and export. If it is stopped or killed, repeat the command with the same
+    name to continue. Exit code 0 also if the gate fails.
+
+    Args:
+        source: images and boxes: sample (generated), coco:URI, coco:2017, voc:URI, yolo:URI, openimages:, or
+            the URI or path of a COCO, VOC or YOLO folder
+        recipe: a whole configuration: a name (`kubedet recipes list` shows them), or a file as `kubedet tune`
+            writes it
+        minutes: train for at most so many minutes; the same as --set train.minutes=MINUTES
+        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated; `kubedet
+            recipes explain` lists the keys
+        gate: rules that a model must pass to be exported, e.g. 'coco/AP50 >= 0.5', separated by commas
+            (default: the recipe's)
+        min_new_images: skip training (and succeed) if fewer images were added, changed or removed since the
+            current version of the model; 0: always train
+        warm_start: champion starts from the weights of the current version of the model, and trains a quarter
+            of the recipe's epochs unless train.epochs is set
+        nproc: training processes (default: one for each GPU; 2 without GPUs)
+        name: name of the run (default: the recipe and the time)
+        data_root: where data is kept: a folder or e.g. s3://bucket/prefix
+        output: where runs go
+
+    Raises:
+        Interrupted: it was stopped; call it again with the same name to continue.
+        KubedetError: an argument cannot be used, or a step failed.
+
+    Examples:
+        >>> tiny = {"train.epochs": 1, "loader.image_size": 96, "model.backbone_width": 8}
+        >>> run = kubedet.run(source="sample:images=12,size=96", overrides=tiny, name="tiny", nproc=1)
+        run tiny: recipe debug, source sample:images=12,size=96
+        ...
+        >>> sorted(run.metrics)[:2], run.model.names
+        (['coco/AP', 'coco/AP50'], ['circle', 'square', 'triangle', 'star', 'ring'])
+    """
+    from pipelines import run as local
+    from trainer import storage
+    from trainer.config.schema import MINUTES
+
+    options = local.Options.make(
+        name,
+        recipe,
+        ({MINUTES: minutes} if minutes is not None else {}) | {**(overrides or {})},
+        source=source,
+        gate=gate,
+        min_new_images=min_new_images,
+        warm_start=warm_start,
+        nproc=nproc,
+        data_root=data_root,
+        output=output,
+    )
+    record = local.run(options)
+    paths = record.paths
+    return Run(
+        folder=str(options.folder),
+        report=paths.get("report", ""),
+        metrics=record.metrics,
+        passed=bool(record.gate.get("passed")),
+        shards=storage.read_json(paths["metrics"])["shards"] if "metrics" in paths else "",
+        name=options.name,
+        trained=paths.get("model") or paths.get("checkpoint", ""),
+    )
 
 
 @public

@@ -17,7 +17,6 @@ from kubedet.display import data, jobs, models, runs
 from kubedet.interface import check_text, translate_errors
 from kubedet.job_menu import job_menu
 from pipelines import Access, JobPlace
-from pipelines import cli as old
 from pipelines.pipeline_run import PipelineRun
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_USAGE, KubedetError
@@ -58,6 +57,7 @@ GROUPS = {
 """Commands that have commands below them."""
 
 COMMANDS: Mapping[str, Entry] = {
+    "run": Entry(api.run, show_nothing),
     "submit": Entry(api.submit, runs.show_run),
     "schedule create": Entry(api.schedule_create, runs.show_schedule),
     "schedule list": Entry(api.schedule_list, runs.show_schedules),
@@ -113,8 +113,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         check_text(words, "the command line")
-        if words and words[0] in old.SUMMARIES:
-            return old.main(words)
         with translate_errors():
             return make_app(words)(words, prog_name="kubedet", standalone_mode=False) or 0
     except KubedetError as error:
@@ -149,8 +147,6 @@ def make_app(words: Sequence[str] | None = None) -> typer.Typer:
         "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 120},
     }
     app = typer.Typer(name="kubedet", help=TITLE, callback=_program, **settings)
-    for name, text in old.SUMMARIES.items():
-        app.command(name, help=text)(show_nothing)
     groups: dict[str, typer.Typer] = {}
     for name, entry in COMMANDS.items():
         group, _, verb = name.rpartition(" ")

@@ -31,7 +31,6 @@ from components.launchers.job_options import read_job
 from components.launchers.spec import from_fields
 from kubedet import cli
 from operations.tuning.space import parse
-from pipelines import cli as old
 from pipelines import wait
 from trainer.__main__ import _parser as trainer_parser
 from trainer.config.parsing import parse_overrides
@@ -242,19 +241,14 @@ def stand_ins(words):
 
 def check(words):
     """Parse a command, and check its source, recipe, keys and job."""
-    if words[0] in old.SUMMARIES:
-        options = old.make_parser(words[0]).parse_args(words)
-        sources.parse(options.source or "sample")
-        recipes.load(recipes.named(options.recipe or "debug")[0], parse_overrides(options.overrides))
-        return
     command, context = typer.main.get_command(cli.make_app()), None
     rest = list(words)
     while hasattr(command, "commands"):
         command = command.commands[rest.pop(0)]
     context = command.make_context("kubedet", rest)
-    if words[0] == "tune":
+    if words[0] in ("run", "tune"):
         sources.parse(context.params["source"])
-        recipes.load(context.params["recipe"], parse_overrides(context.params["overrides"]))
+        recipes.load(recipes.named(context.params["recipe"])[0], parse_overrides(context.params["overrides"]))
     if words[:2] == ["job", "submit"]:
         names = signature(read_job).parameters
         read_job(**{name: value for name, value in context.params.items() if name in names})
@@ -331,8 +325,6 @@ def test_commands_in_sentences_exist_and_know_their_options():
     for page, text in PAGES.items():
         for names, rest in re.findall(r"`kubedet ((?:[a-z]+ ?)+)([^`\n]*)`", text):
             words = tuple(names.split())
-            if words[0] in old.SUMMARIES:
-                continue
             command = max((key for key in known if words[: len(key)] == key), key=len, default=None)
             assert command, f"{page}: there is no kubedet {names}"
             options = set(re.findall(r"(?<=\s)(--?[a-z][a-z-]*)", " " + rest.split(" -- ")[0]))

@@ -8,8 +8,8 @@ import pytest
 from hostile import deep, examples, odd_texts, refused, tried, values
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pipelines.commands.schedule import parse_cron
 
+from pipelines.schedules import parse_cron
 from trainer.base.errors import ConfigError, EvaluationError
 from trainer.config.parsing import parse_overrides
 from trainer.evaluation import gate

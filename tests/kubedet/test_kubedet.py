@@ -26,13 +26,13 @@ ROOT = Path(__file__).parents[2]
 CLASSES = [{"id": 0, "name": "cat", "original_id": 17}, {"id": 1, "name": "dog", "original_id": 18}]
 EXAMPLES = {
     test.name: test
-    for module in ("kubedet", "kubedet.api", "kubedet.words", "kubedet.model", "kubedet.results")
+    for module in ("kubedet", "kubedet.api", "kubedet.model", "kubedet.results")
     for test in doctest.DocTestFinder().find(importlib.import_module(module))
     if test.examples
 }
 TINY = {"train.epochs": 1, "loader.image_size": 96, "model.backbone_width": 8}
 SLOW = dict.fromkeys(["kubedet.api.evaluate", "kubedet.api.compile"], pytest.mark.slow)
-SLOW["kubedet.words.train"] = [pytest.mark.slow, pytest.mark.extra]  # The notebook trains too.
+SLOW["kubedet.api.run"] = [pytest.mark.slow, pytest.mark.extra]  # The notebook trains too.
 
 
 @pytest.fixture
@@ -132,11 +132,10 @@ def test_unusable_images_are_named(folder, images, message):
         (lambda: kubedet.load("pets").predict("photo.jpg", score="0.3"), "from 0 to 1, not '0.3'"),
         (lambda: kubedet.load(None), "model: "),
         (lambda: kubedet.evaluate(7, shards="nowhere"), "model: "),
-        (lambda: kubedet.train(nporc=2), "unrecognized arguments: --nporc=2"),
-        (lambda: kubedet.train(nproc="two"), "invalid int value: 'two'"),
-        (lambda: kubedet.train("coco:/nowhere"), "/nowhere"),
-        (lambda: kubedet.train(minutes=-1), r"train\.minutes"),
-        (lambda: kubedet.train("https://user:word@host/x.zip"), "name or password"),
+        (lambda: kubedet.run(nproc="two"), "nproc: "),
+        (lambda: kubedet.run(source="coco:/nowhere"), "/nowhere"),
+        (lambda: kubedet.run(minutes=-1), "minutes: "),
+        (lambda: kubedet.run(source="https://user:word@host/x.zip"), "name or password"),
         (lambda: kubedet.evaluate("runs/first/model", shards="nowhere"), "nowhere is not a folder of shards"),
         (lambda: kubedet.submit(PipelineRun(source="cards.zip", data_root="s3://b/r")), "no pod finds"),
         (lambda: kubedet.submit(PipelineRun(data_root="s3://b/r", nodes="2")), "run.nodes: "),
@@ -155,7 +154,7 @@ def test_a_failed_step_is_an_error_also_in_a_thread(folder, forked_processes):
     with zipfile.ZipFile("cards.zip", "w") as archive:
         archive.writestr("data.yaml", "names: [ace]\ntrain: images\n")
     with ThreadPoolExecutor(1) as thread, pytest.raises(kubedet.KubedetError, match="download: ") as caught:
-        thread.submit(kubedet.train, "yolo:cards.zip").result()
+        thread.submit(kubedet.run, source="yolo:cards.zip").result()
     assert caught.value.fix
 
 

@@ -11,10 +11,10 @@ from webhook import Webhook
 from components import reports, run_end, steps
 from operations import notifications
 from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Outcome, tell
-from pipelines.commands import run
-from pipelines.commands.run import Options
+from pipelines import run
+from pipelines.run import Options
 from trainer.base import log
-from trainer.base.errors import StorageError
+from trainer.base.errors import KubedetError, StorageError
 from trainer.steps.manifests import Bundle, Scores, TrainedModel
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
@@ -181,7 +181,8 @@ def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypa
 def test_kubedet_run_tells_of_its_own_failure(hook, tmp_path, monkeypatch, capsys, stopped, told):
     monkeypatch.setattr(run, "_run_steps", lambda *given: stopped)
     monkeypatch.setattr(run, "check", lambda options: None)
-    assert run.run(Options("mine", {"output": str(tmp_path)})) != 0
+    with pytest.raises(KubedetError):
+        run.run(Options("mine", output=str(tmp_path)))
     assert [(body["event"], body["run"]) for body in hook.posted] == [("failed", "mine")] * told
     record = json.loads((tmp_path / "mine" / "summary.json").read_text())
     assert record["status"] == ("interrupted" if stopped else "failed") and "geheim" not in json.dumps(record)

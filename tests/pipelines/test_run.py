@@ -18,14 +18,14 @@ import run_pods
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pipelines import Access, cli
-from pipelines.commands import run
-from pipelines.commands.run import Options, RunRecord, _check_same, check, report
+from kubedet import cli
+from pipelines import Access, run
 from pipelines.display import RunProgress, describe_step
 from pipelines.kubeflow import Server
+from pipelines.run import Options, RunRecord, _check_same, check, failure, report
 from pipelines.wait import Pods, raise_failure
 from trainer import storage
-from trainer.base.errors import ConfigError, DataError, LaunchError
+from trainer.base.errors import ConfigError, KubedetError, LaunchError
 from trainer.storage import outputs
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -55,8 +55,8 @@ def test_mistakes_are_refused_before_anything_starts(words, tmp_path, capsys, mo
 
 
 def test_other_settings_are_refused_once_it_has_trained(tmp_path):
-    before = Options("a", {"output": str(tmp_path), "overrides": {"train.epochs": 1}})
-    after = replace(before, given={**before.given, "overrides": {"train.epochs": 2}})
+    before = Options("a", output=str(tmp_path), overrides={"train.epochs": 1})
+    after = replace(before, overrides={"train.epochs": 2})
     record = {"kind": "run", "version": 1, "arguments": before.arguments()}
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "summary.json").write_text(json.dumps(record))
@@ -68,7 +68,7 @@ def test_other_settings_are_refused_once_it_has_trained(tmp_path):
 
 
 def test_a_damaged_summary_is_only_a_warning(tmp_path, capsys):
-    options = Options("a", {"output": str(tmp_path)})
+    options = Options("a", output=str(tmp_path))
     (tmp_path / "a" / "train").mkdir(parents=True)
     path = tmp_path / "a" / "summary.json"
     storage.write_json(str(path), {"kind": "run", "version": 1, "arguments": {"source": "another"}}, indent=2)
@@ -76,20 +76,14 @@ def test_a_damaged_summary_is_only_a_warning(tmp_path, capsys):
         path.write_text(damaged)
         _check_same(options.folder, options)
         assert f"warning: {path}" in capsys.readouterr().err
-    path.write_text('{"kind": "run", "version": 9}')
-    with pytest.raises(DataError, match="was written by a newer kubedet"):
-        _check_same(options.folder, options)
 
 
-def test_a_quick_run_is_one_of_few_minutes(monkeypatch):
+def test_minutes_are_an_override(monkeypatch):
     asked = []
-    monkeypatch.setattr("pipelines.commands.run.run", lambda request: asked.append(request) or 0)
-    assert cli.main(["run", "--quick", "--recipe", "small", "--set", "train.lr=0.1"]) == 0
-    assert asked[0]["overrides"] == {"train.minutes": 4, "train.lr": 0.1}
-    # The command that goes on with it has the value itself.
-    assert "--set train.minutes=4" in asked[0].command() and "--quick" not in asked[0].command()
-    assert cli.main(["run", "--quick", "--set", "train.minutes=7"]) == 0
-    assert asked[1]["overrides"] == {"train.minutes": 7}  # What is set wins.
+    monkeypatch.setattr(run, "run", lambda options: asked.append(options) or RunRecord("a", {}))
+    assert cli.main(["run", "--minutes", "4", "--recipe", "small", "--set", "train.lr=0.1"]) == 0
+    assert asked[0].overrides == {"train.minutes": 4, "train.lr": 0.1}
+    assert "--set train.minutes=4" in asked[0].command()
 
 
 @pytest.mark.slow
@@ -137,7 +131,7 @@ def test_a_failing_step_fails_the_run_and_says_why(tmp_path, kubedet):
     words = ("run", "--name", "bad", "--source", f"coco:{tmp_path}/set", *settings(tmp_path, TINY))
     code, out, err = kubedet(*words)
     assert code == 2
-    assert "error in step download" in err and str(annotations) in err and "Traceback" not in out + err
+    assert "error: step download: " in err and str(annotations) in err and "Traceback" not in out + err
     assert "Download: failed" in out and "Train" not in out
     summary = json.loads((tmp_path / "runs" / "bad" / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["error"]["step"] == "download"
@@ -182,13 +176,10 @@ def test_killed_and_stopped_it_leaves_nothing_behind_and_goes_on(tmp_path, kubed
     output = process.communicate(timeout=240)[0]
     assert process.returncode == 143 and not processes_of(tmp_path), output
     assert "Train: stopped" in output and "failed" not in output and "Traceback" not in output
-    assert output.splitlines()[-2] == "interrupted in step train; to continue:"
-    assert output.splitlines()[-1].startswith("  kubedet run --name killed ")
+    assert output.splitlines()[-2] == "error: the run was stopped in step train"
+    assert output.splitlines()[-1].startswith("  fix: to continue: kubedet run --name killed ")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "interrupted" and summary["error"]["step"] == "train"
-
-
-AGAIN = "kubedet run --name first"
 
 
 @pytest.fixture
@@ -216,7 +207,7 @@ def record(folder):
 
 
 def tell(record, folder):
-    report(record, RunProgress(folder / "events"), folder, again=AGAIN)
+    report(record, folder)
 
 
 def test_a_run_that_went_well(record, folder, capsys):
@@ -243,18 +234,29 @@ def test_without_a_model_there_is_none_to_try(record, folder, capsys):
     assert "\n\ngate: failed, no model was exported\n  coco/AP 0.5 >= 0.9: failed\n\nrun first" in printed
 
 
+def test_the_error_of_a_run_names_the_step_and_how_to_continue(record, folder):
+    record.status, record.error = "interrupted", {"step": "train", "message": "stopped", "exit_code": 143}
+    progress = RunProgress(folder / "events")
+    error = failure(record, progress, Options("first"))
+    assert error.exit_code == 143 and "kubedet run --name first" in error.fix
+    record.status, record.error = "failed", {"step": "", "message": "bad\n  fix: mend it", "exit_code": 2}
+    error = failure(record, progress, Options("first"))
+    assert (error.message, error.fix, error.exit_code) == ("bad", "mend it", 2)
+
+
 def test_a_finished_run_that_is_repeated_prints_its_results(record, folder, capsys, monkeypatch):
     (folder / outputs.RECORD).write_text(json.dumps(run._FILES))
     for name in ("train", "a model"):
         (folder / name).mkdir()
     (folder / "evaluation" / "report.html").touch()
-    options = Options(folder.name, {"output": str(folder.parent), "nproc": 1})
+    options = Options(folder.name, output=str(folder.parent), nproc=1)
     replace(record, arguments=options.arguments()).write(folder)
     started: list[object] = []
     monkeypatch.setattr(run, "_run_steps", lambda *given: bool(started.append(given)))
-    assert run.run(options) == 0 and not started
+    assert run.run(options).status == "succeeded" and not started
     assert "gate: passed" in capsys.readouterr().out
-    run.run(replace(options, given={**options.given, "gate": "coco/AP >= 0.1"}))
+    with pytest.raises(KubedetError):  # No step has run.
+        run.run(replace(options, gate="coco/AP >= 0.1"))
     assert len(started) == 1
 
 
@@ -341,13 +343,12 @@ def test_the_run_itself_may_say_why(judged):
 
 
 def test_all_problems_are_in_one_error():
-    options = Options(
-        "a/b", {"source": "/missing", "recipe": "nope", "nproc": 0, "gate": "coco/AP >= x, coco/AP50 > y"}
-    )
+    gate = "coco/AP >= x, coco/AP50 > y"
+    options = Options("a/b", source="/missing", recipe="nope", nproc=0, gate=gate)
     with pytest.raises(ConfigError) as caught:
         check(options)
     lines = caught.value.message.splitlines()[1:]
-    wrong = ["'a/b'", "--nproc", "/missing does not exist", "unknown recipe 'nope'"]
+    wrong = ["'a/b'", "nproc", "/missing does not exist", "unknown recipe 'nope'"]
     wrong += ["coco/AP >= x", "coco/AP50 > y"]
     assert len(lines) == len(wrong)
     assert all(part in line for part, line in zip(wrong, lines, strict=True))
@@ -359,29 +360,27 @@ def test_all_problems_are_in_one_error():
         Options("plain"),
         Options(
             "other",
-            {
-                "source": "voc:/data/my set",
-                "recipe": "small",
-                "nproc": 4,
-                "data_root": "s3://bucket/root",
-                "output": "/runs",
-                "gate": "coco/AP50 >= 0.5",
-                "overrides": {
-                    "train.epochs": 3,
-                    "data.classes": ["a b"],
-                    "export.name": "10",
-                    "train.lr": 1e-4,
-                },
+            source="voc:/data/my set",
+            recipe="small",
+            nproc=4,
+            data_root="s3://bucket/root",
+            output="/runs",
+            gate="coco/AP50 >= 0.5",
+            overrides={
+                "train.epochs": 3,
+                "data.classes": ["a b"],
+                "export.name": "10",
+                "train.lr": 1e-4,
             },
         ),
     ],
 )
 def test_the_command_asks_for_the_same(options, monkeypatch):
     seen = []
-    monkeypatch.setattr(run, "run", lambda started: seen.append(started) or 0)
+    monkeypatch.setattr(run, "run", lambda options: seen.append(options) or RunRecord("a", {}))
     words = shlex.split(options.command())
-    if "nproc" not in options.given:
-        words += ["--nproc", str(options["nproc"])]  # Its default on the command line depends on the machine.
+    if "--nproc" not in words:
+        words += ["--nproc", str(options.nproc)]  # Its default on the command line depends on the machine.
     assert cli.main(words[1:]) == 0
     (again,) = seen
     assert again.name == options.name and again.arguments() == options.arguments()

@@ -34,7 +34,6 @@ from trainer.config.types import (
 )
 
 MINUTES = "train.minutes"  # key of a run's time limit
-QUICK_MINUTES = 4  # its value for `kubedet run --quick`
 
 
 @dataclass(config=STRICT, frozen=True)

@@ -1,6 +1,5 @@
 """`kubedet run`: the pipeline on this machine, its record, and the report at its end."""
 
-import argparse
 import json
 import os
 import platform
@@ -19,12 +18,10 @@ from typing import Any, TextIO
 
 from components.hooks import FAILED, HELD_BACK, NOTHING_NEW, PASSED, Outcome
 from operations import notifications
-from pipelines import display, parameters
-from pipelines.commands import Commands, columns, option
-from pipelines.commands.options import add_overrides, add_parameter, read_recipe
+from pipelines import display
 from pipelines.display import RunProgress
 from pipelines.local import LocalRun, Results
-from pipelines.parameters import Values
+from pipelines.parameters import Values, check_all
 from trainer import storage
 from trainer.base.errors import (
     EXIT_FAILURE,
@@ -32,7 +29,10 @@ from trainer.base.errors import (
     ConfigError,
     DamagedError,
     FormError,
+    Interrupted,
+    KubedetError,
     StorageError,
+    TrainingError,
     check_name,
 )
 from trainer.base.log import clock
@@ -40,7 +40,6 @@ from trainer.base.safe_text import redacted
 from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import available_cores
 from trainer.config.parsing import as_override
-from trainer.config.schema import MINUTES, QUICK_MINUTES
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
 from trainer.model import recipes
@@ -54,74 +53,54 @@ _FILES = (
 """What a run writes into its folder."""
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "run",
-        description="Download, shard, train, evaluate, and export on this machine. If it is stopped or "
-        "killed, repeat the command with the same --name to continue. Exit code 0 also if the gate fails.",
-    )
-    for name, item in parameters.LOCAL.items():
-        if name == "overrides":
-            add_overrides(parser)
-        else:
-            add_parameter(parser, item)
-    option(parser, "--name NAME", "name of the run (default: the recipe and the time)")
-    option(
-        parser,
-        "--quick",
-        f"train for at most {QUICK_MINUTES} minutes, same as --set {MINUTES}={QUICK_MINUTES}",
-    )
-    parser.set_defaults(command=lambda arguments: run(read_options(arguments)))
-
-
-def read_options(arguments: argparse.Namespace) -> "Options":
-    """Return what the options of the command describe."""
-    overrides = read_recipe(arguments)
-    if arguments.quick:
-        overrides = {MINUTES: QUICK_MINUTES} | overrides
-    values = {name: getattr(arguments, name) for name in parameters.LOCAL} | {"overrides": overrides}
-    # Without importing torch, which takes seconds, on a machine without GPUs.
-    if arguments.nproc is None and any(Path("/dev").glob("nvidia[0-9]*")):
-        import torch
-
-        values["nproc"] = torch.cuda.device_count() or None
-    values = {name: value for name, value in values.items() if value is not None}
-    recipe = values.get("recipe", parameters.LOCAL["recipe"].default)
-    name = arguments.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    return Options(name, values)
-
-
 @dataclass(frozen=True)
 class Options:
     """The options of `kubedet run`."""
 
     name: str  # Name of the run and of its folder.
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """Values of parameters in `parameters.LOCAL`; the others have their default there."""
+    source: str = "sample"
+    recipe: str = "debug"
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    gate: str = ""
+    min_new_images: int = 0
+    warm_start: str = ""
+    nproc: int = 2
+    data_root: str = "./data_root"
+    output: str = "./runs"
 
-    def __getitem__(self, name: str) -> Any:
-        """Return a parameter's value."""
-        return self.given.get(name, parameters.LOCAL[name].default)
+    @classmethod
+    def make(cls, name: str, recipe: str, overrides: Mapping[str, object], **settings: Any) -> "Options":
+        """Return the options of a run whose recipe may be a file; None and "" are the defaults."""
+        recipe, of_file = recipes.named(recipe)
+        # Without importing torch, which takes seconds, on a machine without GPUs.
+        if settings["nproc"] is None and any(Path("/dev").glob("nvidia[0-9]*")):
+            import torch
+
+            settings["nproc"] = torch.cuda.device_count() or None
+        settings = {key: value for key, value in settings.items() if value not in (None, "")}
+        title = name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+        return cls(title, recipe=recipe, overrides={**of_file, **overrides}, **settings)
 
     @property
     def folder(self) -> Path:
         """The run's folder, absolute."""
-        return Path(self["output"]).absolute() / self.name
+        return Path(self.output).absolute() / self.name
 
     def command(self) -> str:
         """Return the command line that starts or continues this run."""
         words = ["kubedet", "run", "--name", self.name]
-        for name, item in parameters.LOCAL.items():
-            if name != "overrides" and self[name] != item.default:
-                words += [item.option, str(self[name])]
-        for key, value in self["overrides"].items():
+        for item in fields(self)[1:]:
+            value = getattr(self, item.name)
+            if item.name != "overrides" and value != item.default:
+                words += [f"--{item.name.replace('_', '-')}", str(value)]
+        for key, value in self.overrides.items():
             words += ["--set", as_override(key, value)]
         return shlex.join(words)
 
     def arguments(self) -> Values:
         """Return the parameters of the run."""
-        values = {name: self[name] for name in parameters.LOCAL}
-        return values | {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
+        values = {item.name: getattr(self, item.name) for item in fields(self)[1:]}
+        return values | {"data_root": storage.absolute(self.data_root), "output": str(self.folder)}
 
 
 @dataclass
@@ -156,7 +135,9 @@ class RunRecord:
         done = {step.name for step in progress.steps.values() if step.state == "done"}
         # Without an export the run is complete if the gate failed.
         held_back = self.gate and not self.gate["passed"]
-        optional = {"train", "evaluate", "export"} if progress.since else {"export"} if held_back else set()
+        optional = (
+            set(progress.steps) - {"download"} if progress.since else {"export"} if held_back else set()
+        )
         succeeded = failed is None and not broken and set(progress.steps) - done <= optional
         interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
         self.status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
@@ -212,27 +193,27 @@ def check(options: Options) -> None:
     from trainer.data import sources
 
     def processes() -> None:
-        if options["nproc"] < 1:
-            raise ConfigError(f"--nproc must be 1 or more, not {options['nproc']}", fix="use --nproc 1")
+        if options.nproc < 1:
+            raise ConfigError(f"nproc must be 1 or more, not {options.nproc}", fix="use 1")
 
     def recipe() -> None:
-        config = recipes.load_here(options["recipe"], options["overrides"])
-        check_rules([] if options["gate"] else config.evaluation.gate)
+        config = recipes.load_here(options.recipe, {**options.overrides})
+        check_rules([] if options.gate else config.evaluation.gate)
 
-    parameters.check_all(
-        partial(check_name, options.name, "--name"),
+    check_all(
+        partial(check_name, options.name, "name"),
         processes,
-        partial(retrain_condition.check, options["min_new_images"]),
-        partial(starting_weights.check_warm_start, options["warm_start"]),
-        partial(sources.parse, options["source"]),
-        partial(storage.check_place, options["data_root"]),
+        partial(retrain_condition.check, options.min_new_images),
+        partial(starting_weights.check_warm_start, options.warm_start),
+        partial(sources.parse, options.source),
+        partial(storage.check_place, options.data_root),
         recipe,
-        partial(check_rules, split_rules(options["gate"])),
+        partial(check_rules, split_rules(options.gate)),
     )
 
 
-def report(record: RunRecord, progress: RunProgress, folder: Path, *, again: str) -> None:
-    """Print the results of a run on stdout, and its error on stderr; `again` is the command to continue."""
+def report(record: RunRecord, folder: Path) -> None:
+    """Print the results of a run."""
     if record.nothing_new_since:
         print(f"\nnothing new since {record.nothing_new_since}: nothing was trained")
     if record.metrics:
@@ -258,23 +239,32 @@ def report(record: RunRecord, progress: RunProgress, folder: Path, *, again: str
         print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")
     took = datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.started)
     print(f"\nrun {record.name}: {record.status} in {clock(took.total_seconds())}")
-    print(columns([(f"  {name}", _short(path)) for name, path in record.paths.items()]))
+    width = max(map(len, record.paths), default=0)
+    for name, path in record.paths.items():
+        print(f"  {name:<{width}}  {_short(path)}")
     if "model" in record.paths:
         model = shlex.quote(_short(record.paths["model"]))
         print("\ntry the model")
         print(f"  on images     kubedet predict {model} IMAGES... -o DIR")
         print(f"  in a browser  kubedet serve {model}")
     sys.stdout.flush()
+
+
+def failure(record: RunRecord, progress: RunProgress, options: Options) -> KubedetError | None:
+    """Return the error of a run that failed or was stopped; None if it succeeded."""
     error, step = record.error, progress.failed
     if record.status == "interrupted":
-        at = f" in step {error['step']}" if error["step"] else ""
-        print(f"\ninterrupted{at}; to continue:\n  {again}", file=sys.stderr)
-    elif error:
-        head = f"error in step {step.name}" if step else "error"
-        lines = [f"\n{head}: {error['message']}"]
-        if step and not step.message and (last := step.lines):
-            lines += ["the last lines of its log:", *(f"  {line}" for line in last)]
-        print("\n".join(lines), file=sys.stderr)
+        place = f" in step {error['step']}" if error["step"] else ""
+        return Interrupted(f"the run was stopped{place}", fix=f"to continue: {options.command()}")
+    if not error:
+        return None
+    message, _, fix = error["message"].partition("\n  fix: ")
+    lines = [f"step {step.name}: {message}" if step else message]
+    if step and not step.message and (last := step.lines):
+        lines += ["the last lines of its log:", *(f"  {line}" for line in last)]
+    failed = TrainingError("\n".join(lines), fix=fix or f"read {options.folder / 'log.txt'}")
+    failed.exit_code = int(error["exit_code"])
+    return failed
 
 
 def _short(path: str) -> str:
@@ -282,11 +272,13 @@ def _short(path: str) -> str:
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
-def run(options: Options) -> int:
-    """Run the pipeline and report; return the exit code: 0 also if the gate failed, 143 if it was stopped."""
+def run(options: Options) -> RunRecord:
+    """Run the pipeline and report; raise the error of a run that failed or was stopped."""
     record, progress = execute(options)
-    report(record, progress, options.folder, again=options.command())
-    return int(record.error.get("exit_code", 0))
+    report(record, options.folder)
+    if error := failure(record, progress, options):
+        raise error
+    return record
 
 
 def execute(options: Options) -> tuple[RunRecord, RunProgress]:
@@ -306,7 +298,7 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
         for package in _PACKAGES:
             with suppress(PackageNotFoundError):  # An extra that is not installed.
                 versions[package] = version(package)
-        root = Path(__file__).parents[2]
+        root = Path(__file__).parents[1]
         if (root / ".git").exists():
             command = ["git", "-C", str(root), "rev-parse", "HEAD"]
             with suppress(OSError, subprocess.CalledProcessError):
@@ -321,9 +313,9 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
             machine={"cores": cores, "system": platform.platform()},
         )
         record.write(folder)
-        print(f"run {options.name}: recipe {options['recipe']}, source {options['source']}", flush=True)
-        if options["nproc"] > cores:
-            print(f"warning: {options['nproc']} training processes share {cores} cores", file=sys.stderr)
+        print(f"run {options.name}: recipe {options.recipe}, source {options.source}", flush=True)
+        if options.nproc > cores:
+            print(f"warning: {options.nproc} training processes share {cores} cores", file=sys.stderr)
         with temporary_folder() as temporary:
             progress = RunProgress(temporary / "progress.jsonl")
             stopped, broken = False, ""
