@@ -86,6 +86,8 @@ class SimulatedCluster(ClusterState):
             "first"  # What the Authorization header must have, and what clients read.
         )
         self.closed = False
+        self.streams = 0  # A stream of an older number is broken.
+        self.unreachable_from = set()  # Processes that the network is cut from.
 
     def requests(self, method="", path=""):
         return [seen for seen in list(self.seen) if method in seen.method and path in seen.path]
@@ -107,6 +109,11 @@ class SimulatedCluster(ClusterState):
         if fault.lost:
             raise Broken
         return response
+
+    def break_streams(self):
+        """Break the connection of each watch and log."""
+        self.streams += 1
+        self.notify()
 
     def next_delay(self, request):
         """Return the seconds that the next fault of a request delays it."""
@@ -270,10 +277,14 @@ class SimulatedCluster(ClusterState):
 
     def _wait(self, request, holds, seconds=None):
         """Wait for a change; Silent if the client does not wait so long."""
-        patience = request.silence
+        patience, number = request.silence, self.streams
         limits = [limit for limit in (seconds, patience) if limit is not None]
         with self.news:
-            changed = self.news.wait_for(lambda: holds() or self.closed, min(limits, default=None))
+            changed = self.news.wait_for(
+                lambda: holds() or self.closed or number != self.streams, min(limits, default=None)
+            )
+        if number != self.streams:
+            raise Broken
         if not changed and seconds is None:
             raise Silent
 
@@ -347,6 +358,9 @@ class Pool:
         limit = timeout.read_timeout if timeout else None
         request = Request(method, path, json.loads(body) if body else None, headers, silence=limit)
         self._clock.sleep(self._latency())
+        if self._clock.process in self._cluster.unreachable_from:
+            self._clock.sleep(timeout.connect_timeout if timeout else 1.0)
+            raise ProtocolError("Connection aborted.")
         try:
             response = self._serve_in_time(request, limit)
         except Silent:
@@ -360,7 +374,7 @@ class Pool:
         """Serve a request, which a client that no longer waits does not take back."""
         if limit is None or self._cluster.next_delay(request) <= limit:
             return self._cluster.serve(request)
-        self._clock.start(self._serve_late, request)
+        self._clock.start_in(None, self._serve_late, request)
         self._clock.sleep(limit)
         raise Silent
 

@@ -31,8 +31,8 @@ class Process:
         self._handlers = dict.fromkeys(STOP_SIGNALS, signal.SIG_DFL)
         self._pending: list[int] = []
         self.threads: list[greenlet] = []
-        self.ended = False
-        self.main = clock.start(self._run, work, process=self)
+        self.ended = self.signalled = False
+        self.main = clock.start_in(self, self._run, work)
 
     def _run(self, work: Callable[[], object]) -> None:
         try:
@@ -52,6 +52,7 @@ class Process:
     def signal(self, number: int) -> None:
         """Send a signal: its handler is called in the main thread, which may wait; without one it ends."""
         if not self.ended:
+            self.signalled = True
             self._pending.append(number)
             self._clock.wake(self.main)
 
@@ -96,13 +97,15 @@ class SimulatedClock(Clock):
         while self._time < end:  # A signal was handled.
             self._wait_until(end)
 
-    def start(
-        self, work: Callable[..., object], *arguments: object, process: Process | None = None
-    ) -> greenlet:
+    def start(self, work: Callable[..., object], *arguments: object) -> greenlet:
+        """Call `work` in a thread of the present process."""
+        return self.start_in(self.process, work, *arguments)
+
+    def start_in(self, process: Process | None, work: Callable[..., object], *arguments: object) -> greenlet:
         thread = greenlet(lambda: work(*arguments), parent=self._hub)
-        if owner := process or self.process:
-            owner.threads.append(thread)
-            self._owners[thread] = owner
+        if process:
+            process.threads.append(thread)
+            self._owners[thread] = process
         self._schedule(self._time, thread)
         return thread
 

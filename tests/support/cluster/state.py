@@ -10,6 +10,7 @@ import itertools
 import random
 import threading
 
+from cluster.clock import SimulatedClock
 from cluster.controllers import PyTorchJobs, TrainJobs
 from cluster.pods import Pod, fine
 
@@ -34,6 +35,7 @@ class ClusterState:
         self.denied = set()  # What RBAC forbids: (verb, resource).
         self.controllers = {JOBS: PyTorchJobs(self), TRAINJOBS: TrainJobs(self)}
         self.kueue = None
+        self.observer = lambda kind, body, resource: None  # Called with each change.
         self._born = {}
         self._numbers = itertools.count(1)
         for namespace in ("default", "team", "kubeflow"):
@@ -55,9 +57,16 @@ class ClusterState:
                 function(*arguments)
 
         if seconds:
-            self.clock.start(act)
+            self._start(act)
         else:
             function(*arguments)
+
+    def _start(self, work, *arguments):
+        """Start a thread that does not end with the process whose request it serves."""
+        if isinstance(self.clock, SimulatedClock):
+            self.clock.start_in(None, work, *arguments)
+        else:
+            self.clock.start(work, *arguments)
 
     def uid(self):
         return f"{self.random.getrandbits(128):032x}"
@@ -78,6 +87,7 @@ class ClusterState:
         with self.lock:
             body["metadata"]["resourceVersion"] = str(len(self.changes) + 1)
             self.changes.append((kind, copy.deepcopy(body), resource))
+            self.observer(kind, body, resource)
         self.notify()
 
     def remove(self, resource, namespace, name):
@@ -154,7 +164,7 @@ class ClusterState:
         lives = self.lives.get(pod.base, [fine])
         lives = lives if isinstance(lives, list) else [lives]
         born = self._born[pod.base] = self._born.get(pod.base, 0) + 1
-        self.clock.start(pod.live, lives[min(born, len(lives)) - 1])
+        self._start(pod.live, lives[min(born, len(lives)) - 1])
         return pod
 
     def delete_pod(self, pod, seconds=0.0):
