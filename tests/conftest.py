@@ -4,11 +4,9 @@ import logging
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from itertools import chain, groupby, islice
 
-import fork_server
 import pytest
 import torch
 from filelock import FileLock
@@ -82,12 +80,6 @@ def _slow_first(items):
 
 
 @pytest.fixture
-def forked_processes(monkeypatch):
-    """Start the test's Python processes as forks of one that has imported torch."""
-    monkeypatch.setattr(subprocess.Popen, "_execute_child", fork_server.execute_child)
-
-
-@pytest.fixture
 def kubedet(capsys):
     from kubedet import cli
 
@@ -111,25 +103,11 @@ def _log_handlers_end_with_their_test():
 
 
 @pytest.fixture(autouse=True)
-def _environment_is_read_again(monkeypatch):
-    """Buckets and connections are made anew in each test, and after each change of the environment."""
-
-    def forget():
-        for name, function in (("objects", "forget_locations"), ("web", "forget_stores")):
-            if module := sys.modules.get(f"trainer.storage.{name}"):
-                getattr(module, function)()
-        if module := sys.modules.get("trainer.storage.web"):
-            module.allowed.clear()
-
-    def forgetting(change):
-        def changed(*arguments, **options):
-            forget()
-            change(*arguments, **options)
-
-        return changed
-
-    monkeypatch.setenv, monkeypatch.delenv = forgetting(monkeypatch.setenv), forgetting(monkeypatch.delenv)
-    forget()
+def _environment_is_read_again():
+    """Open buckets and connections again in each test."""
+    for name, function in (("objects", "forget_locations"), ("web", "forget_stores")):
+        if module := sys.modules.get(f"trainer.storage.{name}"):
+            getattr(module, function)()
 
 
 @pytest.fixture(scope="session")

@@ -125,13 +125,13 @@ def validated_by_two(sets, tiny, folder, change=lambda form: None):
 
 
 @pytest.mark.slow
-def test_lightning_10508_a_rank_without_a_prediction(sets, tiny, tmp_path, forked_processes):
+def test_lightning_10508_a_rank_without_a_prediction(sets, tiny, tmp_path):
     """The metric waited forever if a rank had found nothing; here one rank has not even an image."""
     assert validated_by_two(sets, tiny, tmp_path)["coco/AP"] == 0
 
 
 @pytest.mark.slow
-def test_rf_detr_931_a_rank_whose_images_have_no_objects(sets, tiny, tmp_path, forked_processes):
+def test_rf_detr_931_a_rank_whose_images_have_no_objects(sets, tiny, tmp_path):
     """Validation on several GPUs timed out if the split had images without annotations."""
 
     def change(form):

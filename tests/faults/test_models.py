@@ -194,7 +194,6 @@ published_models.publish(sys.argv[1], sys.argv[2], "pets")
 
 
 @cells("kill", "export")
-@pytest.mark.usefixtures("forked_processes")
 def test_kills_of_a_publication(tmp_path, injected):
     """At each fourth access to a file, at every one if KUBEDET_FUZZ is set: `current` is complete."""
     root, source = str(tmp_path / "root"), make_bundle(tmp_path / "v2", version="v2")

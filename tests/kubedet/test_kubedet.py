@@ -47,7 +47,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in EXAMPLES])
-def test_examples(name, folder, request, forked_processes):
+def test_examples(name, folder, request):
     if name == "kubedet.api.evaluate":
         (folder / "runs/first/train").mkdir()
         shutil.copy(request.getfixturevalue("trained"), "runs/first/train")
@@ -150,7 +150,7 @@ def test_mistakes_are_errors_with_a_remedy(folder, call, message):
 
 
 @pytest.mark.slow
-def test_a_failed_step_is_an_error_also_in_a_thread(folder, forked_processes):
+def test_a_failed_step_is_an_error_also_in_a_thread(folder):
     with zipfile.ZipFile("cards.zip", "w") as archive:
         archive.writestr("data.yaml", "names: [ace]\ntrain: images\n")
     with ThreadPoolExecutor(1) as thread, pytest.raises(kubedet.KubedetError, match="download: ") as caught:

@@ -14,8 +14,6 @@ from components import environment
 from components.jobs import name_of
 from trainer.model import recipes
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 RUN = """
 import json, sys, yaml
 from pathlib import Path

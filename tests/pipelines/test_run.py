@@ -28,8 +28,6 @@ from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 from trainer.storage import outputs
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 KUBEDET = [sys.executable, "-m", "kubedet.cli"]
 
 

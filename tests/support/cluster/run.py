@@ -244,16 +244,19 @@ class Run:
     # What fails.
 
     def fail(self):
-        """Schedule up to six failures."""
+        """Schedule up to eight failures, about half of them close together."""
         faults = [
             self._lose_pod, self._evict_pod, self._delete_pod, self._kill_launcher, self._evict_launcher,
             self._cut_launcher_off, self._take_api_away, self._take_store_away, self._stop_operator,
             self._refuse_once, self._break_streams, self._lose_node,
         ]  # fmt: skip
         rare = [self._terminate, self._delete_run, self._break_training]
-        for _ in range(self.random.randint(1, 6)):
+        end = STEPS * STEP_SECONDS * 1.5
+        moment = self.random.uniform(0.0, end)
+        for _ in range(self.random.randint(1, 8)):
             fault = self.random.choice(faults if self.random.random() < 0.85 else rare)
-            self.clock.start(self._act, self.random.uniform(0.0, STEPS * STEP_SECONDS * 1.5), fault)
+            near = moment + self.random.uniform(0.0, 30.0)
+            self.clock.start(self._act, self.random.choice([near, self.random.uniform(0.0, end)]), fault)
 
     def _act(self, seconds, fault):
         self.clock.sleep(seconds)
@@ -392,5 +395,8 @@ class Run:
                 self.violate("a job outlives its run")
         if not all(pod.ended for pod in self._pods()):
             self.violate("a pod outlives its run")
-        if RESULT in self.store.files and self.outcome != "succeeded" and not self.terminated:
-            self.violate(f"a finished training is lost: {self.outcome}")
+        if self.outcome != "succeeded" and not self.terminated:
+            if RESULT in self.store.files:
+                self.violate(f"a finished training is lost: {self.outcome}")
+            if not self.broken:
+                self.violate(f"a run fails without a cause: {self.outcome}")

@@ -11,8 +11,6 @@ import pytest
 
 from trainer.base.die_with_parent import LAUNCHER
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 WATCHING = (
     "from trainer.base import die_with_parent; die_with_parent.die_with_launcher(); print('on', flush=True); "
 )

@@ -25,8 +25,6 @@ from trainer.report import evaluation_page
 from trainer.trackers import training_log
 from trainer.training import checkpoint
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 
 def evaluate(model, shards, output, config, **options):
     """Score a model on shards that are in a data root."""

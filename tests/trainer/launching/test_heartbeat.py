@@ -13,8 +13,6 @@ from trainer.launching.heartbeat import EXIT_ABANDONED, Watch, renewed
 from trainer.trackers.training_log import read_rows
 from trainer.training import checkpoint
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 LIMIT = 4.0
 
 

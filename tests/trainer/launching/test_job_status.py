@@ -15,8 +15,6 @@ from trainer.launching.job_status import Reporter, TrainingProgress, read
 from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 LOG = [
     resumed(90, 600),
     progress(100, 600, eta=161.0, metrics={"loss": 0.714, "images_per_second": 50.0}),

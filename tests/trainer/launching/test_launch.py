@@ -53,7 +53,6 @@ def test_a_real_failure_on_one_node_is_its_own_and_the_other_lost_a_peer(node, p
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_processes")
 def test_a_folder_that_cannot_be_written_is_an_error_before_the_nodes_meet(node, port, training, tmp_path):
     arguments, output = training
     (tmp_path / "run").write_text("a file")
@@ -84,7 +83,6 @@ def test_nodes_that_do_not_meet_say_so_and_are_run_again(node, port):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_processes")
 def test_a_node_that_waits_for_others_stops_at_once(node, port):
     waiting = node(["train"], nnodes=2, node_rank=1, master_addr="127.0.0.1", master_port=port)
     waiting.wait_for("waiting for 2 nodes")
@@ -95,7 +93,6 @@ def test_a_node_that_waits_for_others_stops_at_once(node, port):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_processes")
 def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(node, port):
     alone = node(
         ["train"], nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=port, rdzv_conf="timeout=2"
@@ -109,7 +106,6 @@ def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(node, port
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_processes")
 def test_a_port_that_is_taken_is_said(node):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

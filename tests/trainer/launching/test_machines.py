@@ -11,8 +11,6 @@ from trainer.base.errors import ConfigError
 from trainer.launching.launch import rendezvous_options
 from trainer.training import checkpoint
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 ENDPOINT = ["--rdzv-endpoint", "first:29500", "--rdzv-backend"]
 
 

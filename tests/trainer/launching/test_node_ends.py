@@ -12,8 +12,6 @@ from torch.distributed.launcher.api import LaunchConfig
 from trainer.launching import launch
 from trainer.launching.worker_failures import node_grace
 
-pytestmark = pytest.mark.usefixtures("forked_processes")
-
 NODE = """
 import sys
 from trainer.launching import launch

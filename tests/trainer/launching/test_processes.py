@@ -13,7 +13,7 @@ from two_processes import assert_two_equal_one
 from trainer.config.parsing import to_json
 from trainer.trackers.training_log import read_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_processes")]
+pytestmark = pytest.mark.slow
 
 
 AUGMENTED = {

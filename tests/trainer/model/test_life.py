@@ -17,7 +17,7 @@ from trainer.model import recipes
 from trainer.model.architecture import Detections
 from trainer.training.loop import train
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_processes")]
+pytestmark = pytest.mark.slow
 
 _PYRAMID = {
     "model.backbone": "resnet18",

@@ -138,7 +138,6 @@ def test_nodes_go_and_come_and_no_image_is_lost_or_repeated(shards, tiny, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_processes")
 def test_a_mistake_of_the_user_is_not_tried_again(shards, tiny, tmp_path, node):
     (tmp_path / "config.json").write_text(to_json(tiny(train__global_batch=100)))
     command = ["train", "--config", str(tmp_path / "config.json"), "--shards", shards]
