@@ -1,5 +1,6 @@
 """The training of a run by a launcher: the job's specification, its heartbeat, and what is left of it."""
 
+import logging
 from contextlib import nullcontext
 
 from components import launchers
@@ -10,6 +11,8 @@ from trainer.base.errors import LaunchError
 from trainer.launching import heartbeat
 from trainer.steps import train as training
 from trainer.steps.manifests import Shards, TrainedModel
+
+logger = logging.getLogger(__name__)
 
 _HEARTBEAT = "launcher.json"
 
@@ -29,7 +32,12 @@ def train(
         check_folders(job, data_root=shards.uri, output=folder)
 
     def launch() -> None:
-        launchers.run(request.launcher, job)
+        try:
+            launchers.run(request.launcher, job)
+        except LaunchError as error:
+            if not storage.exists(training.result_uri(folder)):
+                raise
+            logger.warning("the training is complete, although its job failed: %s", error)
         if in_pods and job.restart_policy == "OnFailure" and not storage.exists(training.result_uri(folder)):
             launchers.remove(request.launcher, job.name, finished=True)
             raise LaunchError(f"the job {job.name} ended before the training was complete", transient=True)

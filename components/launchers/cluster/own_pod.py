@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 _WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 _GLANCE: dict[str, Any] = {"patience": 0.0, "_request_timeout": (1.0, 1.0)}
 """One try, with a second to connect and one to answer: after a stop signal few are left."""
+_POD_NAME = "KFP_POD_NAME"  # Kubeflow sets it in the pods of steps.
 _STEP = "main"  # Argo's name of the container that runs a step.
 
 
@@ -31,10 +32,19 @@ class OwnPod:
 
 
 def read_own_pod(cluster: Cluster) -> OwnPod:
-    """Read the pod of this process; if that fails, the job has no owner and needs an image of its own."""
+    """Read the pod of this process; if it may not be read, the job has no owner and needs its own image.
+
+    ApiError: the API server is away, so it is not known whether the run owns the job; or this pod was deleted
+    and the step's next attempt has the job.
+    """
     try:
         return _read(cluster)
     except ApiError as error:
+        if _is_replaced(error):
+            error.fix = "look at the step's next attempt, which continues with the job"
+            raise
+        if error.transient:
+            raise
         logger.warning("the job will have no owner, because this pod cannot be read: %s", error)
         return OwnPod()
 
@@ -61,7 +71,12 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
         return own.workflow is None or run_has_ended(home, own.workflow["name"])
     except ApiError as error:
         # A job whose launcher does not come back ends by itself: see `trainer.launching.heartbeat`.
-        return error.status == 404
+        return error.status == 404 and not _is_replaced(error)
+
+
+def _is_replaced(error: ApiError) -> bool:
+    """Whether the pod of this step was deleted, so that its next attempt may have adopted the job."""
+    return error.absent and _POD_NAME in os.environ
 
 
 def run_has_ended(cluster: Cluster, workflow: str) -> bool:
@@ -79,7 +94,7 @@ def read_workflow(cluster: Cluster) -> dict[str, Any]:
 def _read_self(cluster: Cluster) -> tuple[str, Cluster]:
     """Return the name of this process's pod, "" outside of one, and its namespace of the cluster."""
     is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
-    name = os.environ.get("KFP_POD_NAME", "") or (socket.gethostname() if is_pod else "")
+    name = os.environ.get(_POD_NAME, "") or (socket.gethostname() if is_pod else "")
     namespace = own_namespace() or cluster.namespace
     return name, cluster if namespace == cluster.namespace else cluster.within(namespace)
 

@@ -10,7 +10,7 @@ import contextlib
 
 
 class Gone(Exception):
-    """The pod was removed: its life is over."""
+    """The pod has ended or was removed: its life is over."""
 
 
 def fine(pod):
@@ -115,8 +115,8 @@ class Pod:
     def until(self, holds, seconds=3600.0):
         """Wait until something holds that follows from a change of the cluster, or the time is over."""
         with self.cluster.news:
-            self.cluster.news.wait_for(lambda: self.gone or holds(), seconds)
-        if self.gone:
+            self.cluster.news.wait_for(lambda: self.ended or holds(), seconds)
+        if self.ended:
             raise Gone
 
     def _set(self, phase, state, last=None):
@@ -132,7 +132,7 @@ class Pod:
         self._put({"phase": phase, "containerStatuses": [container], "startTime": self.cluster.time()})
 
     def _put(self, status):
-        if self.gone:
+        if self.ended:
             raise Gone
         self.body["status"] = status
         self.cluster.changed("MODIFIED", self.body, "pods")

@@ -17,6 +17,7 @@ from components.launchers.backend import Timings
 from components.launchers.cluster import watch
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
+from trainer.base import events
 from trainer.base.errors import EXIT_RETRY, KubedetError, LaunchError, MissingError, StorageError
 from trainer.launching import heartbeat
 
@@ -135,20 +136,19 @@ class Run:
 
     def _launch(self):
         """Do as the train step does, with the retries of its supervisor."""
-        process, wait = self.clock.process, 5.0
-        self.note(f"launcher started in {self.step_pod.name}")
+        process, pod, wait = self.clock.process, self.step_pod, 5.0
+        self.note(f"launcher started in {pod.name}")
         for attempt in range(5):
             began = self.clock.monotonic()
             try:
                 with heartbeat.renewed(HEARTBEAT, clock=self.clock, write=self.store.write_json):
-                    watch.run(self._backend(), SPEC, lambda line: None)
-                    self._read_result()
-                self.outcome = "succeeded"
+                    self._train_to_the_end()
+                self.outcome = self.outcome if pod.gone else "succeeded"
                 return
             except KubedetError as error:
                 self.note(f"launcher: {type(error).__name__}: {error.message.splitlines()[0]}")
                 self._check_named(error)
-                if process.signalled:  # The pod ends, too: Argo decides what follows.
+                if process.signalled or pod.gone:  # Argo decides what follows.
                     return
                 if not error.transient or attempt == 4:
                     self.outcome = error
@@ -161,11 +161,17 @@ class Run:
             self.clock.sleep(wait)
             wait = min(3 * wait, 120.0)
 
-    def _read_result(self):
+    def _train_to_the_end(self):
+        """Do as `components.training.train` does."""
+        failure = None
+        try:
+            watch.run(self._backend(), SPEC, lambda line: None)
+        except LaunchError as error:
+            failure = error
         try:
             self.store.read(RESULT)
         except MissingError:
-            raise LaunchError("the training ended without a result", fix="check its log") from None
+            raise failure or LaunchError("the training ended without a result", fix="check its log") from None
 
     def _clean_up(self):
         """Do as the exit handler does, which Kubeflow does not start for each run that is terminated."""
@@ -196,7 +202,7 @@ class Run:
             if step is None and not self.store.away:
                 step = int(self.store.files.get(CHECKPOINT, 0))
                 if rank == 0 and step:
-                    pod.say(f"train: resumed at step {step} of {STEPS}: 8 images a step")
+                    pod.say(events.Resumed(step=step, steps=STEPS).model_dump_json())
             pod.until(lambda: pod.leaving, STEP_SECONDS)
             monitor.look()
             if pod.leaving or self._has_lost_its_peer(pod):
@@ -204,7 +210,8 @@ class Run:
             elif monitor.expired:
                 pod.exit(monitor.abandoned)
             elif self.broken and rank == 1:
-                pod.say("error: the loss is nan", "  fix: lower train.lr")
+                error = "the loss is nan\n  fix: lower train.lr"
+                pod.say(events.Failed(message=error, exit_code=3).model_dump_json())
                 pod.exit(3)
             elif step is not None and RESULT in self.store.files:
                 pod.exit(0)
@@ -330,7 +337,7 @@ class Run:
             fault.times = 0
 
     def _refuse_once(self):
-        kind = self.random.choice([*DOWN, {"status": 409}])
+        kind = self.random.choice(DOWN)
         self.cluster.faults.append(Fault(self.random.choice(["GET", "POST", "DELETE", "PATCH"]), **kind))
 
     def _take_store_away(self):
@@ -355,7 +362,8 @@ class Run:
 
     def _delete_run(self):
         self.terminated = True
-        self.cluster.remove("workflows", "default", WORKFLOW)
+        if ("workflows", "default", WORKFLOW) in self.cluster.objects:
+            self.cluster.remove("workflows", "default", WORKFLOW)
         self._evict_launcher(grace=self.random.uniform(0.3, 30.0))
 
     def _break_training(self):

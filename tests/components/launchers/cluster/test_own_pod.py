@@ -5,6 +5,7 @@ from cluster.api import Fault
 from cluster.fixtures import connect_backend
 
 from components.launchers.cluster import client
+from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.own_pod import OwnPod, ends_with_the_run, read_own_pod
 
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u-1"}
@@ -118,3 +119,26 @@ def test_a_job_stays_if_the_workflow_cannot_be_read(step, workflow, cluster, sim
     simulated.faults.append(Fault("GET", "workflows", times=9, **fault))
     assert not ends_with_the_run(cluster, mine)
     assert len(simulated.requests("GET", "workflows")) == 1  # There is no time for a second.
+
+
+def test_a_launcher_whose_pod_was_deleted_leaves_the_job_to_the_next_attempt(
+    step, workflow, backend, simulated, job
+):
+    """Its node was cut off: Kubernetes deleted the pod, and the step runs elsewhere."""
+    step()
+    workflow()
+    backend.submit(job())
+    simulated.remove("pods", "default", "step-pod")
+    late = connect_backend(simulated, backend.kinds.possible)
+    assert not late.ends_with_the_run()
+    with pytest.raises(ApiError, match="step-pod") as error:
+        late.submit(job())
+    assert "next attempt" in error.value.fix and simulated.job()
+
+
+def test_an_api_server_that_is_away_gives_no_job_without_an_owner(step, backend, simulated, job):
+    step()
+    simulated.faults.append(Fault("GET", "/pods/step-pod", times=10**6, status=503))
+    with pytest.raises(ApiError):
+        backend.submit(job())
+    assert simulated.job() is None
