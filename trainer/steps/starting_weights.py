@@ -29,7 +29,12 @@ def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
 
 def implied(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
     """Return values of further keys that follow from the file of a recipe's weights; may fetch it."""
-    model = recipes.load(recipe, overrides).model
+    config = recipes.load(recipe, overrides)
+    model = config.model
+    if model.weights:
+        from trainer.storage import web
+
+        web.allow((), config.data.allow_hosts)  # A server of weights may redirect to them.
     if not model.weights or type(model).options_from_weights is ModelConfig.options_from_weights:
         return {}
     file = obtain(model.weights, data_root)

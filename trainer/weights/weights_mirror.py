@@ -365,7 +365,7 @@ def _is_reachable(uri: str) -> bool:
 
 def _fetch(uri: str, data_root: str) -> PublishedFile:
     """Fetch published weights into the mirror, the manifest last; returns the file with its full hash."""
-    from trainer.storage import objects
+    from trainer.storage import objects, web
 
     place, is_torchvision = mirror_folder(uri, data_root), uri.startswith(TORCHVISION)
     remedy = f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
@@ -405,7 +405,9 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             storage.upload(path, storage.join(place, file.name))
             file = replace(file, sha256=file.sha256 or _sha256(path), size=path.stat().st_size)
     except StorageError as error:
-        if uri.startswith(HUB) and isinstance(error, (RefusedError, MissingError)):
+        if isinstance(error, web.Refused):
+            remedy = error.fix
+        elif uri.startswith(HUB) and isinstance(error, (RefusedError, MissingError)):
             remedy = (
                 f"see whether {hub_address()}/{name} is there; for a private or gated model set {HUB_TOKEN}, "
                 "in a cluster as a key of the Secret that `credentials` names. Its account must be able to "

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 import torch
+from prepared_server import Server
 from torchvision.models import resnet18
 from weights_server import weights_server
 
@@ -51,6 +52,18 @@ def test_weights_are_fetched_once(offered, tmp_path):
     secure("small_pretrained", {}, str(tmp_path))
     assert (tmp_path / "weights" / "torchvision" / offered).is_file()
     assert implied("small_pretrained", {}, str(tmp_path)) == {}
+
+
+def test_a_server_of_weights_may_redirect_to_an_allowed_host(offered, weights_server, tmp_path, monkeypatch):
+    mirror, target = Server(), f"{weights_server.url}/models/{offered}".encode()
+    mirror.answers = [b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % target]
+    monkeypatch.setenv("KUBEDET_TORCHVISION_URL", mirror.url.removesuffix("/x"))
+    with pytest.raises(StorageError) as caught:
+        secure("small_pretrained", {}, str(tmp_path))
+    assert "data.allow_hosts" in caught.value.fix
+    secure("small_pretrained", {"data.allow_hosts": ["127.0.0.1"]}, str(tmp_path))
+    mirror.stop()
+    assert (tmp_path / "weights" / "torchvision" / offered).is_file()
 
 
 def test_nobody_waits_long_for_a_silent_server(tmp_path, monkeypatch):
