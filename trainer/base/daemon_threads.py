@@ -23,7 +23,7 @@ class DaemonThreadPool(Executor):
     """An executor whose threads are daemons and start on demand; leaving its `with` block waits for none."""
 
     def __init__(self, threads: int, name: str = "worker") -> None:
-        self._most, self._name = threads, name
+        self._max_threads, self._name = threads, name
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._started = 0
@@ -32,7 +32,7 @@ class DaemonThreadPool(Executor):
         """Call a function in a thread."""
         future: Future[Result] = Future()
         self._tasks.put((future, partial(function, *args, **kwargs)))
-        if self._started < self._most and not self._idle.acquire(blocking=False):
+        if self._started < self._max_threads and not self._idle.acquire(blocking=False):
             self._started += 1
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         return future

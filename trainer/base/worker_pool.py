@@ -49,13 +49,13 @@ def run(
     workers: int,
     *,
     processes: bool,
-    most: Callable[[], float] = lambda: math.inf,
+    max_pending: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Result]:
     """Yield function(task) of each task as it finishes, in no fixed order.
 
     The workers are threads or spawned processes, to which function, tasks and results are pickled; one worker
-    is this thread. Tasks are consumed as workers become free; at most `most()` are in flight. After an error
-    of a task those that have not begun are dropped.
+    is this thread. Tasks are consumed as workers become free; at most `max_pending()` are in flight. After an
+    error of a task those that have not begun are dropped.
     """
     if workers <= 1:
         yield from map(function, tasks)
@@ -74,7 +74,7 @@ def run(
             with _without_main():
                 executor.submit(function, task).add_done_callback(done.put)
             pending += 1
-            while pending >= min(4 * workers, max(1.0, most())):
+            while pending >= min(4 * workers, max(1.0, max_pending())):
                 pending -= 1
                 yield _next_result(done).result()
         for _ in range(pending):

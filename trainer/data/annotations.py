@@ -105,7 +105,11 @@ def build(
     labels_by_id = {category.original_id: category.id for category in categories}
     hierarchy = {}
     for original_id, label in labels_by_id.items():
-        above = [labels_by_id[one] for one in listing.hierarchy.get(original_id, ()) if one in labels_by_id]
+        above = [
+            labels_by_id[higher]
+            for higher in listing.hierarchy.get(original_id, ())
+            if higher in labels_by_id
+        ]
         if above:
             hierarchy[str(label)] = sorted(above)
     return BuiltTables(categories, hierarchy, splits, tables, found.warnings)

@@ -29,17 +29,19 @@ class TextRenderer:
         at = (place[0], place[1] + self._ascent)
         pen.text(at, one_line(text), font=self._font(text), fill=fill, anchor="ls")  # type: ignore[arg-type]
 
-    def shortened(self, text: str, most: float, *, end: bool = False) -> str:
-        """Return as much of the beginning (or `end`) of a text as fits into `most` pixels, with `…`."""
+    def shortened(self, text: str, max_width: float, *, end: bool = False) -> str:
+        """Return as much of the beginning (or `end`) of a text as fits into `max_width` pixels, with `…`."""
         text = one_line(text)
-        if self.width(text) <= most:
+        if self.width(text) <= max_width:
             return text
         # By bisection: a name may have thousands of letters.
         fitting, too_long = 0, len(text)
         while too_long - fitting > 1:
             middle = (fitting + too_long) // 2
             kept = text[-middle:] if end else text[:middle]
-            fitting, too_long = (middle, too_long) if self.width(f"…{kept}") <= most else (fitting, middle)
+            fitting, too_long = (
+                (middle, too_long) if self.width(f"…{kept}") <= max_width else (fitting, middle)
+            )
         kept = text[len(text) - fitting :] if end else text[:fitting]
         return f"…{kept}" if end else f"{kept}…"
 

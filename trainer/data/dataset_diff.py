@@ -81,8 +81,8 @@ def _annotation_digests(rows: pa.Table) -> list[int]:
     texts = zip(*(rows.column(name).to_pylist() for name in _ANNOTATION_COLUMNS[:-1]), strict=True)
     digests = []
     for row, text in enumerate(texts):
-        of_row = values[ends[row] : ends[row + 1]]
-        ordered = of_row[np.lexsort(of_row.T)] if len(of_row) > 1 else of_row
+        boxes_of_row = values[ends[row] : ends[row + 1]]
+        ordered = boxes_of_row[np.lexsort(boxes_of_row.T)] if len(boxes_of_row) > 1 else boxes_of_row
         hashed = hashlib.blake2b(repr(text).encode() + ordered.tobytes(), digest_size=8)
         digests.append(int.from_bytes(hashed.digest(), "little"))
     return digests

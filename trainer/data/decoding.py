@@ -59,20 +59,20 @@ def decode_into(
 
     If it is damaged inside and not `strict`, as much as possible is decoded.
     """
-    least = pixels.shape[:2] if divisor > 1 else (0, 0)
+    min_sides = pixels.shape[:2] if divisor > 1 else (0, 0)
     try:
         shape = simplejpeg.decode_jpeg(
             jpeg,
             colorspace="BGR" if bgr else "RGB",
-            min_height=least[0],
-            min_width=least[1],
+            min_height=min_sides[0],
+            min_width=min_sides[1],
             buffer=pixels,
             strict=strict,
         ).shape[:2]
     except (ValueError, MemoryError) as error:
         check_resources(error)
         # If the image does not fit into the buffer, the decoder's message counts bytes; ours shows the sizes.
-        shape = simplejpeg.decode_jpeg_header(jpeg, *least)[:2]
+        shape = simplejpeg.decode_jpeg_header(jpeg, *min_sides)[:2]
         if shape == pixels.shape[:2]:
             raise
     if shape != pixels.shape[:2]:

@@ -208,7 +208,7 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
         if not is_stored.all():
             table = planned.table(split)
             lists = [table.batch(block, ["boxes"])["boxes"] for block in range(table.blocks)]
-            counts = np.concatenate([pc.list_value_length(of_block).to_numpy() for of_block in lists])
+            counts = np.concatenate([pc.list_value_length(boxes).to_numpy() for boxes in lists])
             boxes = int(counts[is_stored].sum())
         splits[split] = SplitCounts(int(is_stored.sum()), boxes)
     content = raw_folder.write_images(planned.uri, fetched)
@@ -248,9 +248,9 @@ def _unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterator[str
         return
     images, first = [], 0
     for split, listed in planned.splits.items():
-        table, of_split = planned.table(split), repeated[first : first + listed.images]
+        table, is_repeated = planned.table(split), repeated[first : first + listed.images]
         for block in range(table.blocks):
-            part = np.flatnonzero(of_split[block * raw_folder.BLOCK :][: raw_folder.BLOCK])
+            part = np.flatnonzero(is_repeated[block * raw_folder.BLOCK :][: raw_folder.BLOCK])
             if len(part):
                 columns = table.batch(block, ["image_id", "file_name", "boxes"]).take(part).to_pydict()
                 for image_id, name, boxes in zip(*columns.values(), strict=True):

@@ -25,11 +25,11 @@ class Classes:
         if hierarchy:
             self.header["hierarchy"] = dict(hierarchy)
         self._labels = {category.name: category.id for category in categories}
-        self._above = {int(label): set(others) for label, others in hierarchy.items()}
+        self._above = {int(label): set(higher) for label, higher in hierarchy.items()}
         self._below: dict[int, set[int]] = {}
-        for label, others in self._above.items():
-            for other in others:
-                self._below.setdefault(other, set()).add(label)
+        for label, higher in self._above.items():
+            for parent in higher:
+                self._below.setdefault(parent, set()).add(label)
 
     def verified(self, answers: Mapping[str, int]) -> list[int]:
         """Return the labels known to be present in an image or absent from it, given 1 or 0 by name.
@@ -54,8 +54,8 @@ class Classes:
         }
         groups = {box["category_id"] for box in record["annotations"] if box["iscrowd"]}
         absent = {label for label, value in known if not value} - present
-        below = {one for label in absent for one in self._below.get(label, ())}
-        above = {one for label in present for one in self._above.get(label, ())}
+        below = {lower for label in absent for lower in self._below.get(label, ())}
+        above = {higher for label in present for higher in self._above.get(label, ())}
         partly = set(self.labels(record.get("extra", {}).get("not_exhaustive", ())))
         return sorted((present | absent | below) - above - groups - partly)
 

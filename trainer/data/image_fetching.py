@@ -275,7 +275,7 @@ class ImageFetcher:
             images_to_copy,
             workers,
             processes=self._source.cpu_bound,
-            most=lambda: _MAX_BYTES_IN_FLIGHT / mean_size,
+            max_pending=lambda: _MAX_BYTES_IN_FLIGHT / mean_size,
         )
         for image in copied:
             if image.failure:

@@ -148,9 +148,9 @@ def crop(image: NormalImage, windows: Sequence[tuple[int, int, int, int]], quali
     return jpegs
 
 
-def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
+def read_upright(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode an image as it is displayed: upright, 8 bits, RGB; raise TooManyPixels or UnreadableImage."""
-    image = _open(data, most_pixels)
+    image = _open(data, max_pixels)
     orientation = _orientation(image)
     _load(image)
     image = plain(image, data).convert("RGB")
@@ -197,9 +197,9 @@ def place_box(
     return [round(value, 3) for value in (x * scale_x, y * scale_y, w * scale_x, h * scale_y)]
 
 
-def _is_proportional(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def _is_proportional(size: tuple[int, int], reference: tuple[int, int]) -> bool:
     """Return whether the first of two sizes is known, and has the proportions of the other."""
-    return min(one) > 1 and abs(one[0] * other[1] / (one[1] * other[0]) - 1) < 0.01
+    return min(size) > 1 and abs(size[0] * reference[1] / (size[1] * reference[0]) - 1) < 0.01
 
 
 def size_fault(
@@ -228,7 +228,7 @@ def are_inside(boxes: list[list[float]], width: float, height: float) -> bool:
     return right <= 1.01 * width + 1 and below <= 1.01 * height + 1
 
 
-def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
+def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     if not data:
         raise UnreadableImage("the file is empty")
     try:
@@ -236,21 +236,21 @@ def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
             warnings.simplefilter("ignore")  # about sizes, which are checked below, and odd metadata
             image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except Image.DecompressionBombError as error:
-        raise TooManyPixels(f"more than the limit of {min(most_pixels, MAX_PIXELS):,} pixels") from error
+        raise TooManyPixels(f"more than the limit of {min(max_pixels, MAX_PIXELS):,} pixels") from error
     except Exception as error:  # decoders of hostile bytes raise nearly anything
         check_resources(error)
         raise UnreadableImage("not an image that can be read") from error
     pixels = image.width * image.height
     if max(image.size) > MAX_SIDE:
         raise TooManyPixels(f"{image.width}x{image.height}: a side has more than {MAX_SIDE:,} pixels")
-    if pixels > most_pixels:
+    if pixels > max_pixels:
         raise TooManyPixels(
-            f"{image.width}x{image.height} are {pixels:,} pixels, more than the limit of {most_pixels:,}"
+            f"{image.width}x{image.height} are {pixels:,} pixels, more than the limit of {max_pixels:,}"
         )
     scans = data.count(_START_OF_SCAN) if image.info.get("progressive") else 1
-    if pixels * scans > _MAX_SCANS * most_pixels:
+    if pixels * scans > _MAX_SCANS * max_pixels:
         raise TooManyPixels(
-            f"{scans} scans of {image.width}x{image.height} pixels, too many for {most_pixels:,} pixels"
+            f"{scans} scans of {image.width}x{image.height} pixels, too many for {max_pixels:,} pixels"
         )
     return image
 

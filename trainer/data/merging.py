@@ -263,26 +263,26 @@ def _write_base(
         del by_digest[digest]
 
 
-def _images(whole: _SourceSet) -> Iterator[tuple[str, RawRow, _Image | str]]:
+def _images(source_set: _SourceSet) -> Iterator[tuple[str, RawRow, _Image | str]]:
     """Yield split, row and image of all images; the reason instead of one that cannot be read."""
     with ThreadPoolExecutor(_READ_AHEAD) as threads:
-        for split, listed in whole.listing.splits.items():
+        for split, listed in source_set.listing.splits.items():
             for batch in listed.batches():
                 rows = batch.to_pylist()
                 for begin in range(0, len(rows), _READ_AHEAD):
                     part = rows[begin : begin + _READ_AHEAD]
-                    images = threads.map(partial(_read, whole), part)
+                    images = threads.map(partial(_read, source_set), part)
                     for row, image in zip(part, images, strict=True):
                         yield split, row, image
 
 
-def _read(whole: _SourceSet, row: RawRow) -> _Image | str:
+def _read(source_set: _SourceSet, row: RawRow) -> _Image | str:
     """Read an image, or return the reason why it cannot be read."""
     name = row["file_name"]
     if row["fault_reason"]:
         return f"{name}: {row['fault_detail'] or row['fault_reason']}"
     try:
-        data = whole.source.read(row["origin"])
+        data = source_set.source.read(row["origin"])
         digest = hashlib.sha256(data).hexdigest()
         image = measure(data, row["orientation"])
         if row["orientation"] not in (0, measure(data).orientation):
@@ -297,10 +297,10 @@ def _read(whole: _SourceSet, row: RawRow) -> _Image | str:
     boxes = []
     for box in row["boxes"]:
         sides = to_bbox(box)
-        if 0 <= box["category"] < len(whole.names) and all(map(math.isfinite, sides)):
+        if 0 <= box["category"] < len(source_set.names) and all(map(math.isfinite, sides)):
             placed = place_box(sides, image, row["width"], row["height"])
             area = box["area"] if placed == sides and math.isfinite(box["area"]) else 0.0
-            boxes.append(WrittenBox(whole.names[box["category"]], tuple(placed), area, box["iscrowd"]))
+            boxes.append(WrittenBox(source_set.names[box["category"]], tuple(placed), area, box["iscrowd"]))
     size = (image.width, image.height)
     return _Image(name, data, digest, size, boxes, len(row["boxes"]) - len(boxes))
 

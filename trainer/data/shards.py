@@ -150,7 +150,7 @@ def write_shards(raw: RawManifest, data_root: str, config: DataConfig, work: Sha
     left = sum(len(tasks[number].rows) for number in missing)
     total, bad = sum(len(task.rows) for task in tasks), 0
     with progress("shard", total, "images", done=total - left, shown=work.rank == 0) as bar:
-        written = worker_pool.run(write_shard, own, workers, processes=True, most=lambda: workers)
+        written = worker_pool.run(write_shard, own, workers, processes=True, max_pending=lambda: workers)
         for images, quarantined in written:
             bad += quarantined
             bar.update(images * work.size, note=f"{bad} unreadable" if bad else "")
@@ -185,8 +185,8 @@ def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]
         for block in range(table.blocks):
             columns = table.batch(block, ["image_id", "key"]).to_pydict()
             ids, keys = np.array(columns["image_id"]), columns["key"]
-            of_block = images[ids - 1]
-            block_sizes = of_block["bytes"]
+            block_images = images[ids - 1]
+            block_sizes = block_images["bytes"]
             shards: list[list[int]] = []
             filled = config.shard_bytes
             stored = np.flatnonzero(block_sizes).tolist()
@@ -197,7 +197,7 @@ def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]
                 shards[-1].append(row)
                 filled += int(block_sizes[row])
             for rows in shards:
-                hashes = [digest.tobytes().hex() for digest in of_block["sha256"][rows]]
+                hashes = [digest.tobytes().hex() for digest in block_images["sha256"][rows]]
                 yield ShardTask(
                     raw,
                     config,
