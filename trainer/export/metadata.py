@@ -109,7 +109,7 @@ class Scored:
     evaluation: str  # URI of its folder, or ""
     values: dict[str, float]
     gate: str = ""
-    per_class: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    per_class: dict[str, dict[str, int | float | None]] = Field(default_factory=dict)
 
 
 @dataclass(config=STRICT, frozen=True)

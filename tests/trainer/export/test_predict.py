@@ -15,7 +15,7 @@ from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
 from trainer.data.images import normalize
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluators import shards as evaluate
+from trainer.evaluators import predictions
 from trainer.export import bundle, formats, loading
 from trainer.export.export import export
 from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image
@@ -29,7 +29,7 @@ def test_boxes_come_back_in_pixels_of_the_image(bundle_uri):
     image = Image.new("RGB", (192, 48), "white")  # Twice as wide as the square: scale 1/2.
     model = open_bundle(bundle.load(bundle_uri))
     (detection,) = model(image)
-    assert model(image, least=0.99) == []
+    assert model(image, min_score=0.99) == []
     assert (detection.label, detection.name) == (1, "dog <b>")
     assert detection.score == pytest.approx(0.25 + 0.75 * 114 / 255)  # A quarter white, the rest padding.
     assert detection.box == (24.0, 12.0, 96.0, 48)  # 60 is beyond the image.
@@ -61,7 +61,7 @@ def test_the_way_of_resizing_follows_the_model(saved, shards, tiny, tmp_path, mo
     model = loading.load(target, device)
     assert model.square == loading.load(source, device).square == square
     # The recipe of the evaluation fits images another way: that of the model counts.
-    found = evaluate._predict(model, dataset, tiny(), World(0, 1, device))
+    found = predictions.predict_own(model, dataset, tiny(), World(0, 1, device))
     predictor = open_bundle(bundle.load(target))
     for index in range(len(dataset)):
         pixels, record = read_sample(dataset, index)
