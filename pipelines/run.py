@@ -14,7 +14,9 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
+
+from pydantic import dataclasses as models
 
 from components.hooks import FAILED, HELD_BACK, NOTHING_NEW, PASSED, Outcome
 from operations import notifications
@@ -35,6 +37,7 @@ from trainer.base.errors import (
     TrainingError,
     check_name,
 )
+from trainer.base.json_files import STRICT
 from trainer.base.log import clock
 from trainer.base.safe_text import redacted
 from trainer.base.temporary_folders import temporary_folder
@@ -103,7 +106,7 @@ class Options:
         return values | {"data_root": storage.absolute(self.data_root), "output": str(self.folder)}
 
 
-@dataclass
+@models.dataclass(config=STRICT)
 class RunRecord:
     """A run as `summary.json` in its folder; empty fields are left out of the file."""
 
@@ -123,10 +126,12 @@ class RunRecord:
     """The model version since which the source has not changed, if training was skipped for that."""
     paths: dict[str, str] = field(default_factory=dict)
     error: Values = field(default_factory=dict)  # step, message and exit_code, unless the run succeeded.
+    kind: Literal["run"] = "run"
+    version: Literal[1] = 1
 
     def write(self, folder: Path) -> None:
         """Write the record into the run's folder, indented for readability."""
-        tree = {"kind": "run", "version": 1} | {key: value for key, value in asdict(self).items() if value}
+        tree = {key: value for key, value in asdict(self).items() if value}
         storage.write_json(str(folder / "summary.json"), tree, indent=2)
 
     def end(self, progress: RunProgress, *, stopped: bool = False, broken: str = "") -> None:
@@ -290,9 +295,10 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
     folder = options.folder
     with _lock(folder) as lock:
         outputs.claim(str(folder), _FILES)
-        if finished := _finished(_check_same(folder, options), options):
+        earlier = _check_same(folder, options)
+        if earlier and _finished(earlier, options):
             print(f"run {options.name} has finished; to train again, choose another --name", flush=True)
-            return finished, RunProgress(folder / "progress.jsonl")
+            return earlier, RunProgress(folder / "progress.jsonl")
         storage.remove_stale(str(folder))
         versions = {"python": platform.python_version()}  # Those that affect results.
         for package in _PACKAGES:
@@ -387,32 +393,29 @@ def _lock(folder: Path) -> TextIO:
     return lock
 
 
-def _finished(earlier: Values, options: Options) -> RunRecord | None:
-    """Return the record of a run if it has succeeded with the same parameters and its results are there."""
-    same = earlier.get("arguments") == json.loads(json.dumps(options.arguments()))
-    if earlier.get("status") != "succeeded" or not same or earlier.get("nothing_new_since"):
-        return None
-    record = RunRecord(
-        **{item.name: earlier[item.name] for item in fields(RunRecord) if item.name in earlier}
-    )
-    return record if record.paths and all(map(os.path.exists, record.paths.values())) else None
+def _finished(earlier: RunRecord, options: Options) -> bool:
+    """Return whether a run has succeeded with the same parameters, and its results are there."""
+    if earlier.status != "succeeded" or earlier.nothing_new_since:
+        return False
+    same = earlier.arguments == json.loads(json.dumps(options.arguments()))
+    return same and bool(earlier.paths) and all(map(os.path.exists, earlier.paths.values()))
 
 
-def _check_same(folder: Path, options: Options) -> Values:
+def _check_same(folder: Path, options: Options) -> RunRecord | None:
     """Return the record of the earlier run of that name, if it has trained.
 
     Refuses to continue it with other settings: its checkpoint would not fit, or would mislead.
     """
     path = folder / "summary.json"
     if not path.exists() or not (folder / "train").exists():
-        return {}  # A mistake that ended it before the training may be corrected under the same name.
+        return None  # A mistake that ended it before the training may be corrected under the same name.
     try:
-        earlier: Values = storage.read_model(str(path), dict[str, Any], "delete it")
+        earlier = storage.read_model(str(path), RunRecord, "delete it")
     except (DamagedError, FormError) as error:
         # The checkpoints contain the settings too, and compare them.
         print(f"warning: {error.message}; it is replaced", file=sys.stderr, flush=True)
-        return {}
-    before = earlier.get("arguments", {})
+        return None
+    before = earlier.arguments
     changed = [
         f"  {key}: was {json.dumps(before[key])}, now {json.dumps(value)}"
         for key, value in options.arguments().items()

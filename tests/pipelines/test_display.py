@@ -33,7 +33,7 @@ def test_found_work_is_said_to_be_reused(run, file, capsys, reused, outcome):
     with PlainDisplay(run) as display:
         run.begin("download")
         if reused:
-            emit(file, events.Reused(uri="/d").model_dump_json())
+            emit(file, events.encode(events.Reused(uri="/d")).rstrip())
         run.end("download", 0, stopped=False)
         display.tick()
     assert f"Download: done in 0:00{outcome}\n" in capsys.readouterr().out
@@ -43,7 +43,7 @@ def test_a_failed_step_keeps_its_first_message_code_and_last_lines(run, file):
     run.begin("download")
     for number in range(40):
         run.add_line(f"line {number}")
-    emit(file, failed("bad\n  fix: repair it"), failed("what followed"), '{"event":"failed"', "{")
+    emit(file, failed("bad\n  fix: repair it"), failed("what followed"), '{"event": "failed"', "{")
     run.end("download", 2, stopped=False)
     run.finish()
     assert run.failed is run.steps["download"]

@@ -25,7 +25,7 @@ from pipelines.kubeflow import Server
 from pipelines.run import Options, RunRecord, _check_same, check, failure, report
 from pipelines.wait import Pods, raise_failure
 from trainer import storage
-from trainer.base.errors import ConfigError, KubedetError, LaunchError
+from trainer.base.errors import ConfigError, DataError, KubedetError, LaunchError
 from trainer.storage import outputs
 
 KUBEDET = [sys.executable, "-m", "kubedet.cli"]
@@ -55,9 +55,8 @@ def test_mistakes_are_refused_before_anything_starts(words, tmp_path, capsys, mo
 def test_other_settings_are_refused_once_it_has_trained(tmp_path):
     before = Options("a", output=str(tmp_path), overrides={"train.epochs": 1})
     after = replace(before, overrides={"train.epochs": 2})
-    record = {"kind": "run", "version": 1, "arguments": before.arguments()}
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "summary.json").write_text(json.dumps(record))
+    RunRecord("a", before.arguments()).write(tmp_path / "a")
     _check_same(before.folder, after)
     (tmp_path / "a" / "train").mkdir()
     _check_same(before.folder, before)
@@ -74,6 +73,10 @@ def test_a_damaged_summary_is_only_a_warning(tmp_path, capsys):
         path.write_text(damaged)
         _check_same(options.folder, options)
         assert f"warning: {path}" in capsys.readouterr().err
+    RunRecord("a", {}).write(path.parent)
+    path.write_text(json.dumps(storage.read_json(str(path)) | {"version": 9}))
+    with pytest.raises(DataError, match="was written by another kubedet"):
+        _check_same(options.folder, options)
 
 
 def test_minutes_are_an_override(monkeypatch):

@@ -3,34 +3,30 @@
 They go to the file that KUBEDET_EVENTS names, or in a pod to its log, between the lines for people.
 """
 
+import json
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
-
-from trainer.base.json_files import STRICT
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from pydantic import TypeAdapter
 
 FILE = "KUBEDET_EVENTS"
 """Environment variable: the file, or LOG. Not a descriptor, because torchrun closes those of its workers."""
 
 LOG = "-"  # Value of that variable: to stderr, as in a pod.
 
-_START = '{"event":'
+_START = '{"event": '
 
 
-class _Event(BaseModel):
-    model_config = {**STRICT, "frozen": True, "ser_json_inf_nan": "constants"}
-
-
-class Progress(_Event):
+@dataclass(frozen=True)
+class Progress:
     """The progress of a task."""
 
-    event: Literal["progress"] = "progress"
     task: str
     done: int
     total: int | None  # None if it is unknown.
@@ -40,41 +36,52 @@ class Progress(_Event):
     eta: float | None = None  # Seconds to the end.
     end: bool = False  # Whether the task has ended.
     worked: int = 0  # Units that this process did.
-    metrics: dict[str, float] = {}  # The newest measurements, by name.
+    metrics: dict[str, float] = field(default_factory=dict)  # The newest measurements, by name.
+    event: Literal["progress"] = "progress"
 
 
-class Resumed(_Event):
+@dataclass(frozen=True)
+class Resumed:
     """A training continues from a checkpoint."""
 
-    event: Literal["resumed"] = "resumed"
     step: int
     steps: int
+    event: Literal["resumed"] = "resumed"
 
 
-class Scored(_Event):
+@dataclass(frozen=True)
+class Scored:
     """The metrics of a validation."""
 
-    event: Literal["scored"] = "scored"
     metrics: dict[str, float]
+    event: Literal["scored"] = "scored"
 
 
-class Reused(_Event):
+@dataclass(frozen=True)
+class Reused:
     """The result of the step existed already."""
 
-    event: Literal["reused"] = "reused"
     uri: str
+    event: Literal["reused"] = "reused"
 
 
-class Failed(_Event):
+@dataclass(frozen=True)
+class Failed:
     """The process ends with an error; its message is for the user."""
 
-    event: Literal["failed"] = "failed"
     message: str
     exit_code: int
+    event: Literal["failed"] = "failed"
 
 
 Event = Progress | Resumed | Scored | Reused | Failed
-_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+
+
+@cache
+def _adapter() -> "TypeAdapter[Event]":
+    from pydantic import Field, TypeAdapter  # Not for processes that only write.
+
+    return TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
 def to_file() -> bool:
@@ -82,9 +89,14 @@ def to_file() -> bool:
     return os.environ.get(FILE, LOG) not in ("", LOG)
 
 
+def encode(event: Event) -> str:
+    """Return an event as a line."""
+    return json.dumps({"event": event.event, **asdict(event)}) + "\n"
+
+
 def emit(event: Event) -> None:
     """Write an event, unless nobody reads it. A full disk does not end the work."""
-    line = event.model_dump_json() + "\n"
+    line = encode(event)
     if to_file():
         # One short write to a file opened for appending is atomic between processes.
         with suppress(OSError), open(os.environ[FILE], "a") as file:
@@ -98,12 +110,14 @@ def parse(line: str) -> Event | None:
     """Return the event in a line, or None for any other line."""
     if not line.startswith(_START):
         return None
+    from pydantic import ValidationError
+
     try:
-        return _ADAPTER.validate_json(line)
+        return _adapter().validate_json(line, strict=True)
     except ValidationError:
         return None
 
 
-def select(lines: "Iterable[str]") -> "Iterator[Event]":
+def select(lines: Iterable[str]) -> Iterator[Event]:
     """Yield the events in the lines of a log."""
     return (event for line in lines if (event := parse(line)))

@@ -10,10 +10,7 @@ import logging
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
-from trainer.data import dataset_diff
-from trainer.data.raw_folder import read_manifest
 from trainer.data.raw_manifest import MANIFEST, RawManifest
-from trainer.data.shard_folder import INDEX, read_index
 from trainer.data.source_names import name_of
 from trainer.export import published_models
 from trainer.steps.manifests import NothingNew
@@ -32,6 +29,8 @@ def check(min_new_images: int) -> None:
 
 def find(listed: RawManifest, data_root: str, config: Config, min_new_images: int) -> NothingNew | None:
     """Return why nothing is new in a listed source; None if the run trains."""
+    from trainer.data import dataset_diff  # It needs numpy, which a client that only checks does not have.
+
     name = config.export.name or name_of(listed.source)
     current = published_models.current(data_root, name)
     if current is None:
@@ -65,6 +64,9 @@ def find(listed: RawManifest, data_root: str, config: Config, min_new_images: in
 
 def _raw_of(data_root: str, shards: str) -> RawManifest | None:
     """Return the raw tables of shards, given by their fingerprint; None if they were deleted."""
+    from trainer.data.raw_folder import read_manifest
+    from trainer.data.shard_folder import INDEX, read_index
+
     uri = storage.join(data_root, "shards", shards)
     if not storage.exists(storage.join(uri, INDEX)):
         return None

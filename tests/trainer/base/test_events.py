@@ -9,7 +9,7 @@ from trainer.base import events
 
 def test_a_metric_that_is_not_a_number_is_read_back():
     event = events.Scored(metrics={"coco/AP": 0.3, "coco/APs": math.nan})
-    read = events.parse(event.model_dump_json())
+    read = events.parse(events.encode(event))
     assert isinstance(read, events.Scored) and math.isnan(read.metrics["coco/APs"])
 
 

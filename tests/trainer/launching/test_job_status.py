@@ -49,7 +49,7 @@ def test_a_training_reports_its_progress(shards, tiny, tmp_path, monkeypatch):
     train(tiny(), shards, str(tmp_path))
     lines = file.read_text().splitlines()
     rows = {(row["kind"], row["step"]): row for row in read_rows(str(tmp_path))}
-    first = next(turn for turn, line in enumerate(lines) if '"task":"train","done":3,"total":12' in line)
+    first = next(turn for turn, line in enumerate(lines) if '"task": "train", "done": 3, "total": 12' in line)
     newest = read(lines[: first + 1])
     assert newest.percent == 25 and newest.remaining_seconds is not None
     assert newest.metrics["loss"] == pytest.approx(rows["train", 3]["loss"])
