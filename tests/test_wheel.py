@@ -207,7 +207,7 @@ ROOT_URI = "--data-root s3://bucket/root --source coco:s3://bucket/set"
         ("doctor", 1, "missing  cluster", ""),
         ("doctor --local", 1, "'.[train]'", ""),
         ("recipes show coco_r50", 0, "calibration_images", ""),
-        ("run", 2, "`kubedet run` needs torch", ""),
+        ("run", 2, "needs torch", ""),
         ("--version", 0, "kubedet 0.", ""),
     ],
 )

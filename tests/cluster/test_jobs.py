@@ -18,7 +18,7 @@ def test_a_job_succeeds_and_every_line_arrives_once_and_in_order(user, cluster):
     assert numbers == [f"{number:04}" for number in range(2000)]
     rank_0 = {"pytorchjob": f"[{name}-worker-0]", "trainjob": f"[{name}-node-0-0-"}[cluster.kind.name]
     assert any(rank_0 in line for line in command.lines)
-    listed, code = user.runs("job", "list", "-o", "json")
+    listed, code = user.runs("job", "list", "--json")
     phases = {job["name"]: job["phase"] for job in json.loads("\n".join(listed.lines))}
     assert (code, phases[name]) == (0, "succeeded")
 
@@ -75,7 +75,7 @@ def test_stop_status_and_logs(user, cluster):
     assert user.runs("job", "submit", "--spec", str(path))[1] == 0
     cluster.running(name, 1)
     until(lambda: user.runs("job", "logs", name)[0].heard("up"), "the log")
-    status, code = user.runs("job", "status", name, "-o", "json")
+    status, code = user.runs("job", "status", name, "--json")
     job_status = json.loads("\n".join(status.lines))
     assert (code, job_status["phase"], [pod["rank"] for pod in job_status["pods"]]) == (0, "running", [0])
     ran, code = user.runs("job", "exec", name, "--", "python", "-c", "print(6 * 7); raise SystemExit(5)")

@@ -121,7 +121,7 @@ def workload(cluster, name):
 
 
 def status(user, name):
-    ran, code = user.runs("job", "status", name, "-o", "json")
+    ran, code = user.runs("job", "status", name, "--json")
     assert code == 0, str(ran)
     return json.loads("\n".join(ran.lines))
 
@@ -227,7 +227,7 @@ def test_a_queue_that_does_not_exist_ends_the_job(user, cluster, queue, queued):
 
 
 def test_the_doctor_looks_at_the_queue(user, cluster, queue, is_served):
-    command, _ = user.runs("doctor", "--namespace", cluster.namespace, "--queue", queue, "-o", "json")
+    command, _ = user.runs("doctor", "--namespace", cluster.namespace, "--queue", queue, "--json")
     findings = {item["title"]: item for item in json.loads("\n".join(command.lines))}
     assert findings[f"queue {queue}"]["state"] == "ok", str(command)
     assert findings["Kueue"]["detail"].startswith("Kueue (API"), str(command)

@@ -48,6 +48,7 @@ FILES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in FILES}
 
 PARSED = {
+    "--install-completion": "changes the settings of the user's shell",
     "run": "trains for minutes: tests/pipelines/test_run.py, tests/test_wheel.py",
     "tune --recipe": "trains for minutes: tests/operations/tuning",
     "serve": "serves until it is stopped: tests/trainer/export",
@@ -241,8 +242,10 @@ def stand_ins(words):
 
 def check(words):
     """Parse a command, and check its source, recipe, keys and job."""
-    command, context = typer.main.get_command(cli.make_app()), None
-    rest = list(words)
+    command, rest = typer.main.get_command(cli.make_app()), list(words)
+    if words[0].startswith("--"):
+        assert words[0] in {flag for item in command.params for flag in item.opts}
+        return
     while hasattr(command, "commands"):
         command = command.commands[rest.pop(0)]
     context = command.make_context("kubedet", rest)
