@@ -52,6 +52,15 @@ def test_kubedet_submit_waits_for_the_end_of_a_run_of_fourteen_pods(runs):
         assert command.heard(f"{title}: succeeded"), str(command)
 
 
+def test_three_data_workers_prepare_the_data_of_a_training_on_two_nodes(runs):
+    command = runs.submit(data_workers=3, nodes=2, source="sample:images=48,seed=4,size=96")
+    run_id = runs.id_of(command)
+    assert command.end(MINUTES) == 0, str(command)
+    assert len(runs.pods(run_id)) == 14
+    for step in ("download", "convert-to-shards"):
+        assert "waiting for 3 nodes" in runs.log(run_id, step)
+
+
 def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(runs, user):
     name = f"kubedet-test-{os.getpid()}-{runs.cluster.kind.name}"
     parameters = {"source": "sample:images=48,seed=5,size=96", "gate": "coco/AP >= baseline - 1.0"}
