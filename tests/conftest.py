@@ -17,7 +17,7 @@ from trainer.export.export import export
 from trainer.model import recipes
 from trainer.training.loop import train
 
-pytest_plugins = ["cluster.fixtures", "fake_kfp"]
+pytest_plugins = ["cluster.fixtures", "cluster.kfp"]
 
 TINY = {
     "loader.image_size": 96,

@@ -56,6 +56,26 @@ def test_a_job_trains_with_the_configuration_of_the_run(shards, launched, tmp_pa
     assert job.nproc == 2 and model.config in job.command and model.metrics == {"coco/AP": 0.5}
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_job_that_fails_after_the_training_was_complete_fails_nothing(
+    shards, monkeypatch, tmp_path, complete
+):
+    """Its prediction may need more memory; `evaluate` predicts then."""
+
+    def run(launcher, job):
+        if complete:
+            storage.write_json(result_uri(str(tmp_path / "run")), {"metrics": {"coco/AP": 0.5}})
+        raise LaunchError("pod a was killed 3 times")
+
+    monkeypatch.setattr(launchers, "run", run)
+    if complete:
+        model = training.train(shards, request(tmp_path), str(tmp_path / "run"))
+        assert model.metrics == {"coco/AP": 0.5}
+    else:
+        with pytest.raises(LaunchError, match="killed"):
+            training.train(shards, request(tmp_path), str(tmp_path / "run"))
+
+
 def test_what_cannot_run_is_refused(shards, launched, tmp_path):
     for bad in (Request(nproc=-1), Request("slurm")):
         with pytest.raises(ConfigError):

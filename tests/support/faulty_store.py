@@ -257,5 +257,6 @@ def proxy(
     endpoint, folder = object_store_server
     proxy = Proxy(endpoint, folder)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    objects.forget_locations()
     yield proxy
     proxy.stop()

@@ -6,8 +6,8 @@ import threading
 from itertools import pairwise
 
 import pytest
+from cluster.runai import RunaiProgram
 from event_lines import failed
-from fake_runai import FakeRunai
 from patience import until
 
 from components.launchers.backend import Phase, Timings
@@ -23,7 +23,7 @@ HASTY = Timings(poll=0.05, removal=2, submit=20, replaced=0.1)
 @pytest.fixture
 def runai(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return FakeRunai(tmp_path)
+    return RunaiProgram(tmp_path)
 
 
 @pytest.fixture

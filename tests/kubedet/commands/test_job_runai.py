@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from cluster.runai import RunaiProgram
 from event_lines import failed
-from fake_runai import FakeRunai
 
 from components.launchers import runai as launcher
 from components.launchers.backend import Timings
@@ -18,7 +18,7 @@ def runai(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", "/nowhere")  # No cluster is asked.
     monkeypatch.setattr(launcher, "Timings", lambda **_: Timings(poll=0.05, removal=2))
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.05)
-    return FakeRunai(tmp_path)
+    return RunaiProgram(tmp_path)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import yaml
-from fake_training import FakeTraining
+from scripted_training import ScriptedTraining
 
 from kubedet import cli
 from operations.tuning import search
@@ -16,10 +16,10 @@ SOURCE = "sample:images=24,seed=3,size=96"
 
 @pytest.fixture
 def tune(kubedet, data_root, tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "GuardedProcess", FakeTraining)
+    monkeypatch.setattr(search, "GuardedProcess", ScriptedTraining)
     monkeypatch.setattr(search, "_POLL_SECONDS", 0)
-    monkeypatch.setattr(FakeTraining, "begun", [])
-    monkeypatch.setattr(FakeTraining, "validations", 1)
+    monkeypatch.setattr(ScriptedTraining, "begun", [])
+    monkeypatch.setattr(ScriptedTraining, "validations", 1)
     place = ["--source", SOURCE, "--data-root", data_root, "--output", str(tmp_path / "runs")]
     yield lambda *words: kubedet("tune", "--name", "search", "--set", "data.processes=1", *place, *words)
     shutil.rmtree(f"{data_root}/tuning", ignore_errors=True)
@@ -40,7 +40,7 @@ def test_a_search_writes_the_page_and_a_recipe_that_a_search_takes(tune, data_ro
     with open(f"{data_root}/tuning/search/best.yaml") as file:
         assert yaml.safe_load(file)["set"] == overrides
     assert tune("--trials", "6")[0] == 0
-    assert len(FakeTraining.begun) == 6
+    assert len(ScriptedTraining.begun) == 6
     code, _, err = tune("--recipe", folder / "best.yaml")
     assert code == 2
     assert "there is nothing to search" in err  # The file sets it all.
@@ -69,7 +69,7 @@ def test_mistakes_are_refused_before_any_trial(tune, words, said):
     code, _, err = tune(*words)
     assert code == 2
     assert said in err
-    assert len(FakeTraining.begun) == 0
+    assert len(ScriptedTraining.begun) == 0
 
 
 def test_without_optuna_it_says_what_to_install(tune, monkeypatch):

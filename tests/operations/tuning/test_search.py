@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from fake_training import FakeTraining
 from optuna.trial import TrialState
+from scripted_training import ScriptedTraining
 
 from components import steps
 from operations.tuning import search
@@ -32,7 +32,7 @@ COMPLETE, PRUNED, FAIL, RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialS
 
 @pytest.fixture(autouse=True)
 def training(monkeypatch):
-    class Fake(FakeTraining):
+    class Fake(ScriptedTraining):
         codes, begun = {}, []
 
     monkeypatch.setattr(search, "_POLL_SECONDS", 0.001)
@@ -85,7 +85,7 @@ def test_a_killed_trial_is_begun_again_with_its_values_and_counted_once(root, tr
     def poll(process):
         if process.number == 2:
             raise Killed
-        return FakeTraining.poll(process)
+        return ScriptedTraining.poll(process)
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(training, "poll", poll)
@@ -158,7 +158,7 @@ def test_a_record_of_a_bucket_with_other_content_is_refused_with_its_name(bucket
 def search_in(root, begun, is_endless):
     """Train the trials of a search in another process, and print which ones it begins."""
 
-    class Fake(FakeTraining):
+    class Fake(ScriptedTraining):
         def __init__(self, command, **settings):
             super().__init__(command, **settings)
             begun.put((is_endless, self.number))

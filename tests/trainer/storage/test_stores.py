@@ -226,6 +226,7 @@ def test_listed_names_that_climb_out_are_refused(proxy, name):
 
 def at(monkeypatch, endpoint):
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    objects.forget_locations()
     start = time.monotonic()
     with pytest.raises(StorageError) as caught:
         storage.read_bytes("s3://bucket/x")
@@ -283,6 +284,7 @@ def test_a_private_authority_is_trusted_when_it_is_named(
     with pytest.raises(StorageError, match="the connection is not trusted"):
         storage.read_bytes(f"https://127.0.0.1:{tls_server}/x")
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    objects.forget_locations()
     address = f"https://127.0.0.1:{tls_server}/x"
     assert storage.read_bytes("s3://bucket/x") == storage.read_bytes(address) == b"hello"
     error = at(monkeypatch, f"https://localhost:{tls_server}")

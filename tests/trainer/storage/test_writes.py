@@ -115,6 +115,7 @@ def test_a_slow_link_takes_a_large_part(bucket, hurried, monkeypatch):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KB)
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        objects.forget_locations()
         storage.write_bytes("s3://bucket/x", content)
     assert taken == content
 

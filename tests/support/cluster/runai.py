@@ -15,14 +15,14 @@ from patience import until
 
 PROGRAM = f"""#!{sys.executable}
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import fake_runai
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from cluster import runai
 from pathlib import Path
-sys.exit(fake_runai.main(Path(__file__).parent, sys.argv[1:]))
+sys.exit(runai.main(Path(__file__).parent, sys.argv[1:]))
 """
 
 
-class FakeRunai:
+class RunaiProgram:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         program = folder / "runai"

@@ -6,7 +6,7 @@ from trainer import storage
 from trainer.trackers import training_log
 
 
-class FakeTraining:
+class ScriptedTraining:
     """Scores its learning rate in a number of validations, one at each look."""
 
     validations = 4

@@ -1,4 +1,4 @@
-"""A fake Kubeflow Pipelines API with experiments, runs and recurring runs; it can be made to fail."""
+"""The API of Kubeflow Pipelines, with experiments, runs and recurring runs; it can be made to fail."""
 
 import json
 import uuid
@@ -14,7 +14,7 @@ NOW = "2026-11-21T07:00:00Z"
 KINDS = {"NUMBER_INTEGER": (int, float), "STRING": str, "STRUCT": dict, "LIST": list, "BOOLEAN": bool}
 
 
-class FakeKfp:
+class KfpServer:
     def __init__(self):
         self.requests = []  # Method, path and headers.
         self.experiments, self.runs, self.schedules = [], [], []
@@ -165,7 +165,7 @@ def _handler(fake):
 
 @pytest.fixture
 def kfp_server(monkeypatch, tmp_path):
-    """A fake Kubeflow Pipelines, to which the environment points."""
+    """A Kubeflow Pipelines API, to which the environment points."""
     cluster = ("KUBECONFIG", "KUBERNETES_SERVICE_HOST")
     for name in (*cluster, "KF_PIPELINES_ENDPOINT", UI, "KFP_EXISTING_TOKEN", NAMESPACE):
         monkeypatch.delenv(name, raising=False)
@@ -174,7 +174,7 @@ def kfp_server(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / ".kube" / "config")
     )
-    server = FakeKfp()
+    server = KfpServer()
     monkeypatch.setenv("KFP_ENDPOINT", server.url)
     yield server
     server.close()
