@@ -52,8 +52,8 @@ def report_shards(result: Shards, shards: Any, statistics: Any, *, keep_runs: in
 
 def report_model(result: TrainedModel, model: Any) -> None:
     """Publish the trained model."""
-    shown = {"uri": result.output, "checkpoint": result.checkpoint} | result.metrics
-    _publish(model, result, shown | _version(result))
+    shown = {"uri": result.output, "checkpoint": result.checkpoint} | _version(result)
+    _publish(model, result, {**shown, **result.metrics})
 
 
 @steps.publishing

@@ -150,8 +150,8 @@ class Pruning:
                     if f"/{artifact.name}/" in f"/{record.weights}":
                         artifact.reasons.append(f"run {name} began with its weights")
         for name in runs | {name for name, artifact in self.select("runs") if artifact.reasons}:
-            if record := self._records.get(name):
-                for path in (f"shards/{record.fingerprint}", record.raw):
+            if origin := self._records.get(name):
+                for path in (f"shards/{origin.fingerprint}", origin.raw):
                     self._keep(path, f"run {name} was trained on it")
                 continue
             for artifact in self.artifacts.values():

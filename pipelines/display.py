@@ -201,7 +201,8 @@ class TerminalDisplay:
             mark, style = _LOOKS[step.state]
             fields: dict[str, Any] = {"mark": mark, "style": style, "detail": _outcome(step)}
             fields["clock"] = "" if step.state in ("waiting", "skipped") else clock(step.elapsed)
-            total, done = 1, int(step.state == "done")
+            total: int | None = 1
+            done = int(step.state == "done")
             if step.state == "running":
                 fields["detail"] = "finishing" if step.bar else "starting"
                 if step.bar and not step.bar.end:

@@ -34,7 +34,7 @@ SCHEDULED = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
 """Kubeflow's driver replaces it, in its own pod, by the time for which the run was scheduled."""
 
 _RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
-_REQUIRED = inspect.Parameter.empty
+_REQUIRED: Any = inspect.Parameter.empty
 _WAITING = ("20m", "512Mi")  # CPU and memory of a step that starts something and waits.
 _RETRY_LIMIT = "2592000s"
 """For 30 days a step may be retried, and then run. Kubeflow's default of an hour would end a training that

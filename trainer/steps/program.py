@@ -21,9 +21,9 @@ STEPS: dict[str, Callable[..., Manifest]] = {
 
 def run(step: str, input_uri: str, output_uri: str) -> None:
     """Call a step with the arguments in a JSON file, and write the manifest that it returns."""
-    call = TypeAdapter(STEPS[step], config=ConfigDict(strict=True))
+    call: TypeAdapter[Manifest] = TypeAdapter(STEPS[step], config=ConfigDict(strict=True))  # type: ignore[arg-type]
     try:
-        manifest: Manifest = call.validate_json(storage.read_bytes(input_uri))
+        manifest = call.validate_json(storage.read_bytes(input_uri))
     except ValidationError as error:
         problems = [f"  {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
         raise ConfigError(
