@@ -150,7 +150,7 @@ RUN = "11111111-2222-3333-4444-555555555555"
 
 @pytest.fixture
 def cluster(served_cluster):
-    """A fake cluster, and a function that puts a pod of the run there."""
+    """A simulated cluster, and a function that puts a pod of the run there."""
     served_cluster.put = lambda node, **state: run_pods.put(served_cluster, RUN, node, **state)
     return served_cluster
 

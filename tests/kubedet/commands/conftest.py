@@ -13,7 +13,7 @@ FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)
 
 @pytest.fixture
 def kubedet(kubedet, monkeypatch, served_cluster):
-    """Runs a command line against the fake cluster, in haste; returns exit code, stdout and stderr."""
+    """Runs a command line against the cluster, in haste; returns exit code, stdout and stderr."""
 
     def connect(cls, namespace="", *, kinds=ALL, timings=None):
         return cls(client.connect(namespace, timings=FAST), kinds)

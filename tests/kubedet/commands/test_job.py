@@ -1,4 +1,4 @@
-"""`kubedet job`, against a fake API server."""
+"""`kubedet job`, against a simulated cluster."""
 
 import json
 import sys

@@ -9,6 +9,8 @@ import json
 import random
 import signal
 
+from event_lines import failed, resumed
+
 from cluster.api import Fault, SimulatedCluster
 from cluster.clock import Process
 from cluster.fixtures import connect_backend
@@ -17,7 +19,6 @@ from components.launchers.backend import Timings
 from components.launchers.cluster import watch
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
-from trainer.base import events
 from trainer.base.errors import EXIT_RETRY, KubedetError, LaunchError, MissingError, StorageError
 from trainer.launching import heartbeat
 
@@ -202,7 +203,7 @@ class Run:
             if step is None and not self.store.away:
                 step = int(self.store.files.get(CHECKPOINT, 0))
                 if rank == 0 and step:
-                    pod.say(events.Resumed(step=step, steps=STEPS).model_dump_json())
+                    pod.say(resumed(step, STEPS))
             pod.until(lambda: pod.leaving, STEP_SECONDS)
             monitor.look()
             if pod.leaving or self._has_lost_its_peer(pod):
@@ -210,8 +211,7 @@ class Run:
             elif monitor.expired:
                 pod.exit(monitor.abandoned)
             elif self.broken and rank == 1:
-                error = "the loss is nan\n  fix: lower train.lr"
-                pod.say(events.Failed(message=error, exit_code=3).model_dump_json())
+                pod.say(failed("the loss is nan\n  fix: lower train.lr", 3))
                 pod.exit(3)
             elif step is not None and RESULT in self.store.files:
                 pod.exit(0)

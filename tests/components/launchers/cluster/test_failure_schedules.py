@@ -21,7 +21,7 @@ PARTS = min(len(SEEDS), 20)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_schedule_of_failures_breaks_a_run(part, monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "")
-    monkeypatch.setattr(logging.root, "disabled", True)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     broken = {}
     for seed in SEEDS[part::PARTS]:
         run = Run(seed)

@@ -201,7 +201,7 @@ def test_any_of_several_controllers_is_waited_for(job, simulated, timings):
 
 @pytest.fixture
 def knows(simulated):
-    """Let the fake cluster know some kinds; returns a backend of whatever there is."""
+    """Let the cluster know some kinds; returns a backend of whatever there is."""
 
     def install(*plurals):
         simulated.installed = set(plurals)
