@@ -958,7 +958,7 @@ def data_merge(
 def data_prune(
     *,
     keep: Positive,
-    older_than: Annotated[float, Ge(0), "DAYS"] = 7.0,
+    older_than: Annotated[float, Ge(1), "DAYS"] = 7.0,
     data_root: Uri = DATA_ROOT,
     yes: bool = False,
 ) -> "Pruning":
@@ -970,7 +970,7 @@ def data_prune(
 
     Args:
         keep: how many of the newest runs, and of previous versions, are kept
-        older_than: delete only what is older
+        older_than: delete only what is older; 1 or more, and longer than runs wait in your queue
         data_root: where data is kept
         yes: delete; otherwise only show what would be deleted, and why the rest is kept
     """

@@ -178,7 +178,13 @@ def test_the_number_of_kept_runs_is_positive(root, caplog):
 
 def test_the_command_lists_what_is_deleted_and_why_the_rest_is_kept(root, capsys):
     root, old, _ = root
-    asked = ["data", "prune", "--keep", "1", "--older-than", "0", "--data-root", str(root)]
+    asked = ["data", "prune", "--keep", "1", "--data-root", str(root), "--older-than"]
+    assert cli.main([*asked, "0.5", "--yes"]) == 2, "runs that wait in a queue would lose their data"
+    aged = time.time() - 2 * DAY
+    for path in root.rglob("*"):
+        os.utime(path, (aged, aged))
+    asked.append("1")
+    capsys.readouterr()
     assert cli.main(asked) == 0
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line for line in shown.splitlines()}
