@@ -15,6 +15,7 @@ def download(
     scheduled: str,
     min_new_images: int,
     trains: bool,
+    prune: int,
     data_workers: int,
     launcher: str,
     job: dict,
@@ -52,4 +53,5 @@ def download(
             launch=data_job.launch("download", data_root),
         )
 
-    return report_download(steps.run_step("download", work, secret=credentials, adopts=True), raw)
+    downloaded = steps.run_step("download", work, secret=credentials, adopts=True)
+    return report_download(downloaded, raw, keep_runs=prune)

@@ -23,14 +23,15 @@ from trainer.steps.manifests import (
 )
 
 
-def report_download(result: RawData | NothingNew, raw: Any) -> str:
-    """Publish the raw data, or end the run if there is nothing new; return what the component returns."""
+def report_download(result: RawData | NothingNew, raw: Any, *, keep_runs: int) -> str:
+    """Publish the raw data, or end the run and prune if nothing is new; return what the component returns."""
     if isinstance(result, NothingNew):
         reason = f"{hooks.NOTHING_NEW} since {result.since}: {result.found}"
         run_id = environment.run_id()
         _publish(raw, result, {"since": result.since, "found": result.found})
         outcome = Outcome(hooks.NOTHING_NEW, run_id, reason, result.model, result.model_version)
         _end("download", outcome, folder=storage.join(result.data_root, "notices", run_id) if run_id else "")
+        hooks.at_end(StepEnd("download", data_root=result.data_root, keep_runs=keep_runs))
         return hooks.NOTHING_NEW
     shown: dict[str, object] = {"uri": result.folder.uri, "source": result.folder.source}
     for split, counts in result.folder.splits.items():

@@ -147,6 +147,7 @@ def make_pipeline(options: CompileOptions) -> Any:
                 scheduled=SCHEDULED,
                 min_new_images=min_new_images,
                 trains=not options.until,
+                prune=prune,
                 credentials=credentials,
                 **data_job,
             )

@@ -81,8 +81,9 @@ def test_a_run_that_is_held_back(artifact, ended, model, tmp_path):
 def test_a_run_with_nothing_new(artifact, ended, monkeypatch):
     monkeypatch.setenv("KUBEDET_RUN_ID", "night-2")
     found = NothingNew(data_root="root", since="pets v7", found="0 new", model="pets", model_version="v7")
-    assert reports.report_download(found, artifact("raw")) == hooks.NOTHING_NEW
-    end, text = ended
+    assert reports.report_download(found, artifact("raw"), keep_runs=3) == hooks.NOTHING_NEW
+    end, text, pruned = ended
+    assert (pruned.data_root, pruned.keep_runs) == ("root", 3)
     assert (end.outcome.run, end.outcome.model_version) == ("night-2", "v7")
     assert end.folder == "root/notices/night-2" and text == "nothing new\nnothing new since pets v7: 0 new"
 
