@@ -103,7 +103,7 @@ class Location:
             settings = environment.settings(kind)
             self.server = settings.url
         end = time.monotonic() + waits.first
-        while problem := probe(self.server, uri, min(waits.connect, waits.first)):
+        while problem := probe(self.server, uri, waits.first):
             if not problem.transient or time.monotonic() > end:
                 raise problem
             time.sleep(min(1.0, waits.wait))

@@ -70,8 +70,9 @@ def no_answer(uri: str, error: BaseException) -> StorageError:
 def probe(server: str, uri: str, seconds: float) -> StorageError | None:
     """Ask a server for anything; return the error about a URI if it does not respond in time."""
     try:
-        client = environment.web_client(server)
-        client.request("HEAD", server, timeout=max(seconds, 0.1), retries=False, redirect=False)
+        client, seconds = environment.web_client(server), max(seconds, 0.1)
+        timeout = urllib3.Timeout(connect=min(seconds, environment.RETRIES.connect), read=seconds)
+        client.request("HEAD", server, timeout=timeout, retries=False, redirect=False)
     except urllib3.exceptions.ProtocolError:
         return None  # There is a server; the request itself will say what is wrong.
     except urllib3.exceptions.HTTPError as error:

@@ -1,5 +1,6 @@
 """Web servers of all kinds."""
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -8,7 +9,7 @@ from prepared_server import PLAIN, Server
 
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
-from trainer.storage import web
+from trainer.storage import objects, web
 from trainer.storage.web import Refused
 
 
@@ -247,3 +248,15 @@ def test_a_redirected_file_is_looked_up_once(server, target):
     server.answers = [redirect(target.url)]
     assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
     assert len(server.requests) == 3
+
+
+def test_a_store_may_take_longer_to_answer_than_to_connect(server, monkeypatch, hurried):
+    hurried(connect=0.1, first=5.0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url.removesuffix("/x"))
+    server.answers = [b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"]
+    barrier = server.together = threading.Barrier(2)
+    timer = threading.Timer(0.5, barrier.wait)
+    timer.start()
+    objects.Location("s3://bucket/x")
+    timer.join()
+    assert len(server.requests) == 1, "the first request was answered"
