@@ -79,22 +79,26 @@ def read_excluded(uri: str) -> list[str]:
         raise DataError(f"data.exclude: {error.message}", fix=fix) from None
 
 
-def download(source: str, data_root: str, config: DataConfig) -> RawManifest:
+def download(
+    source: str, data_root: str, config: DataConfig, excluded: list[str] | None = None
+) -> RawManifest:
     """Download a source (see `sources.parse`) to a data root, or find it there; return its manifest.
 
-    A killed call is continued: stored images are not fetched again.
+    A killed call is continued: stored images are not fetched again. For `excluded` see `plan`.
 
     Raises:
         DataError: the source is missing, empty, not of its format, or too much of it is bad.
         StorageError: the data root cannot be written.
     """
     with shared_work() as work:
-        planned = work.on_first(lambda: plan(source, data_root, config))
+        planned = work.on_first(lambda: plan(source, data_root, config, excluded))
         return fetch(planned, config, work)
 
 
-def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
+def plan(source: str, data_root: str, config: DataConfig, excluded: list[str] | None = None) -> RawManifest:
     """List a source and write its annotations as tables, or find them there; return the plan.
+
+    `excluded` are the lines of data.exclude, if they are known; None reads the file.
 
     Raises:
         DataError: the source is missing, empty or not of its format, too many of its boxes cannot be used, or
@@ -105,7 +109,8 @@ def plan(source: str, data_root: str, config: DataConfig) -> RawManifest:
     with activity(logger, f"listing {origin.uri}"):
         listing = origin.listing()
     root = storage.absolute(data_root)
-    excluded = read_excluded(config.exclude)
+    if excluded is None:
+        excluded = read_excluded(config.exclude)
     name = fingerprint("raw", VERSION, origin.uri, listing.state, choices(config), excluded)
     uri = storage.join(root, "raw", name)
     if storage.exists(storage.join(uri, raw_manifest.PLAN)):

@@ -242,7 +242,7 @@ def _repair_raw(folder: str, threads: int) -> None:
         planned = raw_folder.read_manifest(folder)
     config = _config(planned.settings)
     data_root = data_root_of(folder)
-    raw = download(planned.source, data_root, config)
+    raw = download(planned.source, data_root, config, planned.excluded)
     if raw.uri != folder:
         raise DataError(f"{planned.source} has changed since {folder} was created", fix=_RUN_AGAIN_FIX)
     damaged = {problem.partition(": ")[0]: problem for problem in verify(folder, threads).problems}
@@ -259,7 +259,7 @@ def _repair_raw(folder: str, threads: int) -> None:
         for name in storage.list_files(storage.join(folder, "fetched")):
             storage.delete(storage.join(folder, "fetched", name))
         storage.delete(storage.join(folder, raw_manifest.MANIFEST))
-        download(planned.source, data_root, config)
+        download(planned.source, data_root, config, planned.excluded)
 
 
 def _config(settings: dict[str, Any]) -> DataConfig:
