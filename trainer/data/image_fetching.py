@@ -111,10 +111,10 @@ def read_reports(planned: RawManifest, *, complete: bool = False) -> tuple[np.nd
 
 
 def _read_report(complete: bool, uri: str) -> pa.Table:
-    """Return the report of a part; an empty one if it is damaged, unless it has to be `complete`."""
+    """Return the report of a part; an empty one if it is lost or damaged, unless it has to be `complete`."""
     try:
         return read_report(uri)
-    except DamagedError as error:
+    except (DamagedError, MissingError) as error:
         if complete:
             raise
         logger.warning("%s; repairing it", error.message)
@@ -185,7 +185,6 @@ class ImageFetcher:
         self._stored = StoredImages(planned.images, at_once=planned.listed_images <= LIST_AT_ONCE_BELOW)
         cores = config.processes or worker_pool.available_cores()
         self._workers = cores if self._source.cpu_bound else config.threads
-        self._reports = list_reports(planned)
         self.open_parts: dict[int, _OpenPart] = {}
         self._failures: dict[int, Failure] = {}
         self._retried: list[_Image] = []
@@ -341,8 +340,9 @@ class ImageFetcher:
         pq.write_table(report, buffer)
         name = f"{number:03}-{_short_sha256(buffer.getvalue())}.parquet"
         uri = storage.join(self._planned.uri, "fetched", name)
-        if self._reports.get(number, uri) != uri:
-            storage.delete(self._reports[number])
+        for other in storage.list_files(storage.parent(uri)):  # Other jobs may have written several.
+            if other.startswith(f"{number:03}-") and other != name:
+                storage.delete(storage.join(storage.parent(uri), other))
         storage.write_bytes(uri, buffer.getvalue(), sync=False)
 
 

@@ -1,12 +1,14 @@
 """Lost or damaged files of a data root are named, and repaired by the same command or `verify --repair`."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fault_table import contents
 
 from trainer.base.errors import DataError, KubedetError
+from trainer.data import image_fetching, raw_folder
 from trainer.data.download import download
 from trainer.data.shards import shard
 from trainer.data.verification import check, repair, verify
@@ -132,3 +134,37 @@ def test_verify_finds_every_flip_and_repairs_it(prepared):
         check(verify(str(raw)))
     check(repair(str(raw)))
     assert contents(raw, images, shards) == before
+
+
+def test_a_report_of_another_job_is_deleted_and_a_missing_one_is_empty(prepared, monkeypatch):
+    prepare, raw, _ = prepared
+    (report,) = raw.glob("fetched/000-*")
+    other = report.with_name("000-0000000000000000.parquet")
+    shutil.copy(report, other)
+    lose(next((raw.parent.parent / "images").rglob("*.jpg")))
+    list_files = image_fetching.storage.list_files
+
+    def list_before_it_is_deleted(uri):
+        names = list_files(uri)
+        return [*names, "001-1111111111111111.parquet"] if uri == str(report.parent) else names
+
+    monkeypatch.setattr(image_fetching.storage, "list_files", list_before_it_is_deleted)
+    planned = raw_folder.read_manifest(str(raw), "plan.json")
+    assert image_fetching.read_reports(planned)[0]["bytes"].any()
+    monkeypatch.undo()
+    for path in raw.glob("images-*"):
+        lose(path)
+    for image in (raw.parent.parent / "images").rglob("*.jpg"):
+        lose(image)
+    prepare()
+    assert not other.exists() and len(list(raw.glob("fetched/000-*"))) == 1
+
+
+def test_a_repair_needs_no_file_of_excluded_images(fifteen_images, tmp_path):
+    listed = tmp_path / "exclude.txt"
+    listed.write_text("0" * 64)
+    root = str(tmp_path / "data")
+    raw = download(f"coco:{fifteen_images}", root, replace(CONFIG, exclude=str(listed)))
+    listed.unlink()
+    flip(next(Path(root, "images").rglob("*.jpg")))
+    check(repair(raw.uri))
