@@ -4,7 +4,6 @@ On a disk or a volume the study is Optuna's journal, shared by any number of pro
 values follow from the study's seed and the trial's number, and its result is a JSON object.
 """
 
-import fcntl
 import math
 import os
 import secrets
@@ -201,6 +200,8 @@ def _short(value: object) -> str:
 
 def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: int = 1) -> None:
     """Train trials, `parallel` at once, each with `processes`; wait for those that other processes train."""
+    import fcntl  # Only Unix has it.
+
     locks = Path(storage.absolute(study.uri), "locks")
     if study.journal:
         locks.mkdir(exist_ok=True)

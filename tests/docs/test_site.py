@@ -59,7 +59,7 @@ def test_every_module_has_a_page_of_its_docstrings(site):
     assert "trainer.storage.web" in text
     config = (site / "api/trainer/config/schema.html").read_text()
     assert "Share of the training images held out for validation" in config
-    assert "Raises:" in re.sub("<[^>]+>", "", (site / "api/trainer/evaluation/coco.html").read_text())
+    assert "Raises:" in re.sub("<[^>]+>", "", (site / "api/trainer/data/verification.html").read_text())
 
 
 def test_the_tables_of_the_code_are_in_the_reference(site):
