@@ -19,12 +19,15 @@ _EPOCHS_DIVISOR = 4  # A training from the current version has one epoch for so 
 
 
 def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
-    """Fetch and check a training's weights before hours of work."""
-    if recipes.load_here(recipe, overrides).model.weights:
+    """Fetch and check a training's weights before hours of work; a prune that starts later keeps them."""
+    if weights := recipes.load_here(recipe, overrides).model.weights:
         from trainer.model.pretrained import check_pretrained  # PyTorch, which takes seconds to start.
 
         values = overrides | implied(recipe, overrides, data_root)
         check_pretrained(recipes.load(recipe, values).model, data_root)
+        if storage.absolute(weights).startswith(f"{storage.absolute(data_root)}/"):
+            names = [""] if storage.exists(weights) else storage.list_states(weights)
+            storage.touch(storage.join(weights, next(iter(names))).rstrip("/"))
 
 
 def implied(recipe: str, overrides: Overrides, data_root: str) -> Overrides:

@@ -1,6 +1,7 @@
 """Initial weights of recipes; a server has random ones of the form of a ResNet18."""
 
 import io
+import os
 import socket
 
 import pytest
@@ -104,3 +105,15 @@ def test_a_run_keeps_the_network_of_its_weights(published, shards_manifest, tmp_
     parsing.write(str(run / "config.json"), begun)
     path.unlink()
     assert train.configure(shards, str(run)) == begun
+
+
+@pytest.mark.parametrize("name", ["", "best.pt"])
+def test_weights_in_the_data_root_are_young_again(name, tmp_path, monkeypatch):
+    """A prune keeps them until the training records that it needs them."""
+    monkeypatch.setattr("trainer.model.pretrained.check_pretrained", lambda *_: None)
+    file = tmp_path / "runs" / "night-01" / "best.pt"
+    file.parent.mkdir(parents=True)
+    torch.save({"weight": torch.zeros(1)}, file)
+    os.utime(file, (0, 0))
+    secure("small", {"model.weights": str(file.parent / name)}, str(tmp_path))
+    assert file.stat().st_mtime > 0
