@@ -26,8 +26,10 @@ def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
         values = overrides | implied(recipe, overrides, data_root)
         check_pretrained(recipes.load(recipe, values).model, data_root)
         if storage.absolute(weights).startswith(f"{storage.absolute(data_root)}/"):
-            names = [""] if storage.exists(weights) else storage.list_states(weights)
-            storage.touch(storage.join(weights, next(iter(names))).rstrip("/"))
+            is_file = storage.exists(weights)
+            storage.touch(
+                weights if is_file else storage.join(weights, next(iter(storage.list_states(weights))))
+            )
 
 
 def implied(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
