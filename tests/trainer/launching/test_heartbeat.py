@@ -3,12 +3,13 @@
 import json
 import threading
 import time
+from datetime import UTC, datetime
 
 import pytest
 
 from trainer import storage
+from trainer.base.clock import Clock
 from trainer.base.errors import StorageError
-from trainer.launching import heartbeat
 from trainer.launching.heartbeat import EXIT_ABANDONED, Watch, renewed
 from trainer.trackers.training_log import read_rows
 from trainer.training import checkpoint
@@ -16,28 +17,26 @@ from trainer.training import checkpoint
 LIMIT = 4.0
 
 
-class Clock:
-    """Stands in for the clocks of a watch."""
+class JumpingClock(Clock):
+    """A clock that stands still until a test moves it."""
 
     def __init__(self):
-        self.now = 1000.0
+        self.seconds = 1000.0
 
     def monotonic(self):
-        return self.now
+        return self.seconds
 
-    def time(self):
-        return 1_700_000_000.0 + self.now
+    def now(self):
+        return datetime.fromtimestamp(1_700_000_000.0 + self.seconds, UTC)
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(heartbeat, "time", clock)
-    return clock
+def clock():
+    return JumpingClock()
 
 
 def beat(path, clock, age=0.0):
-    path.write_text(json.dumps({"time": clock.time() - age}))
+    path.write_text(json.dumps({"time": clock.now().timestamp() - age}))
 
 
 def passes(watch, clock, seconds):
@@ -46,13 +45,13 @@ def passes(watch, clock, seconds):
         watch.look()
         if watch.expired:
             return second
-        clock.now += 1
+        clock.seconds += 1
     return None
 
 
 @pytest.mark.parametrize("age", [0, 100])
 def test_a_heartbeat_that_has_been_seen_to_change_expires_at_the_limit(tmp_path, clock, age):
-    watch = Watch(str(tmp_path / "beat"), 180)
+    watch = Watch(str(tmp_path / "beat"), 180, clock=clock)
     for _ in range(5):  # While it is renewed, the launcher is there.
         beat(tmp_path / "beat", clock)
         assert passes(watch, clock, 100) is None
@@ -63,52 +62,49 @@ def test_a_heartbeat_that_has_been_seen_to_change_expires_at_the_limit(tmp_path,
 @pytest.mark.parametrize(("age", "expected"), [(0, 180), (100, 80), (170, 60), (100_000, 60), (-3600, 180)])
 def test_a_restarted_pod_adds_the_age_of_the_heartbeat_it_finds(tmp_path, clock, age, expected):
     beat(tmp_path / "beat", clock, age)
-    assert passes(Watch(str(tmp_path / "beat"), 180), clock, 300) == expected
+    assert passes(Watch(str(tmp_path / "beat"), 180, clock=clock), clock, 300) == expected
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"time": "x"}', "[]"])
 def test_a_missing_or_unreadable_heartbeat_expires_as_well(tmp_path, clock, content):
     if content is not None:
         (tmp_path / "beat").write_text(content)
-    assert passes(Watch(str(tmp_path / "beat"), 180), clock, 300) == 180
+    assert passes(Watch(str(tmp_path / "beat"), 180, clock=clock), clock, 300) == 180
 
 
-def test_a_store_that_is_away_says_nothing_about_the_launcher(tmp_path, clock, monkeypatch):
-    watch = Watch(str(tmp_path / "beat"), 180)
-    beat(tmp_path / "beat", clock)
-    assert passes(watch, clock, 170) is None
-    read = storage.read_bytes
-
+def test_a_store_that_is_away_says_nothing_about_the_launcher(tmp_path, clock):
     def away(uri):
         raise StorageError("away")
 
     def slow(uri):
-        clock.now += 600
-        return read(uri)
+        clock.seconds += 600
+        return storage.read_bytes(uri)
 
-    for outage in (away, slow):
-        monkeypatch.setattr(storage, "read_bytes", outage)
+    read = storage.read_bytes
+    watch = Watch(str(tmp_path / "beat"), 180, clock=clock, read=lambda uri: read(uri))
+    beat(tmp_path / "beat", clock)
+    assert passes(watch, clock, 170) is None
+    for read in (away, slow):
         assert passes(watch, clock, 20) is None
-        monkeypatch.setattr(storage, "read_bytes", read)
+        read = storage.read_bytes
         assert passes(watch, clock, 170) is None
     assert passes(watch, clock, 20) is not None
 
 
-def test_the_heartbeat_is_written_until_the_launcher_ends(tmp_path, monkeypatch):
+def test_the_heartbeat_is_written_until_the_launcher_ends(tmp_path):
     uri = str(tmp_path / "run" / "beat")
-    written, write = [], storage.write_json
+    written = []
     third = threading.Event()
 
     def sometimes(*arguments):
         written.append(arguments)
         if len(written) == 2:
             raise StorageError("away")
-        write(*arguments)
+        storage.write_json(*arguments)
         if len(written) == 3:
             third.set()
 
-    monkeypatch.setattr(storage, "write_json", sometimes)
-    with renewed(uri, 0.1):
+    with renewed(uri, 0.1, write=sometimes):
         assert third.wait(60)
     count = len(written)
     assert abs(storage.read_json(uri)["time"] - time.time()) < 60
