@@ -108,6 +108,8 @@ def _environment_is_read_again():
     for name, function in (("objects", "forget_locations"), ("web", "forget_stores")):
         if module := sys.modules.get(f"trainer.storage.{name}"):
             getattr(module, function)()
+    if web := sys.modules.get("trainer.storage.web"):
+        web.allowed.clear()  # Of the process: a set that another test read must allow nothing here.
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ VARIABLES = sorted(
 COMMANDS = (
     ("data", "inspect", "s3://bucket/x.json"), ("data", "inspect", "minio://bucket/x.json"),
     ("data", "inspect", "gs://bucket/x.json"), ("data", "inspect", "az://bucket/x.json"),
-    ("data", "inspect", "coco:http://127.0.0.1:9/x.json"), ("recipes",), ("recipes", "--show", "small"),
+    ("data", "inspect", "coco:http://127.0.0.1:9/x.json"), ("recipes", "list"), ("recipes", "show", "small"),
     ("model", "list", "--data-root", "s3://bucket/x"), ("run", "--source", "/nowhere/at/all"),
     ("job", "render", "--name", "a", "--image", "b", "--", "c"), ("data", "inspect", "sample:images=3"),
 )  # fmt: skip

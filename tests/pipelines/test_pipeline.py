@@ -93,7 +93,7 @@ def test_a_local_run_writes_the_same_files_as_the_compiled_pipeline(tmp_path):
     done = run(pipeline, launcher="local", nproc=1, output=output, **common)
     assert done.returncode == 0, words(done)
     options = [f"--set={key}={json.dumps(value)}" for key, value in TINY.items()]
-    command = [sys.executable, "-m", "pipelines.cli", "run", "--name", "one", "--nproc", "1", *options]
+    command = [sys.executable, "-m", "kubedet.cli", "run", "--name", "one", "--nproc", "1", *options]
     command += ["--source", common["source"], "--gate", common["gate"], "--output", str(local / "runs")]
     ran = subprocess.run([*command, "--data-root", str(local / "data")], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -74,8 +74,9 @@ def test_mistakes_are_refused_before_any_trial(tune, words, said):
 
 def test_without_optuna_it_says_what_to_install(tune, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "operations.tuning.search")
-    monkeypatch.delattr("operations.tuning.search")
+    for module in ("operations.tuning.search", "pipelines.tuning"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.delattr(module, raising=False)
     code, _, err = tune()
     assert code == 2
     assert "[train]" in err
