@@ -36,6 +36,7 @@ class Step:
     started: float = 0.0  # time.monotonic() at its start.
     seconds: float = 0.0  # Its duration, after its end.
     bar: Progress | None = None  # Its latest progress.
+    main_bar: Progress | None = None  # That of its first task: a training also predicts images at its end.
     reused: bool = False  # An earlier run had done its work.
     note: str = ""  # Why it was skipped.
     message: str = ""  # The error that it reported; empty after a crash.
@@ -98,6 +99,8 @@ class RunProgress:
                 continue
             if isinstance(event, events.Progress):
                 self.running.bar = event
+                if self.running.main_bar is None or self.running.main_bar.task == event.task:
+                    self.running.main_bar = event
             elif isinstance(event, events.Reused):
                 self.running.reused = True
             elif isinstance(event, events.Failed) and not self.running.message:
@@ -262,7 +265,7 @@ def _outcome(step: Step) -> str:
         return step.note
     if step.reused:
         return "reused"
-    if not step.bar:
+    if not step.main_bar:
         return ""
-    done, unit, worked = step.bar.done, step.bar.unit, step.bar.worked
+    done, unit, worked = step.main_bar.done, step.main_bar.unit, step.main_bar.worked
     return f"{done} {unit}" if worked in (0, done) else f"{worked} {unit}, {done} in all"

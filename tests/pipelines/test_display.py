@@ -39,6 +39,17 @@ def test_found_work_is_said_to_be_reused(run, file, capsys, reused, outcome):
     assert f"Download: done in 0:00{outcome}\n" in capsys.readouterr().out
 
 
+def test_a_step_is_counted_by_its_first_task(run, file, capsys):
+    steps = events.Progress(task="train", done=12, total=12, unit="steps", end=True)
+    images = events.Progress(task="evaluate", done=8, total=8, unit="images", end=True)
+    with PlainDisplay(run) as display:
+        run.begin("train")
+        emit(file, events.encode(steps).rstrip(), events.encode(images).rstrip())
+        run.end("train", 0, stopped=False)
+        display.tick()
+    assert "Train: done in 0:00, 12 steps\n" in capsys.readouterr().out
+
+
 def test_a_failed_step_keeps_its_first_message_code_and_last_lines(run, file):
     run.begin("download")
     for number in range(40):
