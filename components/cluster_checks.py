@@ -1,25 +1,21 @@
-"""Checks a cluster, a queue of Kueue, and the pods of a job for what a run needs."""
+"""Checks a cluster for what a run needs."""
 
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from kubernetes import client
 
 from components.environment import SECRET_KEYS
-from components.launchers.cluster import job_objects, kueue, pod_exec
+from components.launchers.cluster import job_objects
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.job_objects import Kinds
-from components.launchers.cluster.kinds import KINDS, SHARED, Body, Kind, Resource, shared_runtime
+from components.launchers.cluster.kinds import KINDS, SHARED, Kind, shared_runtime
 from components.launchers.cluster.roles import ROLES, allow
-from components.launchers.kubernetes_names import LABEL_QUEUE, amount
+from components.launchers.kubernetes_names import amount
 from trainer.base.errors import ConfigError, KubedetError
-from trainer.launching import machine_checks
 from trainer.launching.machine_checks import Check
 
 _PURPOSES = {
@@ -34,8 +30,6 @@ _PURPOSES = {
 UNKNOWN = "not known: "  # Begins the detail of a check whose request failed.
 _ABSENT = "the cluster does not know them"
 _TIMEOUT = 5.0
-_MAX_SHOWN = 5  # Nodes that are named.
-_CONTROLLER_KINDS = {"DaemonSet", "Node", "ReplicaSet", "StatefulSet"}  # Owners of pods that do not end.
 
 
 def check_cluster(
@@ -45,12 +39,11 @@ def check_cluster(
     resources: Mapping[str, int] | None = None,
     secret: str = "",
     claim: str = "",
-    step: Mapping[str, str] | None = None,
 ) -> Iterator[Check]:
     """Check a cluster for what runs need; raise ApiError if its API server does not answer.
 
     `nodes` are machines of a job, `resources` devices of each, e.g. {"rdma/hca": 1} (0 only counts them).
-    `secret` has the object store's keys, `claim` the data root, `step` the requests of a step's pod.
+    `secret` has the object store's keys, `claim` the data root.
     """
     cluster = backend.cluster
     info = cluster.call("get", "version", client.VersionApi(cluster.api).get_code, patience=_TIMEOUT)
@@ -84,45 +77,18 @@ def check_cluster(
     if len(absent) < len(kinds):
         checks["jobs of ended runs"] = _orphaned(backend)
     yield from _run(checks)
-    resources = resources or {}
-    rooms = {name: Room({name: str(number)}, nodes) for name, number in resources.items() if number}
-    rooms |= [titled("a step", Room(step, 1))] if step else []
-    counted = [name for name, number in resources.items() if not number]
-    yield from check_needs(cluster, secret=secret, claim=claim, nodes=nodes, rooms=rooms, counted=counted)
+    yield from check_needs(cluster, secret=secret, claim=claim, nodes=nodes)
+    if resources:
+        yield from _run({"nodes": _devices(cluster, resources, nodes)})
 
 
-class Room(NamedTuple):
-    """Requests of a pod, e.g. {"cpu": "2"}, and how many of them run at the same time, on a node each."""
-
-    requests: Mapping[str, str]
-    pods: int
-
-
-def titled(pod: str, room: Room) -> tuple[str, Room]:
-    """Return the title of the check for the room of a pod, and the room."""
-    return f"room for {pod} ({', '.join(map(' '.join, room.requests.items()))})", room
-
-
-def check_needs(
-    cluster: Cluster,
-    *,
-    secret: str = "",
-    claim: str = "",
-    nodes: int = 1,
-    rooms: Mapping[str, Room] | None = None,
-    counted: Sequence[str] = (),
-) -> Iterator[Check]:
-    """Check a Secret, a claim that `nodes` share, and whether the nodes have `rooms` (by the check's title).
-
-    Devices in `counted` are only counted.
-    """
+def check_needs(cluster: Cluster, *, secret: str = "", claim: str = "", nodes: int = 1) -> Iterator[Check]:
+    """Check a Secret, and a claim that `nodes` share."""
     checks: dict[str, Iterator[Check]] = {}
     if secret:
         checks[f"secret {secret}"] = _secret(cluster, secret)
     if claim:
         checks[f"volume claim {claim}"] = _claim(cluster, claim, nodes)
-    if rooms or counted:
-        checks["nodes"] = _nodes(cluster, rooms or {}, counted)
     yield from _run(checks)
 
 
@@ -232,179 +198,17 @@ def _claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
     yield Check.ok_if(good, f"volume claim {name}", detail, fix, needed=True)
 
 
-@dataclass
-class _Node:
-    """A ready node: its allocatable resources, and what its pods request; amounts are Decimal."""
-
-    name: str
-    allocatable: dict[str, str]
-    requested: Counter[str] = field(default_factory=Counter)  # By all pods now.
-    lasting: Counter[str] = field(default_factory=Counter)  # By pods that do not end by themselves.
-
-    def lacks(self, requests: Mapping[str, str], taken: Counter[str]) -> list[str]:
-        """Return the resources that are running low."""
-        there = {name: amount(self.allocatable.get(name, "")) for name in requests}
-        return [
-            f"{name} {_shown(there[name])}, of which pods request {_shown(Decimal(taken[name]))}"
-            for name, text in requests.items()
-            if there[name] - taken[name] < amount(text)
-        ]
-
-
-def _shown(number: Decimal) -> str:
-    """Return an amount of bytes in Gi, of anything else as it is."""
-    return f"{number / 2**30:.1f}Gi" if number >= 2**20 else f"{number.normalize():f}"
-
-
-def _nodes(cluster: Cluster, rooms: Mapping[str, Room], counted: Sequence[str]) -> Iterator[Check]:
-    """Check whether the nodes have room for pods, at all and now, and count devices."""
-    by_name = {}
+def _devices(cluster: Cluster, resources: Mapping[str, int], nodes: int) -> Iterator[Check]:
+    """Check whether enough ready nodes have devices, whoever uses them now."""
+    ready = []
     for item in cluster.call("list", "nodes", cluster.core.list_node, patience=_TIMEOUT).items:
-        conditions = {each.type: each.status for each in item.status.conditions or []}
+        conditions = {condition.type: condition.status for condition in item.status.conditions or []}
         if conditions.get("Ready") == "True" and not item.spec.unschedulable:
-            by_name[item.metadata.name] = _Node(item.metadata.name, item.status.allocatable or {})
-    nodes = list(by_name.values())
-    unfinished = "status.phase!=Succeeded,status.phase!=Failed"
-    options, listing = {"field_selector": unfinished}, cluster.core.list_pod_for_all_namespaces
-    try:
-        for pod in cluster.call("list", "pods", listing, patience=_TIMEOUT, **options).items:
-            if node := by_name.get(pod.spec.node_name):
-                requests = _requests(pod.spec)
-                node.requested += requests
-                if _CONTROLLER_KINDS & {owner.kind for owner in pod.metadata.owner_references or []}:
-                    node.lasting += requests
-    except ApiError as error:
-        yield Check("free room on nodes", "warning", f"{UNKNOWN}{error.message}", error.fix)
-    for title, room in rooms.items():
-        yield _room(title, room, nodes)
-    for resource in counted:
-        total = sum(int(amount(node.allocatable.get(resource, ""))) for node in nodes)
-        fix = "none is needed to train on CPUs; else install the device plugin"
-        yield Check.ok_if(total > 0, resource, f"{total} on {len(nodes)} ready nodes", fix)
-
-
-def _room(title: str, room: Room, nodes: list[_Node]) -> Check:
-    """Check whether enough nodes have room for a pod each; else pods stay pending."""
-    requests, count = room
-    fitting = sum(not node.lacks(requests, node.lasting) for node in nodes)
-    lacking = {node.name: node.lacks(requests, node.requested) for node in nodes}
-    full = [f"{name} has {', '.join(lacks)}" for name, lacks in lacking.items() if lacks]
-    free = len(nodes) - len(full)
-    sums = f"{fitting} of {len(nodes)} ready nodes can hold it, {free} of them now; needed: {count}"
-    detail = "; ".join([sums, *full[:_MAX_SHOWN], *["..."] * (len(full) > _MAX_SHOWN)])
-    fix = "wait for other pods, request less (--gpus, --size), add nodes, or install the device plugin"
-    return Check.ok_if(free >= count, title, detail, fix, needed=fitting < count)
-
-
-def _requests(spec: Any) -> Counter[str]:
-    """Return the requests of a pod, nearly as the scheduler counts them."""
-
-    def amounts(container: Any) -> Counter[str]:
-        requests = (container.resources and container.resources.requests) or {}
-        return Counter({name: amount(text) for name, text in requests.items()})
-
-    first = spec.init_containers or []
-    sidecars = [container for container in first if container.restart_policy == "Always"]
-    total = sum(map(amounts, [*spec.containers, *sidecars]), Counter[str]())
-    for container in first:
-        total |= amounts(container)
-    return total
-
-
-def check_queue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
-    """Check a LocalQueue of Kueue: that it exists and serves the kinds of jobs, and no job waits forever."""
-    version = kueue.VERSIONS[0]
-    try:
-        release = kueue.release(backend.cluster)
-        fix = f"install Kueue (0.14 or later for TrainJobs), or check `kubectl get pods -n {kueue.NAMESPACE}`"
-        yield Check.ok_if(bool(release.served) and release.ready, "Kueue", str(release), fix, needed=True)
-        if not release.served:
-            return
-        version = release.served
-    except ApiError as error:
-        yield Check("Kueue", "warning", f"{UNKNOWN}{error.message}", error.fix)
-    checks = {
-        f"queue {queue}": _queue(backend.cluster, queue, version),
-        "jobs in Kueue": _kinds_in_kueue(backend, queue),
-        "jobs in queues": _hopeless_jobs(backend),
-    }
-    yield from _run(checks)
-
-
-def _queue(cluster: Cluster, name: str, version: str) -> Iterator[Check]:
-    queue = cluster.request("get", Resource(kueue.GROUP, version, "localqueues"), name, patience=_TIMEOUT)
-    status = queue.get("status") or {}
-    active: Body = next((item for item in status.get("conditions") or [] if item["type"] == "Active"), {})
-    waiting, admitted = status.get("pendingWorkloads", 0), status.get("admittedWorkloads", 0)
-    detail = (
-        f"of ClusterQueue {queue['spec'].get('clusterQueue')}; {waiting} wait, {admitted} are admitted; "
-        f"{active.get('reason') or 'no reason given'}: {active.get('message', '')}"
-    )
-    fix = (
-        "check with `kubectl describe` that neither queue is stopped (stopPolicy) and the ClusterQueue exists"
-    )
-    yield Check.ok_if(active.get("status") == "True", f"queue {name}", detail, fix, needed=True)
-
-
-def _kinds_in_kueue(backend: ClusterBackend, queue: str) -> Iterator[Check]:
-    """Check whether Kueue serves each kind of jobs; one kind is enough."""
-    suspends: dict[Kind, bool | None] = {}
-    for kind, _ in backend.kinds.jobs():
-        suspends[kind] = None  # Its webhooks refuse a dry run.
-        body = kind.probe()
-        body["metadata"]["labels"] = {LABEL_QUEUE: queue}
-        if "runtimeRef" in body["spec"]:  # A TrainJob is refused without its runtime.
-            body["spec"]["runtimeRef"]["name"] = SHARED
-        with suppress(ApiError):
-            request = backend.cluster.request
-            spec = request("create", kind.resource, body=body, dry_run="All", patience=0.0)["spec"]
-            suspends[kind] = bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
-    others = [kind.name for kind, is_served in suspends.items() if is_served]
-    for kind, is_served in suspends.items():
-        title = f"{kind.title}s in Kueue"
-        if is_served:
-            yield Check(title, "ok", "served: its webhook suspended a dry run")
-        elif is_served is None:
-            yield Check(title, "warning", "not known: a dry run is refused", "submit a small job to it")
-        else:
-            fix = f"name {kueue.framework(kind)} in integrations.frameworks of Kueue's configuration"
-            use = f", or use launcher={others[0]}" if others else ""
-            detail = "not served (in a dry run): a job of this kind would wait in the queue for ever"
-            yield Check(title, "warning" if others else "missing", detail, fix + use)
-
-
-def _hopeless_jobs(backend: ClusterBackend) -> Iterator[Check]:
-    title = "jobs in queues"
-    waiting = [job for job in backend.list_jobs() if job.reason and job.queue and job.phase == "suspended"]
-    in_vain = [job for job in waiting if kueue.in_vain(job, backend.timings.unserved, backend.clock.now())]
-    unknown = [job for job in waiting if job.reason == kueue.UNKNOWN]
-    if unknown and not in_vain:
-        detail = f"{len(waiting)} wait; their positions are not known"
-        yield Check(title, "warning", detail, unknown[0].message)
-        return
-    names = ", ".join(f"{job.name} ({job.message})" for job in in_vain)
-    detail = f"wait in vain: {names}" if in_vain else f"{len(waiting)} wait, none of them in vain"
-    fix = "; ".join(dict.fromkeys(kueue.remedy(job) for job in in_vain))
-    yield Check.ok_if(not in_vain, title, detail, fix, needed=True)
-
-
-def check_pods(backend: ClusterBackend, job: str, needs: machine_checks.Needs) -> Iterator[Check]:
-    """Run the trainer's own doctor in every pod of a job."""
-    status = backend.status(job)
-    running = [pod for pod in status.pods if pod.phase == "Running"]
-    if not running:
-        detail = f"is {status.phase}; no pod runs in namespace {backend.cluster.namespace}"
-        yield Check(f"job {job}", "missing", detail, "name a job that runs; see `kubedet job list`")
-    command = ["python", "-m", "trainer", "doctor", "--json", "--gpus", str(needs.gpus)]
-    command += ["--interface", needs.interface, "--shared-memory", str(needs.shared_memory)]
-    command += ["--rdma"] if needs.rdma else []
-    for pod in running:
-        try:
-            _, out = pod_exec.captured(backend.cluster, pod, command)
-            for result in [Check(**item) for item in json.loads(out)]:
-                yield replace(result, title=f"{pod.name}: {result.title}")
-        except KubedetError as error:
-            yield Check(pod.name, "missing", error.message, error.fix)
-        except (ValueError, TypeError):
-            fix = "check that the image contains this version of kubedet"
-            yield Check(pod.name, "missing", "`python -m trainer doctor` does not work in it", fix)
+            ready.append(item.status.allocatable or {})
+    for name, number in resources.items():
+        counts = [int(amount(allocatable.get(name, ""))) for allocatable in ready]
+        fitting = sum(count >= max(number, 1) for count in counts)
+        detail = f"{sum(counts)} on {len(ready)} ready nodes; {fitting} of them have {max(number, 1)} or more"
+        fix = "add nodes, request less, or install the device plugin; training on CPUs needs none"
+        good = fitting >= (nodes if number else 1)
+        yield Check.ok_if(good, name, detail, fix, needed=number > 0)

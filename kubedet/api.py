@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -1218,16 +1219,8 @@ def doctor(
     claim: Annotated[str, "PVC"] = "",
     nodes: Positive = 1,
     resource: Annotated[Sequence[str], "NAME[=N]"] = (),
-    queue: Name = "",
-    size: Literal["small", "medium", "large"] | None = None,
-    step_cpu: Annotated[str, "CORES"] = "",
-    step_memory: Annotated[str, "AMOUNT"] = "",
     host: Annotated[str, "URL"] = "",
     ca: File = "",
-    job: Name = "",
-    shared_memory: Annotated[str, "AMOUNT"] = "",
-    interface: Name = "",
-    rdma: bool = False,
 ) -> "Iterator[Check]":
     """Check the requirements of a run in the cluster of KUBECONFIG, or on this machine.
 
@@ -1243,35 +1236,18 @@ def doctor(
         nodes: number of machines of a job
         resource: devices per machine, e.g. rdma/hca=1; without a number, print the available devices; may be
             repeated
-        queue: Kueue LocalQueue: check that it admits jobs and that Kueue manages their kinds
-        size: resource requests of the pods of the steps: small (500m cores, 2Gi), medium (2, 8Gi) or large
-            (6, 24Gi) (default: not checked)
-        step_cpu: CPU request of these pods
-        step_memory: memory request of these pods
         host: URL of the API of Kubeflow Pipelines (default: $KFP_ENDPOINT)
         ca: CA certificate of that host
-        job: check the pods of this running job: /dev/shm, network interfaces, GPUs, memlock, RDMA
-        shared_memory: required /dev/shm of these pods, e.g. 8Gi
-        interface: network interface of NCCL in these pods, e.g. net1
-        rdma: require an RDMA device and unlimited locked memory in these pods
     """
-    from pipelines.parameters import DEFAULT_SIZE, SIZES, check_sizes
     from trainer.base.safe_text import whole_number
     from trainer.launching import machine_checks
 
-    in_pods = {"shared_memory": shared_memory, "interface": interface, "rdma": rdma}
     in_cluster = {
         "namespace": namespace, "credentials": credentials, "claim": claim, "resource": resource,
-        "queue": queue, "size": size, "step_cpu": step_cpu, "step_memory": step_memory, "host": host,
-        "ca": ca, "job": job,
+        "host": host, "ca": ca,
     }  # fmt: skip
-    useless = {"has no effect with --local": in_cluster | in_pods} if local else {}
-    useless |= {} if local or job else {"needs --job": in_pods}
     problems = [
-        f"--{name.replace('_', '-')} {reason}"
-        for reason, values in useless.items()
-        for name, value in values.items()
-        if value
+        f"--{name} has no effect with --local" for name, value in in_cluster.items() if local and value
     ]
     resources = {"nvidia.com/gpu": gpus} if gpus else {}
     for text in resource:
@@ -1281,29 +1257,18 @@ def doctor(
             resources[name] = count
         else:
             problems.append(f"--resource {text!r} is not NAME or NAME=N")
-    cpu, memory = SIZES[size] if size else ("", "")
-    step = {"cpu": step_cpu or cpu, "memory": step_memory or memory}
-    try:
-        check_sizes(step["cpu"] or DEFAULT_SIZE[0], step["memory"] or DEFAULT_SIZE[1])
-        required = machine_checks.size(shared_memory or "0")
-    except ConfigError as error:
-        problems += error.message.splitlines()
     if problems:
         raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
-    needs = machine_checks.Needs(gpus, rdma, interface, required, data_root)
     if local:
-        return machine_checks.check_machine(needs)
+        return machine_checks.check_machine(machine_checks.Needs(gpus, output=data_root))
     from pipelines.preflight import check_cluster
 
-    return check_cluster(
-        needs,
+    checks = check_cluster(
         namespace=namespace,
         nodes=nodes,
         resources=resources,
-        step={name: text for name, text in step.items() if text},
         secret=credentials,
         claim=claim,
-        queue=queue,
-        job=job,
         access=Access.find(host, ca=ca),
     )
+    return chain(checks, [machine_checks.writable(data_root)] if data_root else [])

@@ -12,11 +12,10 @@ Values: TypeAlias = dict[str, Any]
 
 PARALLELISM = 16  # Default number of trials that train at the same time.
 
-SIZES = {"small": ("500m", "2Gi"), "medium": ("2", "8Gi"), "large": ("6", "24Gi")}
-"""Cores and memory that the pods of the heavy steps request. Too small a request packs steps onto a node that
-cannot hold them; one too large stays pending forever."""
-
-DEFAULT_SIZE = SIZES["small"]  # The requests in the compiled file.
+SMALL, MEDIUM, LARGE = ("500m", "2Gi"), ("2", "8Gi"), ("6", "24Gi")
+"""Cores and memory that the pods of the heavy steps request: of the sample (and in the compiled file), of
+a source of usual size, and of one with more than a hundred thousand images. Too small a request packs steps
+onto a node that cannot hold them; one too large stays pending forever."""
 
 
 @dataclass(frozen=True)

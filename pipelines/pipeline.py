@@ -27,7 +27,7 @@ from operations.notifications import SECRET_KEYS as NOTIFY_KEYS
 from operations.tuning.best import best
 from operations.tuning.trial import trial
 from pipelines import CLEANUP, NAME, SEARCH, TITLES
-from pipelines.parameters import DEFAULT_SIZE, CompileOptions
+from pipelines.parameters import SMALL, CompileOptions
 
 GPU = "nvidia.com/gpu"
 SCHEDULED = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
@@ -76,8 +76,8 @@ def make_pipeline(options: CompileOptions) -> Any:
         space: str = "",
         credentials: str = CREDENTIALS,
         notify: str = NOTIFY,
-        step_cpu: str = DEFAULT_SIZE[0],
-        step_memory: str = DEFAULT_SIZE[1],
+        step_cpu: str = SMALL[0],
+        step_memory: str = SMALL[1],
     ) -> None:
         """Train a detector on a source of images, score it, and export it if it is good enough.
 

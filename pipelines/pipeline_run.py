@@ -44,11 +44,9 @@ class PipelineRun:
         credentials: Secret with the object store's keys, which are all optional (default:
             kubedet-object-store)
         data_version: name for the current data; an existing name restores its data
-        size: resource requests of the pods that process the data or the model: small (500m cores, 2Gi),
-            medium (2, 8Gi) or large (6, 24Gi) (default: small for sample, large for coco:2017 and
-            openimages:, else medium)
-        step_cpu: CPU request of these pods, e.g. 2 or 500m (default: the size's)
-        step_memory: memory request of these pods, e.g. 8Gi (default: the size's)
+        step_cpu: CPU request of the pods that process the data or the model, e.g. 2 or 500m (default: 500m
+            for sample, 6 for coco:2017 and openimages:, else 2)
+        step_memory: memory request of these pods, e.g. 8Gi (default: 2Gi, 24Gi and 8Gi for these sources)
         signing: Secret whose private.pem signs the exported model; the default Secret is optional (default:
             kubedet-signing)
         registry: URL of the Kubeflow Model Registry that registers the exported model
@@ -85,7 +83,6 @@ class PipelineRun:
     output: Annotated[str, "URI"] = ""
     credentials: Annotated[str, "SECRET"] = ""
     data_version: Annotated[str, "NAME"] = ""
-    size: Literal["small", "medium", "large"] | None = None
     step_cpu: Annotated[str, "CORES"] = ""
     step_memory: Annotated[str, "AMOUNT"] = ""
     signing: Annotated[str, "SECRET"] = ""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from kubernetes import client
 
-from components import cluster_checks, launchers
-from components.cluster_checks import Room
+from components import cluster_checks
 from components.images import COMPONENT_IMAGE
 from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
@@ -17,7 +16,7 @@ from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import with_labels
 from pipelines import HOSTS, Access
 from trainer.base.errors import ConfigError, KubedetError
-from trainer.launching.machine_checks import Check, Needs, writable
+from trainer.launching.machine_checks import Check
 
 if TYPE_CHECKING:
     from pipelines.submission import Submission
@@ -40,8 +39,8 @@ def check(submission: "Submission", namespace: str) -> None:
         required = {f"secret {secret}", f"volume claim {claim}"}
         if not secret and submission.get("data_root").startswith(_KEYS_NEEDED):
             secret = submission.get("credentials")
-        nodes, rooms = submission.job().nodes, dict(_rooms(submission))
-        findings += cluster_checks.check_needs(cluster, secret=secret, claim=claim, nodes=nodes, rooms=rooms)
+        nodes = submission.job().nodes
+        findings += cluster_checks.check_needs(cluster, secret=secret, claim=claim, nodes=nodes)
     for item in findings:
         if item.state == "missing" and item.title in required and cluster:
             where = f"in namespace {cluster.namespace}"
@@ -73,64 +72,25 @@ def _cluster_of_runs(namespace: str) -> Cluster | None:
     return None
 
 
-def _rooms(submission: "Submission") -> Iterator[tuple[str, Room]]:
-    """Yield the room that a step, and the training unless it waits in a queue, needs, by a title."""
-    from pipelines.pipeline import GPU  # kfp, which takes a while.
-
-    options, job = submission.options, submission.job()
-    step = {"cpu": submission.get("step_cpu"), "memory": submission.get("step_memory")}
-    step |= {GPU: str(options.gpus)} if options.gpus else {}
-    yield cluster_checks.titled("a step", Room(step, 1))
-    is_job = launchers.entry(submission.get("launcher")).pods and not (options.until or options.trials)
-    if is_job and not (job.kueue_queue or job.runai_queue):
-        requests = {"cpu": job.cpu_request or job.cpu_limit, "memory": job.memory_request or job.memory_limit}
-        requests |= {name: str(number) for name, number in job.resources.items()}
-        requests |= {job.gpu_resource: str(job.gpus)} if job.gpus else {}
-        if requests := {name: amount for name, amount in requests.items() if amount}:
-            count = job.elastic.min_nodes if job.elastic else job.nodes
-            yield cluster_checks.titled("a training pod", Room(requests, count))
-
-
 def check_cluster(
-    needs: Needs,
-    *,
-    namespace: str,
-    nodes: int,
-    resources: Mapping[str, int],
-    step: Mapping[str, str],
-    secret: str,
-    claim: str,
-    queue: str,
-    job: str,
-    access: Access,
+    *, namespace: str, nodes: int, resources: Mapping[str, int], secret: str, claim: str, access: Access
 ) -> Iterator[Check]:
     """Check a cluster and Kubeflow Pipelines; see `components.cluster_checks.check_cluster`.
 
     Args:
-        needs: of the pods of `job`; its output is checked from this machine.
         namespace: of the jobs; empty is that of the kubeconfig.
         nodes: machines of a job.
         resources: devices of each machine.
-        step: requests of a step's pod.
         secret: name of the Secret with the object store's keys.
         claim: name of the data root's claim.
-        queue: Kueue's LocalQueue.
-        job: a running job, whose pods are checked.
         access: how to reach Kubeflow Pipelines; without a host it is not checked.
     """
     try:
-        backend = ClusterBackend.connect(namespace)
         yield from cluster_checks.check_cluster(
-            backend, nodes=nodes, resources=resources, secret=secret, claim=claim, step=step
+            ClusterBackend.connect(namespace), nodes=nodes, resources=resources, secret=secret, claim=claim
         )
-        if queue:
-            yield from cluster_checks.check_queue(backend, queue)
-        if job:
-            yield from cluster_checks.check_pods(backend, job, needs)
     except KubedetError as error:
         yield Check("cluster", "missing", error.message, error.fix)
-    if needs.output:
-        yield writable(needs.output)
     title = "Kubeflow Pipelines"
     if not access.host:
         yield Check(title, "ok", f"not checked: neither --host nor {HOSTS[0]} names it")

@@ -17,7 +17,7 @@ from operations import retention
 from operations.tuning import space
 from pipelines import Access
 from pipelines.compiler import compiled
-from pipelines.parameters import SIZES, CompileOptions, check_all, check_sizes
+from pipelines.parameters import LARGE, MEDIUM, SMALL, CompileOptions, check_all, check_sizes
 from pipelines.pipeline import TRAINING, default_parameters
 from pipelines.pipeline_run import PipelineRun
 from trainer import storage
@@ -29,7 +29,7 @@ from trainer.model import recipes
 from trainer.steps import starting_weights
 
 _OF_SEARCH = ("study", "space")
-_LARGE = ("coco:2017", "openimages:")  # Sources of more than a hundred thousand images.
+_LARGE_SOURCES = ("coco:2017", "openimages:")
 FILE = "pipeline.yaml"  # Name of the compiled pipeline in the commands that are shown.
 
 
@@ -49,7 +49,7 @@ class Submission:
         """Return the submission of a run, checked; without a name it has that of the recipe and the time."""
         recipe, of_file = recipes.named(run.recipe) if run.recipe else ("", {})
         overrides = {**of_file, **(run.overrides or {})}
-        cpu, memory = SIZES[run.size or _default_size(run.source)]
+        cpu, memory = _default_requests(run.source)
         values: dict[str, Any] = {
             item: getattr(run, item) for item in default_parameters(volume=False) if item not in _OF_SEARCH
         }
@@ -164,11 +164,11 @@ class Submission:
             raise ConfigError("\n".join(problems))
 
 
-def _default_size(source: str) -> str:
-    """Return the size of the pods that a source needs."""
-    if source.startswith(_LARGE):
-        return "large"
-    return "small" if source in ("", "sample") or source.startswith("sample:") else "medium"
+def _default_requests(source: str) -> tuple[str, str]:
+    """Return the cores and memory that a source needs."""
+    if source.startswith(_LARGE_SOURCES):
+        return LARGE
+    return SMALL if source in ("", "sample") or source.startswith("sample:") else MEDIUM
 
 
 def compile_arguments(options: CompileOptions) -> list[str]:

@@ -55,7 +55,7 @@ _REASON_LIMIT = 500  # Characters of a reason.
 _FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # The last line of a driver that fails.
 _AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # Lines of Kubeflow and Argo.
 _FIX = re.compile(r"\n\s*fix: ")  # Between the message and the remedy of a printed error.
-_MEMORY = "use a larger --size (or step_memory); finished work is reused"
+_MEMORY = "raise step_memory; finished work is reused"
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ _PASSING: _Rules = {
         _PENDING,
         "unbound immediate PersistentVolumeClaims",
     ): "see why the claim is not bound: `kubectl describe pvc` shows its events",
-    (_PENDING, ""): "free nodes or add some, request less (gpus, cpu_request, memory_request; --size for a "
-    "step), or add tolerations",
+    (_PENDING, ""): "free nodes or add some, request less (gpus, cpu_request, memory_request; step_cpu and "
+    "step_memory for a step), or add tolerations",
     (_CREATE, "exceeded quota"): "wait until other pods end, request less, or raise the ResourceQuota",
     (_CREATE, "calling webhook"): "start the controller of the webhook that the message names",
     (_MOUNT, ""): "check the volume and its server: `kubectl describe pod` shows more",

@@ -226,14 +226,6 @@ def test_a_queue_that_does_not_exist_ends_the_job(user, cluster, queue, queued):
     assert cluster.job(name) is None
 
 
-def test_the_doctor_looks_at_the_queue(user, cluster, queue, is_served):
-    command, _ = user.runs("doctor", "--namespace", cluster.namespace, "--queue", queue, "--json")
-    findings = {item["title"]: item for item in json.loads("\n".join(command.lines))}
-    assert findings[f"queue {queue}"]["state"] == "ok", str(command)
-    assert findings["Kueue"]["detail"].startswith("Kueue (API"), str(command)
-    assert (findings[f"{cluster.kind.title}s in Kueue"]["state"] == "ok") is is_served, str(command)
-
-
 def test_a_job_that_no_controller_releases_ends(user, cluster, queue, queued, is_served):
     if is_served:
         pytest.skip(f"Kueue queues {cluster.kind.title}s here")

@@ -1,20 +1,15 @@
-"""What the doctor finds in a cluster and in a queue of Kueue."""
+"""What the doctor finds in a cluster."""
 
 import base64
 
 import pytest
 from cluster.api import Fault
-from cluster.kueue import Kueue
 
 from components import cluster_checks
 from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import shared_runtime
 from components.launchers.cluster.roles import ROLES
-from components.launchers.spec import JobSpec
-
-PYTORCH, TRAIN = "kubeflow.org/pytorchjob", "trainer.kubeflow.org/trainjob"
-LONG_AGO = "2026-01-01T00:00:00Z"
 
 
 def connect():
@@ -205,94 +200,8 @@ def test_devices_are_counted_on_nodes_that_take_pods(look, served_cluster):
     node(served_cluster, "c", {"nvidia.com/gpu": "8"}, ready="Unknown")
     node(served_cluster, "d", {"nvidia.com/gpu": "8"}, unschedulable=True)
     checks = look(resources={"nvidia.com/gpu": 8, "rdma/hca": 0, "rdma/other": 0})
-    detail = checks["nvidia.com/gpu"].detail
-    assert detail.startswith(
-        "1 of 2 ready nodes can hold it, 1 of them now; needed: 1; b has nvidia.com/gpu 4"
-    )
+    assert checks["nvidia.com/gpu"].detail == "12 on 2 ready nodes; 1 of them have 8 or more"
     assert checks["rdma/hca"].state == "ok"
     assert checks["rdma/other"].state == "warning"
     assert look(resources={"nvidia.com/gpu": 8}, nodes=2)["nvidia.com/gpu"].state == "missing"
     assert look(resources={"nvidia.com/gpu": 4}, nodes=2)["nvidia.com/gpu"].state == "ok"
-
-
-def pod(cluster, name, on, cpu="", owner="", phase="Running", gpus=0, **spec):
-    requests = {**({"cpu": cpu} if cpu else {}), **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
-    owners = [{"apiVersion": "v1", "kind": owner, "name": "o", "uid": "u"}] if owner else []
-    containers = [{"name": "c", "resources": {"requests": requests}}]
-    cluster.add(
-        "pods",
-        "elsewhere",
-        {
-            "metadata": {"name": name, "ownerReferences": owners},
-            "spec": {"nodeName": on, "containers": containers, **spec},
-            "status": {"phase": phase},
-        },
-    )
-
-
-def test_what_other_pods_request_is_no_room_for_a_step(look, served_cluster):
-    node(served_cluster, "a", {"cpu": "2", "nvidia.com/gpu": "1"})
-    pod(served_cluster, "finished", "a", cpu="2", phase="Succeeded")
-    assert look(step={"cpu": "2"})["room for a step (cpu 2)"].state == "ok"
-    pod(served_cluster, "proxy", "a", cpu="100m", owner="DaemonSet")
-    pod(served_cluster, "dns", "a", cpu="330m", owner="ReplicaSet")
-    finding = look(step={"cpu": "2"})["room for a step (cpu 2)"]
-    assert finding.state == "missing" and "a has cpu 2, of which pods request 0.43" in finding.detail
-    assert look(step={"cpu": "1500m"})["room for a step (cpu 1500m)"].state == "ok"
-    pod(served_cluster, "a-run", "a", cpu="500m", owner="Workflow", gpus=1)
-    found = look(step={"cpu": "1500m"}, resources={"nvidia.com/gpu": 1})
-    assert found["room for a step (cpu 1500m)"].state == "warning"
-    assert "pods request 0.93" in found["room for a step (cpu 1500m)"].detail
-    node(served_cluster, "b", {"memory": "24478856Ki"})
-    assert (
-        "b has memory 23.3Gi, of which"
-        in look(step={"memory": "99Gi"})["room for a step (memory 99Gi)"].detail
-    )
-    assert found["nvidia.com/gpu"].state == "warning" and "0 of them now" in found["nvidia.com/gpu"].detail
-
-
-@pytest.fixture
-def backend_of_both(served_cluster):
-    served_cluster.installed |= {"trainjobs"}
-    served_cluster.add("trainingruntimes", "default", shared_runtime())
-    return connect()
-
-
-@pytest.fixture
-def queue(backend_of_both):
-    return lambda name="gpus": {
-        item.title: item for item in cluster_checks.check_queue(backend_of_both, name)
-    }
-
-
-def test_a_queue_that_takes_jobs_of_both_kinds_is_well_and_nothing_is_made(queue, served_cluster):
-    Kueue(served_cluster)
-    checks = queue()
-    assert {item.state for item in checks.values()} == {"ok"}
-    assert checks["Kueue"].detail == "Kueue (API kueue.x-k8s.io/v1beta2)"
-    state = "Ready: Can submit new workloads to localQueue"
-    assert checks["queue gpus"].detail == f"of ClusterQueue gpus-of-all; 2 wait, 1 are admitted; {state}"
-    assert checks["jobs in queues"].detail == "0 wait, none of them in vain"
-    posts = served_cluster.requests("POST")
-    assert posts and all("dryRun=All" in seen.path for seen in posts)
-
-
-def test_a_kind_that_no_integration_serves_is_told_with_the_other(queue, served_cluster):
-    Kueue(served_cluster, serves=[TRAIN])
-    finding = queue()["PyTorchJobs in Kueue"]
-    assert finding.state == "warning"
-    assert finding.fix == (
-        f"name {PYTORCH} in integrations.frameworks of Kueue's configuration, or use launcher=trainjob"
-    )
-
-
-def test_jobs_that_wait_in_vain_are_named(queue, backend_of_both, served_cluster):
-    Kueue(served_cluster, serves=[])
-    for name in ("old", "new"):
-        fields = {"command": ("true",), "image": "i:1", "kueue_queue": "gpus"}
-        backend_of_both.submit(JobSpec(name=name, **fields))
-    served_cluster.job("old")["metadata"]["creationTimestamp"] = LONG_AGO
-    finding = queue()["jobs in queues"]
-    assert finding.state == "missing"
-    assert finding.detail == "wait in vain: old (in queue gpus: Kueue has no Workload for it)"
-    assert f"name {PYTORCH} in integrations.frameworks" in finding.fix

@@ -14,7 +14,7 @@ from components.images import COMPONENT_IMAGE
 from operations import notifications
 from pipelines import CLEANUP, SEARCH, TITLES
 from pipelines.compiler import compile_pipeline
-from pipelines.parameters import SIZES, CompileOptions
+from pipelines.parameters import SMALL, CompileOptions
 from trainer.base.errors import StorageError
 
 OPTIONS = {
@@ -189,7 +189,7 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
         assert ("accelerator" in resources) == ((name, spec["form"]) == ("trial", "search_gpus"))
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     default = (parameters["step_cpu"]["defaultValue"], parameters["step_memory"]["defaultValue"])
-    assert default == SIZES["small"]
+    assert default == SMALL
 
 
 def secrets_of(compiled, source):

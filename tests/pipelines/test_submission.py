@@ -7,7 +7,7 @@ import pytest
 from kfp.cli.utils.parsing import parse_parameter_value
 
 from pipelines import Access
-from pipelines.parameters import SIZES, CompileOptions
+from pipelines.parameters import LARGE, MEDIUM, SMALL, CompileOptions
 from pipelines.pipeline import TRAINING, default_parameters
 from pipelines.pipeline_run import PipelineRun
 from pipelines.submission import Submission, argument
@@ -157,10 +157,10 @@ def test_a_run_has_the_parameters_of_the_pipeline():
 
 
 @pytest.mark.parametrize(
-    ("source", "size"),
-    [("sample", "small"), ("s3://bucket/x", "medium"), ("coco:2017,base=s3://mirror", "large")],
+    ("source", "requests"),
+    [("sample", SMALL), ("s3://bucket/x", MEDIUM), ("coco:2017,base=s3://mirror", LARGE)],
 )
-def test_a_source_has_a_size(source, size):
+def test_the_requests_of_steps_follow_from_the_source(source, requests):
     run = PipelineRun(data_root="s3://bucket/root", source=source)
     parameters = Submission.make(run, "a").parameters
-    assert (parameters["step_cpu"], parameters["step_memory"]) == SIZES[size]
+    assert (parameters["step_cpu"], parameters["step_memory"]) == requests

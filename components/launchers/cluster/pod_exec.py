@@ -1,4 +1,4 @@
-"""Runs a command in a pod: on this terminal if there is one, or to capture its output.
+"""Runs a command in a pod, on this terminal if there is one.
 
 Kubernetes' exec is a websocket with numbered channels: 0 stdin, 1 stdout, 2 stderr, 3 how it ended, 4 the
 terminal's size. Source: kubernetes/apimachinery, `util/remotecommand` (v4).
@@ -10,10 +10,8 @@ import re
 import select
 import ssl
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from io import BytesIO
-from typing import BinaryIO
 
 from kubernetes.client import ApiException
 from kubernetes.stream import stream, ws_client
@@ -26,26 +24,10 @@ from trainer.base.errors import ConfigError, LaunchError
 
 _TICK_SECONDS = 0.25  # Between two looks at the terminal's size.
 
-Outputs = Mapping[int, BinaryIO]  # Where the bytes of the channels 1 and 2 go.
-
 
 def interactive(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int:
     """Run a command in a pod with this process's output and terminal, if any; return its exit code."""
     terminal = sys.stdin.fileno() if sys.stdin.isatty() and sys.stdout.isatty() else None
-    outputs = {ws_client.STDOUT_CHANNEL: sys.stdout.buffer, ws_client.STDERR_CHANNEL: sys.stderr.buffer}
-    return _run(cluster, pod, command, outputs, terminal)
-
-
-def captured(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> tuple[int, str]:
-    """Run a command in a pod; returns its exit code and stdout. Raises as `interactive`."""
-    outputs = {ws_client.STDOUT_CHANNEL: BytesIO(), ws_client.STDERR_CHANNEL: BytesIO()}
-    code = _run(cluster, pod, command, outputs)
-    return code, outputs[ws_client.STDOUT_CHANNEL].getvalue().decode(errors="replace")
-
-
-def _run(
-    cluster: Cluster, pod: PodStatus, command: Sequence[str], outputs: Outputs, terminal: int | None = None
-) -> int:
     try:
         client: ws_client.WSClient = stream(
             cluster.core.connect_get_namespaced_pod_exec,
@@ -83,7 +65,7 @@ def _run(
     try:
         if terminal is not None:
             tty.setraw(terminal, termios.TCSADRAIN)  # What was typed ahead is the pod's too.
-        ended = _pass_through(client, outputs, terminal)
+        ended = _pass_through(client, terminal)
     except (OSError, WebSocketException) as error:
         raise LaunchError(f"the connection to {pod.name} was lost: {error}", fix="run it again") from None
     finally:
@@ -94,8 +76,9 @@ def _run(
     return _exit_code(ended, pod.name, command)
 
 
-def _pass_through(client: ws_client.WSClient, outputs: Outputs, terminal: int | None) -> bytes:
+def _pass_through(client: ws_client.WSClient, terminal: int | None) -> bytes:
     """Carry bytes both ways until the command has ended; return how, a Status. TLS may have read ahead."""
+    outputs = {ws_client.STDOUT_CHANNEL: sys.stdout.buffer, ws_client.STDERR_CHANNEL: sys.stderr.buffer}
     size: os.terminal_size | None = None
     status = b""
     while True:

@@ -157,14 +157,11 @@ def test_what_steps_recorded_is_shown_at_the_end(kfp_server, served_cluster, cap
 
 @pytest.fixture
 def cluster(kfp_server, served_cluster):
-    """A cluster with Kubeflow Pipelines and a node of 4 cores, 16 GiB and 8 GPUs."""
+    """A cluster with Kubeflow Pipelines."""
     labels = {"app": "ml-pipeline"}
     served_cluster.add(
         "pods", "kubeflow", {"metadata": {"name": "api", "labels": labels}, "spec": {"containers": []}}
     )
-    allocatable = {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "8"}
-    status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
-    served_cluster.add("nodes", "", {"metadata": {"name": "a"}, "spec": {}, "status": status})
     return served_cluster
 
 
@@ -182,20 +179,11 @@ def test_a_run_whose_secret_or_claim_is_missing_is_not_started(kfp_server, clust
     assert cli.main([*command, option, "nosuch"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "warning"),
-    [
-        ([], "secret kubedet-object-store: does not exist"),
-        (["--nodes", "2"], "nvidia.com/gpu 8): 1 of 1 ready nodes can hold it, 1 of them now; needed: 2"),
-        (["--job", "memory_limit=64Gi"], "a has memory 16.0Gi"),
-        (["--step-memory", "32Gi"], "room for a step (cpu 500m, memory 32Gi): 0 of 1"),
-        ([], "KUBEDET_IMAGE is not set"),
-    ],
-)  # fmt: skip
-def test_what_may_keep_pods_from_starting_is_a_warning(kfp_server, cluster, capsys, options, warning):
-    assert cli.main(["submit", "--data-root", "s3://bucket/root", "--gpus", "8", *options]) == 0
+def test_what_may_keep_pods_from_starting_is_a_warning(kfp_server, cluster, capsys):
+    assert cli.main(["submit", "--data-root", "s3://bucket/root", "--gpus", "8"]) == 0
     shown = capsys.readouterr().err
-    assert warning in shown and shown.count("warning: ") == shown.count("\n  fix: ")
+    assert "secret kubedet-object-store: does not exist" in shown and "KUBEDET_IMAGE is not set" in shown
+    assert shown.count("warning: ") == shown.count("\n  fix: ") == 2
 
 
 def test_a_terminated_run_was_stopped_and_has_not_failed(kfp_server, capsys):

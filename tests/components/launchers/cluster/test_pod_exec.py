@@ -29,24 +29,22 @@ def cluster(served_cluster):
 
 
 def run(cluster, *command):
-    return pod_exec.captured(cluster, POD, command)
+    return pod_exec.interactive(cluster, POD, command)
 
 
-def test_a_command_runs_in_the_container_that_trains(cluster, served_cluster):
-    assert run(cluster, "printf", "%s|", "a b", "$HOME", "ü") == (0, "a b|$HOME|ü|")
+def test_a_command_runs_in_the_container_that_trains(cluster, served_cluster, capfdbinary):
+    assert run(cluster, "printf", "%s|", "a b", "$HOME", "ü") == 0
+    assert capfdbinary.readouterr().out.decode() == "a b|$HOME|ü|"
     assert served_cluster.executed == [("p-worker-0", ["pytorch"], ["printf", "%s|", "a b", "$HOME", "ü"])]
 
 
-def test_a_large_output_arrives_whole(cluster):
-    code, out = run(cluster, "seq", "100000")
-    assert code == 0
-    assert out.splitlines()[-1] == "100000"
-    assert len(out) == sum(len(str(number)) + 1 for number in range(1, 100001))
+def test_a_large_output_arrives_whole(cluster, capfdbinary):
+    assert run(cluster, "seq", "100000") == 0
+    assert capfdbinary.readouterr().out.split() == [b"%d" % number for number in range(1, 100001)]
 
 
 def test_without_a_terminal_both_outputs_are_passed_on(cluster, capfdbinary):
-    code = pod_exec.interactive(cluster, POD, ["sh", "-c", "echo out; echo err >&2; exit 3"])
-    assert code == 3
+    assert run(cluster, "sh", "-c", "echo out; echo err >&2; exit 3") == 3
     assert capfdbinary.readouterr() == (b"out\n", b"err\n")
 
 
