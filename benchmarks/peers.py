@@ -37,7 +37,8 @@ from trainer.config.schema import DataConfig
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.evaluation.coco import evaluate, read_detections, read_truth
+from trainer.evaluation.coco import evaluate
+from trainer.evaluation.truth_and_predictions import Predictions
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = (
@@ -91,13 +92,15 @@ def _train_and_score(name: str, folder: Path, options: Namespace) -> dict[str, A
     train, detect = commands(name, epochs, folder, options)
     seconds = _run(train, folder)
     _run(detect, folder)
-    found = next((folder / f"{name}-{epochs}").rglob("predictions.json"))
-    if name.startswith("yolo"):  # It counts classes from 1.
-        rows = json.loads(found.read_text())
-        found.write_text(json.dumps([{**row, "category_id": row["category_id"] - 1} for row in rows]))
-    truth = f"{options.shards}/annotations/{options.split}.json"
-    _, boxes = read_truth(str(truth))
-    metrics = evaluate(boxes, read_detections(str(found), boxes), engine="pycocotools").metrics
+    output = folder / f"{name}-{epochs}"
+    if name == "ours":
+        found, _ = Predictions.read(str(output / "evaluation" / "predictions.parquet"))
+    else:
+        rows = json.loads(next(output.rglob("predictions.json")).read_text())
+        first = int(name.startswith("yolo"))  # It counts classes from 1.
+        found = Predictions.from_coco([{**row, "category_id": row["category_id"] - first} for row in rows])
+    truth = ShardDataset(options.shards, options.split).annotations()
+    metrics = evaluate(truth, found, engine="pycocotools").metrics
     return {"epochs": epochs, "cpu_seconds": seconds, "AP": metrics["coco/AP"], "AP50": metrics["coco/AP50"]}
 
 
@@ -144,13 +147,13 @@ def _install(folder: Path) -> None:
     _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--no-deps", *_PACKAGES], folder)
 
 
-Commands = tuple[list[str], list[str]]  # that trains, and that writes predictions.json for the scored split
+Commands = tuple[list[str], list[str]]  # that trains, and that writes predictions of the scored split
 
 
 def _ours(name: str, epochs: int, folder: Path, options: Namespace) -> Commands:
     output, (recipe, *overrides) = folder / f"{name}-{epochs}", options.ours.split()
     overrides += [f"loader.image_size={options.image_size}", "loader.workers=1", f"train.seed={options.seed}"]
-    overrides += [f"train.epochs={epochs}", f"train.validate_every={epochs}", "evaluation.predictions=json"]
+    overrides += [f"train.epochs={epochs}", f"train.validate_every={epochs}"]
     words = [word for override in overrides for word in ("--set", override)]
     common = ["--recipe", recipe, *words, "--shards", options.shards]
     trainer = [sys.executable, "-m", "trainer"]

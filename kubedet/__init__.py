@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from kubedet.api import (
     cluster_manifests,
-    compare,
     compile,
     data_inspect,
     data_merge,
@@ -53,7 +52,6 @@ from kubedet.api import (
     schedule_pause,
     schedule_resume,
     schedule_run,
-    score,
     serve,
     submit,
     tune,
@@ -71,12 +69,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Access", "ClusterRun", "Detections", "Evaluation", "JobPlace", "KubedetError", "Model",
     "PipelineRun", "Run",
-    "cluster_manifests", "compare", "compile", "data_inspect", "data_merge", "data_preview", "data_prune",
-    "data_verify", "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
+    "cluster_manifests", "compile", "data_inspect", "data_merge", "data_preview", "data_prune", "data_verify",
+    "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
     "job_status", "job_stop", "job_submit", "job_wait", "load", "model_list", "model_promote",
     "model_rollback", "model_show", "model_trace", "model_verify", "predict", "recipes_explain",
     "recipes_list", "recipes_show", "recipes_space", "run", "schedule_create", "schedule_delete",
-    "schedule_history", "schedule_list", "schedule_pause", "schedule_resume", "schedule_run", "score",
+    "schedule_history", "schedule_list", "schedule_pause", "schedule_resume", "schedule_run",
     "serve", "submit", "tune", "weights_fetch", "weights_list",
 ]  # fmt: skip
 

@@ -486,48 +486,6 @@ def evaluate(
     return _evaluation(folder, summary, rules)
 
 
-@public
-def score(
-    predictions: Annotated[str | os.PathLike[str], "PREDICTIONS"],
-    *,
-    truth: File,
-    output: Uri = "",
-    images: Folder = "",
-    clip: bool = False,
-    baseline: Uri = "",
-    gate: Annotated[str, "RULES"] = "",
-    overrides: Overrides = None,
-) -> Evaluation:
-    """Score a file of detections, of any detector.
-
-    Compare it with a baseline, check the gate, and write report.html and metrics.json. Exit code 1 if the
-    rules of --gate fail.
-
-    Args:
-        predictions: detections in COCO's results format, or predictions.parquet
-        truth: ground truth in COCO's JSON format
-        output: folder for the evaluation (default: a new one in ./evaluations)
-        images: the images, to show the worst of them
-        clip: clip boxes that extend beyond their image, instead of rejecting the file
-        baseline: an evaluation or another file of detections to compare with
-        gate: rules separated by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'
-        overrides: change one value of the configuration, e.g. evaluation.bootstrap=500; may be repeated
-    """
-    from trainer.config import parsing
-    from trainer.config.schema import Config
-    from trainer.evaluation.gate import split_rules
-    from trainer.evaluators import files
-    from trainer.evaluators.shards import result_files
-    from trainer.storage import outputs
-
-    detections, folder, rules = os.fspath(predictions), _evaluation_folder(output), split_rules(gate)
-    values = {"evaluation.baseline": baseline} if baseline else {}
-    config = parsing.with_overrides(Config(), values | {**(overrides or {})}, where="overrides").evaluation
-    outputs.claim(folder, result_files(config.predictions), [truth, detections, config.baseline])
-    summary = files.evaluate(truth, detections, folder, config, rules=rules, images_uri=images, clip=clip)
-    return _evaluation(folder, summary, rules)
-
-
 def _evaluation_folder(output: str) -> str:
     return output or f"evaluations/{datetime.now():%Y%m%d-%H%M%S}"
 
@@ -546,37 +504,6 @@ def _evaluation(folder: str, summary: Mapping[str, Any], rules: Sequence[str]) -
         rules=tuple(rules),
         comparison=compared,
     )
-
-
-@public
-def compare(
-    first: Uri,
-    second: Uri,
-    *,
-    truth: File = "",
-    clip: bool = False,
-    samples: Positive = 200,
-    output: Uri = "",
-) -> dict[str, Any]:
-    """Compare two evaluations of the same images.
-
-    The change from the first to the second has 95 % confidence intervals, by a paired bootstrap.
-
-    Args:
-        first: a run, an evaluation, or a file of detections
-        second: likewise
-        truth: ground truth in COCO's JSON format (default: that of an evaluation)
-        clip: clip boxes that extend beyond their image, instead of rejecting a file
-        samples: bootstrap samples
-        output: folder for comparison.json and report.html
-    """
-    from trainer.evaluators import files
-    from trainer.report.evaluation_page import FILES
-    from trainer.storage import outputs
-
-    if output:
-        outputs.claim(output, [*FILES, files.COMPARISON], [first, second])
-    return files.compare(first, second, truth_uri=truth, output_uri=output, samples=samples, clip=clip)
 
 
 @public

@@ -79,8 +79,6 @@ COMMANDS: Mapping[str, Entry] = {
     "data merge": Entry(api.data_merge, data.show_merged),
     "data prune": Entry(api.data_prune, data.show_pruned),
     "evaluate": Entry(api.evaluate, models.show_evaluation, logs=True),
-    "score": Entry(api.score, models.show_evaluation, logs=True),
-    "compare": Entry(api.compare, models.show_comparison),
     "predict": Entry(api.predict, models.show_predictions),
     "serve": Entry(api.serve, show_nothing),
     "model list": Entry(api.model_list, models.show_published),

@@ -13,7 +13,7 @@ from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
 from trainer.evaluation.gate import check
 from trainer.evaluation.metrics import SUMMARY
-from trainer.evaluators.shards import evaluate, result_files
+from trainer.evaluators.shards import RESULT_FILES, evaluate
 from trainer.export import loading
 from trainer.launching.stop_signals import stop_request
 from trainer.storage import outputs
@@ -38,8 +38,7 @@ def evaluate_model(
     check(rules)
     trained = parsing.from_json(json.dumps(loading.trained_with(model)), where=model)
     config = parsing.with_overrides(trained, overrides, where="overrides")
-    files = [*result_files(config.evaluation.predictions), _CONFIG]
-    outputs.claim(output, files, [model, config.evaluation.baseline])
+    outputs.claim(output, [*RESULT_FILES, _CONFIG], [model, config.evaluation.baseline])
     import torch
 
     data_root = data_root_of(shards)

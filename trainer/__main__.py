@@ -185,10 +185,10 @@ def _step(options: argparse.Namespace) -> None:
 
         result = shard(read_manifest(options.raw), options.data_root, _config(options).data).to_json()
     elif options.verb == "evaluate":
-        from trainer.evaluators.shards import evaluate, result_files
+        from trainer.evaluators.shards import RESULT_FILES, evaluate
 
         config = _config(options)
-        outputs.claim(options.output, result_files(config.evaluation.predictions), [options.checkpoint])
+        outputs.claim(options.output, RESULT_FILES, [options.checkpoint])
         result = evaluate(
             options.checkpoint, options.shards, options.output, config, data_root=options.data_root
         )

@@ -15,13 +15,11 @@ from kubedet.results import Evaluation, PublishedModel, Weights
 if TYPE_CHECKING:
     from trainer.config.explanations import Explanation
     from trainer.config.schema import Config
-    from trainer.evaluation.metrics import Change
     from trainer.export.bundle import Bundle
     from trainer.export.predict_files import PredictedFiles
 
 _INDENT = "    "
 _MAX_WIDTH = 110
-_MAX_CLASSES = 10
 
 
 def show_evaluation(evaluation: Evaluation) -> int:
@@ -40,48 +38,6 @@ def show_evaluation(evaluation: Evaluation) -> int:
     print(f"\ngate: {'passed' if evaluation.passed else 'failed'}")
     show("".join(f"  {line}\n" for line in evaluation.reason.splitlines()) + f"report: {evaluation.report}")
     return int(bool(evaluation.rules) and not evaluation.passed)
-
-
-def show_comparison(comparison: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Print the changes from one evaluation to another."""
-    from trainer import storage
-    from trainer.evaluation import metrics
-    from trainer.evaluation.coco import number
-
-    first, second = comparison["names"]
-    lines = [f"A  {first}", f"B  {second}", f"{comparison['images']:,} images", ""]
-    lines.append(f"{'':<12}{'A':>8}{'B':>8}{'change':>9}   with 95 % confidence")
-    changes = {name: metrics.Change(*values) for name, values in comparison["changes"].items()}
-    for name, (before, after) in comparison["metrics"].items():
-        line = f"{name:<12}{number(before):>8}{number(after):>8}"
-        if name in changes:
-            line += _interval(changes[name])
-        elif min(before, after) >= 0:
-            line += f"{after - before:>+9.3f}"
-        lines.append(line)
-    of_classes = {name: change for name, change in changes.items() if name.startswith("AP[")}
-    lines += ["", f"{len(of_classes)} classes: {metrics.count_verdicts(of_classes)}"]
-    clear = (metrics.BETTER, metrics.WORSE)
-    sure = [(name[3:-1], change) for name, change in of_classes.items() if change.verdict in clear]
-    sure.sort(key=lambda item: -abs(item[1].delta))
-    width = min(max((len(name) for name, _ in sure), default=0), shutil.get_terminal_size().columns - 60)
-    for name, change in sure[:_MAX_CLASSES]:
-        values = f"{number(change.base):>8}{number(change.new):>8}"
-        lines.append(f"  {name:<{max(width, 10)}}{values}{_interval(change)}")
-    verdicts = {
-        metrics.BETTER: "B is better",
-        metrics.WORSE: "B is worse",
-        metrics.NOT_SURE: "neither is clearly better",
-    }
-    few = f"fewer than {metrics.MIN_IMAGES} images have boxes: {metrics.TOO_FEW}"
-    lines += ["", f"{verdicts.get(comparison['verdict'], few)}, by coco/AP"]
-    if arguments["output"]:
-        lines.append(f"report: {storage.join(arguments['output'], 'report.html')}")
-    show("\n".join(lines))
-
-
-def _interval(change: "Change") -> str:
-    return f"{change.delta:>+9.3f}   {change.low:+.3f} to {change.high:+.3f}: {change.verdict}"
 
 
 def show_predictions(files: "PredictedFiles") -> None:

@@ -1,12 +1,10 @@
 """Public reports about scores: each situation, and what kubedet answers."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 import torch
-from score_files import evaluate_files
 
 from trainer.config.parsing import to_json
 from trainer.data.loader import EvalLoader
@@ -72,20 +70,6 @@ def test_rt_detr_232_ids_that_start_again_in_each_image():
 def test_faster_coco_eval_32_ids_beyond_32_bits(engine):
     """Ids above 2**31 lost their upper half and with it their matches."""
     assert ap(truth(ROW, ids=range(2**40, 2**40 + 7)), found(ROW), engine) == pytest.approx(1)
-
-
-def test_yolov5_9989_images_that_are_numbered_by_text(tmp_path):
-    """Detections of images with textual ids did not fit the ground truth; here both files may have them."""
-    names = {0: "street-01", 1: "0002"}
-    form, detections = truth(ROW), found(ROW)
-    for item in form["images"]:
-        item["id"] = names[item["id"]]
-    for item in (*form["annotations"], *detections):
-        item["image_id"] = names[item["image_id"]]
-    files = tmp_path / "truth.json", tmp_path / "detections.json"
-    for path, content in zip(files, (form, detections), strict=True):
-        path.write_text(json.dumps(content))
-    assert evaluate_files(*files)["coco/AP"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -196,12 +196,6 @@ def folder(finished, tmp_path, monkeypatch):
     write("VOCdevkit/VOC2012/x", b"")
     write("runs/tune-small/best.yaml", blocks("tuning", "yaml")[1].encode())
     write("job.yaml", b"name: a\nimage: i:1\ncommand: ['true']\n")
-    truth = json.loads((index.parent / "annotations/test.json").read_text())
-    for each in truth["images"]:
-        Image.new("RGB", (each["width"], each["height"])).save(Path("images", each["file_name"]))
-    boxes = [{key: each[key] for key in ("image_id", "category_id", "bbox")} for each in truth["annotations"]]
-    write("GT.json", json.dumps(truth).encode())
-    write("DT.json", json.dumps([each | {"score": 0.9} for each in boxes]).encode())
     Path("deploy").symlink_to(ROOT / "deploy")
     return tmp_path
 

@@ -300,8 +300,6 @@ class EvaluationConfig:
     one object in neighboring tiles are merged. -1 is data.tile of the training, 0 the whole image."""
     bootstrap: Positive = 200
     """Samples of the confidence interval of a comparison with the baseline."""
-    predictions: Literal["parquet", "json"] = "parquet"
-    """Format of stored predictions; json is COCO's results format, and larger."""
     split: Literal["", "train", "val", "test"] = ""
     """Split to score; if empty, test, or val if there is no test."""
     baseline: Uri = ""

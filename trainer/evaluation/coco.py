@@ -1,22 +1,16 @@
 """The COCO box metrics (https://cocodataset.org/#detection-eval); -1 means "no ground truth"."""
 
-import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from trainer import storage
-from trainer.base.errors import EvaluationError
 from trainer.base.safe_text import aligned, cells, one_line
 from trainer.evaluation import engines
 from trainer.evaluation.metrics import METRICS, PER_CLASS
-from trainer.evaluation.truth_and_predictions import Predictions, Truth, check, clip_boxes, parse_json
-
-_LOG = logging.getLogger(__name__)
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # the T IoU thresholds
 RECALLS = np.linspace(0.0, 1.0, 101)  # the R recalls at which precision is taken
@@ -57,39 +51,6 @@ def evaluate(
         per_class[category["name"]] = row | {"boxes": boxes[category["id"]]}
     # A view of the precision would keep the other sizes and limits in memory.
     return CocoResult(dict(zip(METRICS, numbers, strict=True)), per_class, precision[..., 0].copy())
-
-
-def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
-    """Read and check a file of ground truth; returns its JSON, and its boxes as columns."""
-    with _naming(uri):
-        dataset = parse_json(storage.read_bytes(uri), uri)
-        truth = Truth.from_coco(dataset)
-        check(truth, truth, "ground truth")
-    return {**dataset, "images": truth.images}, truth
-
-
-def read_detections(uri: str, truth: Truth, *, digest: str = "", clip: bool = False) -> Predictions:
-    """Read detections and check them against the ground truth; `clip` clips boxes to their images.
-
-    For `digest` see `Predictions.read`.
-    """
-    with _naming(uri):
-        predictions, _ = Predictions.read(uri, digest)
-        if clip:
-            predictions, count = clip_boxes(truth, predictions)
-            _LOG.info("%s: clipped %d of %d boxes to their images", uri, count, len(predictions))
-        check(truth, predictions, "detections")
-    return predictions
-
-
-@contextmanager
-def _naming(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except EvaluationError as error:
-        if error.message.startswith(uri):
-            raise
-        raise EvaluationError(f"{uri}: {error.message}", fix=error.fix) from None
 
 
 _NAME = 33  # Characters of a class name in the table: a line then fits into 80 columns.

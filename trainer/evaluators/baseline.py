@@ -23,9 +23,7 @@ class EvaluationSummary:
     split: str
     predictions: str  # URI
     predictions_sha256: str  # `Predictions.digest`
-    checkpoint: str  # URI, as the following fields
-    shards: str = ""
-    truth: str = ""  # ground truth, if there are no shards
+    checkpoint: str  # URI
 
 
 @dataclass(frozen=True)

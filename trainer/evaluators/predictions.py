@@ -85,7 +85,7 @@ def identity(model: ScoredModel, dataset: ShardDataset, config: Config) -> dict[
 
 def read_matching(uri: str, expected: dict[str, str]) -> Predictions | None:
     """Return stored predictions; None if they are missing, damaged, or depend on something else."""
-    if not uri.endswith(".parquet") or not storage.exists(uri):
+    if not storage.exists(uri):
         return None
     try:
         predictions, stored = Predictions.read(uri)

@@ -25,6 +25,8 @@ from trainer.trackers.training_log import read_rows
 
 _LOG = logging.getLogger("evaluate")
 
+RESULT_FILES = (*evaluation_page.FILES, predictions.PREDICTIONS, "gate.json", SUMMARY)
+"""Files that an evaluation writes."""
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 _IDENTITY = ("fingerprint", "split", "checkpoint", "sha256", "tile", "kubedet")
 
@@ -69,8 +71,7 @@ def evaluate(
         baseline = find_baseline(config, shards_uri, data_root)
         training = storage.parent(model.uri)
         base, obstacle = _baseline_predictions(baseline, training, dataset, config, world)
-        file = f"predictions.{config.evaluation.predictions}"
-        predictions_uri = storage.join(storage.absolute(output_uri), file)
+        predictions_uri = storage.join(storage.absolute(output_uri), predictions.PREDICTIONS)
         known = [predictions_uri, storage.join(training, predictions.PREDICTIONS)]
         predicted = predictions.obtain(model, dataset, config, world, known)
         if predicted is None:
@@ -147,11 +148,6 @@ def _baseline_predictions(
     _LOG.info("the baseline %s has no evaluation on these images", baseline.name)
     known = storage.join(training, predictions.BASELINE_PREDICTIONS)
     return predictions.obtain(model, dataset, config, world, [known]), ""
-
-
-def result_files(predictions: str) -> list[str]:
-    """Return the names of the files that `write_results` writes, with predictions of that format."""
-    return [*evaluation_page.FILES, f"predictions.{predictions}", "gate.json", SUMMARY]
 
 
 def write_results(

@@ -1,7 +1,5 @@
 """`kubedet evaluate`."""
 
-import json
-import re
 import signal
 
 import pytest
@@ -49,13 +47,12 @@ def model(write_model):
 def test_a_checkpoint_is_scored_alone(kubedet, model, shards, tmp_path):
     output = tmp_path / "evaluation"
     words = ("evaluate", model, "--shards", shards, "-o", output, "--split", "val")
-    code, out, _ = kubedet(*words, "--gate", "coco/AP >= 0.99", "--set", "evaluation.predictions=json")
+    code, out, _ = kubedet(*words, "--gate", "coco/AP >= 0.99")
     assert code == 1
     assert "precision      AP    AP50" in out and "gate: failed\n  coco/AP 0." in out
     assert f"report: {output}/report.html" in out
     summary = storage.read_json(str(output / "metrics.json"))
-    assert summary["split"] == "val" and summary["predictions"] == f"{output}/predictions.json"
-    assert isinstance(json.loads((output / "predictions.json").read_text()), list)
+    assert summary["split"] == "val" and summary["predictions"] == f"{output}/predictions.parquet"
     assert "against" not in out
     code, out, _ = kubedet(*words[:5], tmp_path / "again", "--split", "val", "--baseline", output)
     assert code == 0 and f"against {output}: coco/AP +0.0000" in out
@@ -81,25 +78,6 @@ def test_mistakes_are_refused_before_any_work(kubedet, model, shards, tmp_path):
     code, _, err = kubedet("evaluate", tmp_path / "no.pt", *words[2:])
     assert code == 2 and "no.pt" in err
     assert not (tmp_path / "e").exists()
-
-
-@pytest.mark.slow
-def test_files_of_detections_are_scored_and_compared(kubedet, tmp_path):
-    truth, found = tmp_path / "truth.json", tmp_path / "found.json"
-    box = {"image_id": 1, "category_id": 3, "bbox": [10, 10, 40, 40]}
-    categories = [{"id": 3, "name": "cat"}]
-    images = [{"id": 1, "file_name": "1.jpg", "width": 90, "height": 90}]
-    boxes = [{**box, "id": 1, "area": 1600, "iscrowd": 0}]
-    truth.write_text(json.dumps({"images": images, "annotations": boxes, "categories": categories}))
-    found.write_text(json.dumps([{**box, "score": 0.9}]))
-    words = ("score", found, "--truth", truth, "-o")
-    code, out, _ = kubedet(*words, tmp_path / "e", "--gate", "coco/AP >= 0.9")
-    assert code == 0 and "gate: passed" in out and (tmp_path / "e" / "report.html").exists()
-    assert kubedet(*words, tmp_path / "f", "--gate", "coco/AP > 1")[0] == 1
-    code, out, _ = kubedet("compare", tmp_path / "e", found, "--samples", "5", "-o", tmp_path / "c")
-    assert code == 0 and "too few to tell, by coco/AP" in out
-    assert re.search(r"coco/AP +1\.000 +1\.000 +\+0\.000   \+0\.000 to \+0\.000: too few to tell", out)
-    assert (tmp_path / "c" / "comparison.json").exists()
 
 
 def test_several_processes_end_with_the_command(kubedet, model, shards, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Scores, thresholds, calibration, errors and confusions, on cases that can be counted by hand."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -164,6 +165,14 @@ def test_verified_labels_count_for_open_images_only() -> None:
     filtered = scoring.score(verified, truth, detections, "hotcoco")
     assert filtered.coco.metrics == plain.coco.metrics
     assert filtered.metrics[scoring.OPEN_IMAGES] > plain.metrics[scoring.OPEN_IMAGES]
+
+
+def test_a_truth_of_crowds_alone_is_an_obstacle() -> None:
+    truth = scene([0, 1])
+    crowds = dataclasses.replace(truth, crowd=np.ones(2, bool))
+    found = predictions([(0, place(truth, 0), 0.9)])
+    compared = scoring.compare("first", "", found, crowds, scored(crowds, found), samples=5)
+    assert compared.obstacle.endswith("first: no class has objects") and not compared.changes
 
 
 def test_a_baseline_of_other_images_is_refused_with_examples() -> None:
