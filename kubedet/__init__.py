@@ -13,51 +13,8 @@ Examples:
 
 from typing import TYPE_CHECKING, Any
 
-from kubedet.api import (
-    cluster_manifests,
-    compile,
-    data_inspect,
-    data_merge,
-    data_preview,
-    data_prune,
-    data_verify,
-    doctor,
-    evaluate,
-    job_exec,
-    job_fields,
-    job_list,
-    job_logs,
-    job_render,
-    job_status,
-    job_stop,
-    job_submit,
-    job_wait,
-    load,
-    model_list,
-    model_promote,
-    model_rollback,
-    model_show,
-    model_trace,
-    model_verify,
-    predict,
-    recipes_explain,
-    recipes_list,
-    recipes_show,
-    recipes_space,
-    run,
-    schedule_create,
-    schedule_delete,
-    schedule_history,
-    schedule_list,
-    schedule_pause,
-    schedule_resume,
-    schedule_run,
-    serve,
-    submit,
-    tune,
-    weights_fetch,
-    weights_list,
-)
+from kubedet import api
+from kubedet.api import *  # noqa: F403 - `kubedet.api.__all__` names them
 from kubedet.results import ClusterRun, Evaluation, Run
 from pipelines import Access, JobPlace
 from pipelines.pipeline_run import PipelineRun
@@ -66,17 +23,9 @@ from trainer.base.errors import KubedetError
 if TYPE_CHECKING:
     from kubedet.model import Detections, Model
 
-__all__ = [
-    "Access", "ClusterRun", "Detections", "Evaluation", "JobPlace", "KubedetError", "Model",
-    "PipelineRun", "Run",
-    "cluster_manifests", "compile", "data_inspect", "data_merge", "data_preview", "data_prune", "data_verify",
-    "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
-    "job_status", "job_stop", "job_submit", "job_wait", "load", "model_list", "model_promote",
-    "model_rollback", "model_show", "model_trace", "model_verify", "predict", "recipes_explain",
-    "recipes_list", "recipes_show", "recipes_space", "run", "schedule_create", "schedule_delete",
-    "schedule_history", "schedule_list", "schedule_pause", "schedule_resume", "schedule_run",
-    "serve", "submit", "tune", "weights_fetch", "weights_list",
-]  # fmt: skip
+__all__ = ["Access", "ClusterRun", "Detections", "Evaluation", "JobPlace", "KubedetError", "Model"]
+__all__ += ["PipelineRun", "Run"]
+__all__ += api.__all__
 
 
 def __getattr__(name: str) -> Any:

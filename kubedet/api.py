@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from annotated_types import Ge, Gt, Interval
 
 from kubedet.interface import public
-from kubedet.results import (
-    ClusterRun,
-    Evaluation,
-    LoadedModel,
-    ModelVersion,
-    Preview,
-    PublishedModel,
-    Run,
-    Weights,
-)
+from kubedet.results import ClusterRun, Evaluation, ModelVersion, Preview, PublishedModel, Run
 from pipelines import Access, JobPlace
 from pipelines.pipeline_run import PipelineRun
 from trainer.base.errors import ConfigError
@@ -44,6 +35,7 @@ if TYPE_CHECKING:
     from trainer.export.bundle import Bundle
     from trainer.export.predict_files import PredictedFiles
     from trainer.launching.machine_checks import Check
+    from trainer.weights.weights_mirror import MirroredWeights
 
 Text: TypeAlias = Annotated[str, "TEXT"]
 Name: TypeAlias = Annotated[str, "NAME"]
@@ -54,6 +46,16 @@ ModelPath: TypeAlias = Annotated[str | os.PathLike[str], "MODEL"]
 Overrides: TypeAlias = Annotated[Mapping[str, object] | None, "KEY=VALUE"]
 Count: TypeAlias = Annotated[int, Ge(0)]
 Positive: TypeAlias = Annotated[int, Ge(1)]
+
+__all__ = [
+    "cluster_manifests", "compile", "data_inspect", "data_merge", "data_preview", "data_prune",
+    "data_verify", "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
+    "job_status", "job_stop", "job_submit", "job_wait", "load", "model_list", "model_promote",
+    "model_rollback", "model_show", "model_trace", "model_verify", "predict", "recipes_explain",
+    "recipes_list", "recipes_show", "recipes_space", "run", "schedule_create", "schedule_delete",
+    "schedule_history", "schedule_list", "schedule_pause", "schedule_resume", "schedule_run", "serve",
+    "submit", "tune", "weights_fetch",
+]  # fmt: skip
 
 DATA_ROOT = "./data_root"
 SCHEDULE = "kubedet"  # Default name of a schedule.
@@ -357,7 +359,6 @@ def predict(
     tile: int = -1,
     format: Name = "",
     annotations: Literal["coco", "label-studio"] | None = None,
-    max_pixels: Positive = 50_000_000,
     data_root: Uri = DATA_ROOT,
 ) -> "PredictedFiles":
     """Draw the detections of a model on images.
@@ -377,17 +378,14 @@ def predict(
             weights in PyTorch)
         annotations: also write the detections as annotations to be corrected in another tool: coco.json, or
             label-studio.json and its labeling configuration
-        max_pixels: reject images with more pixels before decoding: a file of a few kilobytes can need
-            gigabytes of memory
         data_root: where published models are
     """
     from trainer.export.predict import open_model
     from trainer.export.predict_files import find_images, predict_files
 
-    check_pixels(max_pixels)
     find_images(images)  # A wrong path is reported before the model is loaded.
     opened = open_model(os.fspath(model), data_root, format, tile=tile)
-    return predict_files(opened, images, output, score=score, max_pixels=max_pixels, annotations=annotations)
+    return predict_files(opened, images, output, score=score, annotations=annotations)
 
 
 @public
@@ -398,7 +396,6 @@ def serve(
     port: Count = 8080,
     allow_host: Annotated[Sequence[str], "NAME"] = (),
     format: Name = "",
-    max_pixels: Positive = 50_000_000,
     data_root: Uri = DATA_ROOT,
 ) -> None:
     """Try a model in a browser.
@@ -415,29 +412,19 @@ def serve(
             *.example.org; may be repeated. IP addresses, localhost and this machine's name need none
         format: format of the model to run: onnx, onnx-int8, raw (default: the first available, else its
             weights in PyTorch)
-        max_pixels: reject images with more pixels before decoding
         data_root: where published models are
     """
     from trainer.export import published_models
     from trainer.export.predict import open_bundle
     from trainer.export.server import serve
 
-    check_pixels(max_pixels)
     opened = open_bundle(published_models.load(os.fspath(model), data_root), format)
-    serve(opened, host, port, max_pixels, allow_host)
-
-
-def check_pixels(max_pixels: int) -> None:
-    """Raise ConfigError if images of so many pixels cannot be decoded."""
-    from trainer.data.images import MAX_PIXELS
-
-    if max_pixels > MAX_PIXELS:
-        raise ConfigError(f"max_pixels must be at most {MAX_PIXELS}, not {max_pixels}", fix="use 100000000")
+    serve(opened, host, port, allow_host)
 
 
 @public
 def evaluate(
-    model: Annotated[str | os.PathLike[str] | LoadedModel, "MODEL"],
+    model: ModelPath,
     *,
     shards: Uri,
     output: Uri = "",
@@ -476,13 +463,12 @@ def evaluate(
     from pipelines.evaluation import evaluate_model
     from trainer.evaluation.gate import split_rules
 
-    uri = model.uri if isinstance(model, LoadedModel) else os.fspath(model)
     folder, rules = _evaluation_folder(output), split_rules(gate)
     given = {"split": split, "baseline": baseline, "gate": rules}
     values: dict[str, object] = {f"evaluation.{key}": value for key, value in given.items() if value}
     if tile != -1:
         values["evaluation.tile"] = tile
-    summary = evaluate_model(uri, shards, folder, values | {**(overrides or {})}, rules, nproc)
+    summary = evaluate_model(os.fspath(model), shards, folder, values | {**(overrides or {})}, rules, nproc)
     return _evaluation(folder, summary, rules)
 
 
@@ -546,25 +532,21 @@ def recipes_explain(text: Text = "", *, recipe: Name = "") -> "list[Explanation]
 
 
 @public
-def recipes_space(name: Name, *, overrides: Overrides = None, space: File = "") -> str:
+def recipes_space(name: Name) -> str:
     """Print the keys that a search changes and their ranges, as a YAML file for `tune`.
 
     Args:
         name: name of the recipe
-        overrides: change one value of the configuration; a key that is set is not searched; may be repeated
-        space: a file to check and print instead of the recipe's space
     """
     from operations.tuning.space import parse, text
-    from trainer import storage
 
-    content = storage.read_bytes(space) if space else ""
-    return text(parse(content, name, overrides or {}, space or f"the space of {name}")) + "\n"
+    return text(parse("", name, {}, f"the space of {name}")) + "\n"
 
 
 @public
 def weights_fetch(
     names: Annotated[Sequence[str], "NAME"] = (), *, data_root: Uri = DATA_ROOT
-) -> list[Weights]:
+) -> "list[MirroredWeights]":
     """Fetch published weights into DATA_ROOT/weights, e.g. for a cluster without internet.
 
     Their hashes are checked; damaged files are fetched again. For a cluster, fetch into a folder and copy
@@ -572,65 +554,29 @@ def weights_fetch(
 
     Args:
         names: recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)
-        data_root: where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/
+        data_root: where data is kept: a folder or e.g. s3://bucket/prefix
     """
     from trainer.weights import weights_mirror
 
     needed = _needed_weights(names)
     for uri in needed:
         weights_mirror.obtain(uri, data_root)
-    return _mirrored(needed, data_root)
+    return [weights_mirror.look_up(uri, data_root) for uri in needed]
 
 
-@public
-def weights_list(
-    names: Annotated[Sequence[str], "NAME"] = (), *, data_root: Uri = DATA_ROOT
-) -> list[Weights]:
-    """List the weights of recipes, with size and hash, and whether DATA_ROOT/weights has them.
-
-    Args:
-        names: recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)
-        data_root: where data is kept: a folder or e.g. s3://bucket/prefix; weights are in weights/
-    """
-    return _mirrored(_needed_weights(names), data_root)
-
-
-def _mirrored(needed: Mapping[str, list[str]], data_root: str) -> list[Weights]:
-    from trainer.weights import weights_mirror
-
-    found = [(weights_mirror.look_up(uri, data_root), recipes) for uri, recipes in needed.items()]
-    return [
-        Weights(
-            item.uri,
-            recipes,
-            item.complete,
-            item.file.name if item.file else "",
-            (item.file.size if item.file else None) or None,
-            item.file.sha256 if item.file else "",
-        )
-        for item, recipes in found
-    ]
-
-
-def _needed_weights(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the recipes that start from some weights, by the weights' URI."""
+def _needed_weights(names: Sequence[str]) -> list[str]:
+    """Return the URIs of the weights that recipes start from, or of named ones."""
     from trainer.model.recipes import RECIPES, load
     from trainer.weights.weights_mirror import is_published
 
-    needed: dict[str, list[str]] = {}
-    for recipe in RECIPES:
-        uri = load(recipe).model.weights
-        if uri and (not names or recipe in names or uri in names):
-            needed.setdefault(uri, []).append(recipe)
     for name in names:
-        if is_published(name):
-            needed.setdefault(name, [])
-        elif name not in RECIPES:
+        if name not in RECIPES and not is_published(name):
             raise ConfigError(
                 f"{name!r} is neither a recipe nor the name of published weights",
                 fix=f"use one of {', '.join(RECIPES)}, torchvision:NAME, hf:ORG/NAME or https://...",
             )
-    return needed
+    uris = [load(name).model.weights if name in RECIPES else name for name in names or RECIPES]
+    return [*dict.fromkeys(uri for uri in uris if uri)]
 
 
 @public
@@ -789,7 +735,7 @@ DATA_RECIPE = "small"  # Its settings say how a source is read, unless `override
 
 
 @public
-def data_verify(uri: Uri, *, repair: bool = False, threads: Count = 0) -> "Verified":
+def data_verify(uri: Uri, *, repair: bool = False) -> "Verified":
     """Compare the hashes of shards or raw images with the recorded ones, and decode every image.
 
     Exit code 2 if anything is damaged or missing.
@@ -797,11 +743,10 @@ def data_verify(uri: Uri, *, repair: bool = False, threads: Count = 0) -> "Verif
     Args:
         uri: a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://
         repair: rebuild missing or damaged files: shards from raw images, raw images from their source
-        threads: number of threads; 0: one for each core
     """
     from trainer.data import verification
 
-    return (verification.repair if repair else verification.verify)(uri, threads)
+    return (verification.repair if repair else verification.verify)(uri)
 
 
 @public
@@ -1141,13 +1086,11 @@ def doctor(
     local: bool = False,
     data_root: Uri = "",
     gpus: Count = 0,
-    namespace: Name = "",
     credentials: Annotated[str, "SECRET"] = "",
     claim: Annotated[str, "PVC"] = "",
     nodes: Positive = 1,
     resource: Annotated[Sequence[str], "NAME[=N]"] = (),
-    host: Annotated[str, "URL"] = "",
-    ca: File = "",
+    access: Access = Access(),
 ) -> "Iterator[Check]":
     """Check the requirements of a run in the cluster of KUBECONFIG, or on this machine.
 
@@ -1157,45 +1100,38 @@ def doctor(
         local: check only this machine, for `kubedet run`
         data_root: write, read and delete a small file there, from this machine
         gpus: GPUs per machine
-        namespace: namespace of the jobs (default: KUBECONFIG's)
         credentials: Secret with the object store's keys
         claim: PersistentVolumeClaim of the data root
         nodes: number of machines of a job
         resource: devices per machine, e.g. rdma/hca=1; without a number, print the available devices; may be
             repeated
-        host: URL of the API of Kubeflow Pipelines (default: $KFP_ENDPOINT)
-        ca: CA certificate of that host
+        access: the cluster of the runs; without a host, Kubeflow Pipelines is not checked
     """
-    from trainer.base.safe_text import whole_number
-    from trainer.launching import machine_checks
+    from trainer.launching.machine_checks import Needs, check_machine, writable
 
-    in_cluster = {
-        "namespace": namespace, "credentials": credentials, "claim": claim, "resource": resource,
-        "host": host, "ca": ca,
-    }  # fmt: skip
-    problems = [
-        f"--{name} has no effect with --local" for name, value in in_cluster.items() if local and value
-    ]
-    resources = {"nvidia.com/gpu": gpus} if gpus else {}
-    for text in resource:
-        name, equals, number = text.partition("=")
-        count = whole_number(number) if equals else 0
-        if name and count is not None:
-            resources[name] = count
-        else:
-            problems.append(f"--resource {text!r} is not NAME or NAME=N")
-    if problems:
-        raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
+    if local and (credentials or claim or resource):
+        raise ConfigError(
+            "local checks nothing in a cluster", fix="leave out local, or credentials, claim and resource"
+        )
+    resources = _read_resources(resource) | ({"nvidia.com/gpu": gpus} if gpus else {})
     if local:
-        return machine_checks.check_machine(machine_checks.Needs(gpus, output=data_root))
+        return check_machine(Needs(gpus, output=data_root))
     from pipelines.preflight import check_cluster
 
-    checks = check_cluster(
-        namespace=namespace,
-        nodes=nodes,
-        resources=resources,
-        secret=credentials,
-        claim=claim,
-        access=Access.find(host, ca=ca),
-    )
-    return chain(checks, [machine_checks.writable(data_root)] if data_root else [])
+    place = Access.find(access.host, access.namespace, access.ca)
+    checks = check_cluster(nodes=nodes, resources=resources, secret=credentials, claim=claim, access=place)
+    return chain(checks, [writable(data_root)] if data_root else [])
+
+
+def _read_resources(texts: Sequence[str]) -> dict[str, int]:
+    """Read devices as NAME or NAME=N."""
+    from trainer.base.safe_text import whole_number
+
+    resources = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        count = whole_number(number) if equals else 0
+        if not name or count is None:
+            raise ConfigError(f"resource {text!r} is not NAME or NAME=N", fix="write e.g. rdma/hca=1")
+        resources[name] = count
+    return resources

@@ -13,7 +13,7 @@ import typer
 
 from kubedet import api
 from kubedet.commands import Builders, Docstring, Option, make_command, read_options
-from kubedet.display import data, jobs, models, runs
+from kubedet.display import data, jobs, models, runs, say
 from kubedet.interface import check_text, translate_errors
 from kubedet.job_menu import job_menu
 from pipelines import Access, JobPlace
@@ -48,7 +48,7 @@ def return_code(code: int) -> int:
 GROUPS = {
     "schedule": "Run the pipeline on a schedule in Kubeflow.",
     "recipes": "List the named configurations, and explain their keys.",
-    "weights": "Fetch and list the published weights that recipes start from.",
+    "weights": "Fetch the published weights that recipes start from.",
     "data": "Inspect, verify, preview, merge and prune data.",
     "model": "List, promote, verify and trace published models.",
     "job": "Submit, list, watch and stop training jobs.",
@@ -62,17 +62,16 @@ COMMANDS: Mapping[str, Entry] = {
     "schedule create": Entry(api.schedule_create, runs.show_schedule),
     "schedule list": Entry(api.schedule_list, runs.show_schedules),
     "schedule history": Entry(api.schedule_history, runs.show_history),
-    "schedule run": Entry(api.schedule_run, runs.show_started),
-    "schedule pause": Entry(api.schedule_pause, runs.show_paused),
-    "schedule resume": Entry(api.schedule_resume, runs.show_resumed),
-    "schedule delete": Entry(api.schedule_delete, runs.show_deleted),
+    "schedule run": Entry(api.schedule_run, say("schedule {name}: started the run {result[0]}\n{result[1]}")),
+    "schedule pause": Entry(api.schedule_pause, say("schedule {name}: paused")),
+    "schedule resume": Entry(api.schedule_resume, say("schedule {name}: resumed; missed runs are skipped")),
+    "schedule delete": Entry(api.schedule_delete, say("schedule {name}: deleted")),
     "tune": Entry(api.tune, show_nothing),
     "recipes list": Entry(api.recipes_list, models.show_recipes),
     "recipes show": Entry(api.recipes_show, models.show_config),
     "recipes space": Entry(api.recipes_space, jobs.show_text),
     "recipes explain": Entry(api.recipes_explain, models.show_explanations),
     "weights fetch": Entry(api.weights_fetch, models.show_weights, logs=True),
-    "weights list": Entry(api.weights_list, models.show_weights),
     "data inspect": Entry(api.data_inspect, data.show_report),
     "data verify": Entry(api.data_verify, data.show_verified),
     "data preview": Entry(api.data_preview, data.show_preview),
@@ -84,8 +83,8 @@ COMMANDS: Mapping[str, Entry] = {
     "model list": Entry(api.model_list, models.show_published),
     "model show": Entry(api.model_show, models.show_card),
     "model verify": Entry(api.model_verify, models.show_verified),
-    "model promote": Entry(api.model_promote, models.show_current),
-    "model rollback": Entry(api.model_rollback, models.show_current),
+    "model promote": Entry(api.model_promote, say("current version of {name}: {result}")),
+    "model rollback": Entry(api.model_rollback, say("current version of {name}: {result}")),
     "model trace": Entry(api.model_trace, models.show_origin),
     "job submit": Entry(api.job_submit, jobs.show_submitted),
     "job render": Entry(api.job_render, jobs.show_text),
@@ -93,12 +92,12 @@ COMMANDS: Mapping[str, Entry] = {
     "job list": Entry(api.job_list, jobs.show_jobs),
     "job status": Entry(api.job_status, jobs.show_status),
     "job logs": Entry(api.job_logs, jobs.show_lines),
-    "job stop": Entry(api.job_stop, jobs.show_stopped),
+    "job stop": Entry(api.job_stop, say("deleted {name} and its pods")),
     "job exec": Entry(api.job_exec, return_code),
     "job wait": Entry(api.job_wait, show_nothing),
     "job menu": Entry(job_menu, show_nothing),
-    "cluster manifests": Entry(api.cluster_manifests, jobs.show_manifests),
-    "cluster compile": Entry(api.compile, jobs.show_file),
+    "cluster manifests": Entry(api.cluster_manifests, say("wrote {result}: see {result}/README.md")),
+    "cluster compile": Entry(api.compile, say("wrote {result}")),
     "doctor": Entry(api.doctor, jobs.show_checks),
 }
 
@@ -159,11 +158,10 @@ def make_app(words: Sequence[str] | None = None) -> typer.Typer:
     return app
 
 
-def options_of(entry: Entry) -> list[Option]:
-    """Return the options of a command."""
+def read_entry(entry: Entry) -> dict[str, list[Option]]:
+    """Return the options of a command by the parameter of its function, or of what prints its result."""
     groups = read_options(entry.function, _builders(entry.function))
-    groups |= read_options(entry.show, {}, only_keywords=True)
-    return [option for options in groups.values() for option in options]
+    return groups | read_options(entry.show, {}, only_keywords=True)
 
 
 def _builders(function: Callable[..., Any]) -> Builders:

@@ -29,6 +29,9 @@ FLAGS = {
 }
 """Names of options that are not only the parameter's."""
 
+SHARED = {"json": "print the result as JSON"}
+"""Meanings of options that functions do not describe."""
+
 _SECTION = re.compile(r"^(Args|Returns|Yields|Raises|Examples):$", re.MULTILINE)
 _ARGUMENT = re.compile(r"^    (\w+): ", re.MULTILINE)
 _VALUES = {int: "N", float: "X", str: "TEXT"}
@@ -114,7 +117,7 @@ def read_options(
     function: Function, builders: Builders, *, only_keywords: bool = False
 ) -> dict[str, list[Option]]:
     """Return the options of each parameter of a function: one, or those of the function that builds it."""
-    described = Docstring.read(function).parameters
+    described = SHARED | {**Docstring.read(function).parameters}
     options = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if only_keywords and parameter.kind is not parameter.KEYWORD_ONLY:

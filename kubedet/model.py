@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Real
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, overload
+from typing import Any, BinaryIO, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,10 @@ from PIL import Image
 from trainer.base.errors import ConfigError, DataError, translated
 from trainer.export.predict import BATCH, Detection, Predictor, draw, read_image
 
-if TYPE_CHECKING:
-    import supervision
-
 ImageLike: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | npt.NDArray[np.uint8] | Image.Image
 """A path, the bytes of a file, an open file, an RGB array [height, width, 3], or a PIL image."""
 
 _SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
-_SHOWN = (1024, 1024)  # Largest picture in a notebook, pixels.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,27 +76,6 @@ class Detections:
             }
             for one, box in zip(self._found, boxes, strict=True)
         ]
-
-    def to_supervision(self) -> "supervision.Detections":
-        """Return `supervision.Detections`, for its annotators, trackers and counters.
-
-        Examples:
-            >>> detections = kubedet.load("runs/first/model").predict("photo.jpg")
-            >>> detections.to_supervision().data["class_name"].tolist()
-            ['dog']
-        """
-        try:
-            from supervision import Detections as Converted
-        except ImportError:
-            raise ConfigError("supervision is not installed", fix="pip install supervision") from None
-        data: dict[str, Any] = {"class_name": np.array(self.names, dtype=str)}
-        return Converted(xyxy=self.boxes, confidence=self.scores, class_id=self.labels, data=data)
-
-    def _repr_jpeg_(self) -> bytes | None:
-        """Show the plot in a notebook."""
-        picture = self.plot()
-        picture.thumbnail(_SHOWN)
-        return picture._repr_jpeg_()
 
 
 class Model:

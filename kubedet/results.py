@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from pipelines import Access
 from trainer.base.errors import EvaluationError
@@ -12,13 +11,6 @@ from trainer.base.errors import EvaluationError
 if TYPE_CHECKING:
     from kubedet.model import Model
     from pipelines.submission import Submission
-
-
-@runtime_checkable
-class LoadedModel(Protocol):
-    """A model that `kubedet.load` returned."""
-
-    uri: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +25,6 @@ class Evaluation:
     reason: str = ""  # The gate's reasons, a line each.
     rules: tuple[str, ...] = ()  # The rules of the gate that the call named.
     comparison: Mapping[str, Any] = field(default_factory=dict)  # With the baseline, if there is one.
-
-    def _repr_html_(self) -> str:
-        """Show the scores in a notebook."""
-        scores = [(escape(name), value) for name, value in self.metrics.items() if value >= 0]
-        rows = "".join(f"<tr><td>{name}</td><td>{value:.3f}</td></tr>" for name, value in scores)
-        return f"<table>{rows}</table>gate passed: {self.passed}, report: {escape(self.report)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +80,6 @@ class Preview:
     images: int
     boxes: int
     unreadable: list[str]  # Images with their problems.
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Published weights, and what the mirror in a data root has of them."""
-
-    uri: str
-    recipes: list[str]  # Recipes that start from them.
-    complete: bool  # Whether the mirror has the file.
-    file: str = ""  # Empty if nothing describes it.
-    bytes: int | None = None
-    sha256: str = ""
 
 
 @dataclass(frozen=True)

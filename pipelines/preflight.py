@@ -73,21 +73,24 @@ def _cluster_of_runs(namespace: str) -> Cluster | None:
 
 
 def check_cluster(
-    *, namespace: str, nodes: int, resources: Mapping[str, int], secret: str, claim: str, access: Access
+    *, nodes: int, resources: Mapping[str, int], secret: str, claim: str, access: Access
 ) -> Iterator[Check]:
     """Check a cluster and Kubeflow Pipelines; see `components.cluster_checks.check_cluster`.
 
     Args:
-        namespace: of the jobs; empty is that of the kubeconfig.
         nodes: machines of a job.
         resources: devices of each machine.
         secret: name of the Secret with the object store's keys.
         claim: name of the data root's claim.
-        access: how to reach Kubeflow Pipelines; without a host it is not checked.
+        access: the namespace of the jobs, and Kubeflow Pipelines, which is not checked without a host.
     """
     try:
         yield from cluster_checks.check_cluster(
-            ClusterBackend.connect(namespace), nodes=nodes, resources=resources, secret=secret, claim=claim
+            ClusterBackend.connect(access.namespace),
+            nodes=nodes,
+            resources=resources,
+            secret=secret,
+            claim=claim,
         )
     except KubedetError as error:
         yield Check("cluster", "missing", error.message, error.fix)

@@ -1,6 +1,6 @@
 """What commands print about the results of functions."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from trainer.base.safe_text import aligned, cells, printable
@@ -11,6 +11,15 @@ MAX_ITEMS = 10  # Items of a list that are printed.
 def show(text: str) -> None:
     """Print a text with names from files, without their control characters."""
     print(printable(text))
+
+
+def say(template: str) -> Callable[[object, Mapping[str, Any]], None]:
+    """Return what prints a text with the arguments of a command, and `{result}`."""
+
+    def show_text(result: object, arguments: Mapping[str, Any]) -> None:
+        show(template.format(result=result, **arguments))
+
+    return show_text
 
 
 def print_json(value: Any) -> None:

@@ -20,17 +20,8 @@ _MAX_CLASSES = 20
 _MAX_REASONS = 2  # Reasons to keep an artifact; JSON has all.
 
 
-def show_report(
-    report: "Report", arguments: Mapping[str, Any], *, all_classes: bool = False, json: bool = False
-) -> None:
-    """Print the counts and problems of data.
-
-    Args:
-        report: the counts and problems
-        arguments: those of the call
-        all_classes: show all classes, not only the first 20
-        json: print the result as JSON
-    """
+def show_report(report: "Report", arguments: Mapping[str, Any], *, json: bool = False) -> None:
+    """Print the counts and problems of data."""
     from trainer.config.parsing import as_override
     from trainer.data.inspection import check
 
@@ -42,7 +33,7 @@ def show_report(
     show(f"{report.kind} {report.uri}{fingerprint}")
     if report.read_as:
         show(f"read as {report.read_as}")
-    print(f"\n{_splits(report)}\n\n{_classes(report, all_classes)}\n")
+    print(f"\n{_splits(report)}\n\n{_classes(report)}\n")
     first = next(iter(report.statistics))
     pairs = zip(report.classes, report.statistics[first].boxes_of_class, strict=True)
     print_list(f"classes without a box in {first}", [one_line(name) for name, boxes in pairs if not boxes])
@@ -69,17 +60,17 @@ def _splits(report: "Report") -> str:
     return table([*heads, "shards", "size"] if is_stored else heads, rows)
 
 
-def _classes(report: "Report", all_classes: bool) -> str:
+def _classes(report: "Report") -> str:
     boxes_of_class = next(iter(report.statistics.values())).boxes_of_class
     order = sorted(range(len(report.classes)), key=lambda label: -boxes_of_class[label])
     rows = []
-    for label in order[: None if all_classes else _MAX_CLASSES]:
+    for label in order[:_MAX_CLASSES]:
         boxes = [counts.boxes_of_class[label] for counts in report.statistics.values()]
         images = [counts.images_of_class[label] for counts in report.statistics.values()]
         rows.append([report.classes[label], *boxes, *images])
     heads = [f"{item} in {split}" for item in ("boxes", "images") for split in report.statistics]
     more = len(order) - len(rows)
-    hint = f"\n... and {more} more classes: --all-classes shows them" if more else ""
+    hint = f"\n... and {more} more classes: --json has them" if more else ""
     return table(["class", *heads], rows) + hint
 
 
@@ -111,12 +102,7 @@ def _median(statistics: "SplitStatistics", name: str) -> str:
 
 
 def show_verified(result: "Verified", *, json: bool = False) -> None:
-    """Print the result of a verification.
-
-    Args:
-        result: the counts and problems
-        json: print the result as JSON
-    """
+    """Print the result of a verification."""
     from trainer.data.verification import check
 
     if json:
@@ -135,13 +121,7 @@ def show_preview(preview: Preview) -> None:
 
 
 def show_pruned(pruning: "Pruning", arguments: Mapping[str, Any], *, json: bool = False) -> None:
-    """Print what was deleted, or would be, and why the rest is kept.
-
-    Args:
-        pruning: the artifacts, with the reasons to keep them
-        arguments: those of the call
-        json: print the result as JSON
-    """
+    """Print what was deleted, or would be, and why the rest is kept."""
     artifacts = sorted(pruning.artifacts.values(), key=lambda item: (bool(item.reasons), item.name))
     if json:
         kept = [{"name": item.name, "bytes": item.size, "kept": item.reasons} for item in artifacts]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubedet.display import columns, print_json, show
@@ -29,13 +28,7 @@ def show_text(text: str) -> None:
 
 
 def show_jobs(jobs: "Sequence[JobStatus] | str", arguments: Mapping[str, Any], *, json: bool = False) -> None:
-    """Print a table of jobs.
-
-    Args:
-        jobs: the jobs, or Run:ai's own list of them
-        arguments: those of the call
-        json: print the result as JSON
-    """
+    """Print a table of jobs."""
     if isinstance(jobs, str):
         if json:
             raise ConfigError("Run:ai lists its own jobs", fix="use `runai training list --json`")
@@ -57,12 +50,7 @@ def job_row(job: "JobStatus") -> tuple[str, ...]:
 
 
 def show_status(status: "ExplainedStatus", *, json: bool = False) -> None:
-    """Print the state of a job and its pods.
-
-    Args:
-        status: the state, with its reasons
-        json: print the result as JSON
-    """
+    """Print the state of a job and its pods."""
     if json:
         print_json(status.job)
     else:
@@ -117,31 +105,11 @@ def show_lines(lines: Iterator[str]) -> None:
         print(line, flush=True)
 
 
-def show_stopped(_: None, arguments: Mapping[str, Any]) -> None:
-    """Print which job was deleted."""
-    print(f"deleted {arguments['name']} and its pods")
-
-
 def show_checks(checks: "Iterable[Check]", *, json: bool = False) -> int:
-    """Print each check when it is known; return 1 if something is missing.
-
-    Args:
-        checks: the results
-        json: print the result as JSON
-    """
+    """Print each check when it is known; return 1 if something is missing."""
     from trainer.launching import machine_checks
 
     missing = sum(check.state == "missing" for check in machine_checks.report(checks, as_json=json))
     if not json:
         print(f"\n{missing} missing" if missing else "\na run has what it needs")
     return EXIT_FAILURE if missing else 0
-
-
-def show_manifests(folder: Path) -> None:
-    """Print where the manifests are."""
-    show(f"wrote {folder}: see {folder / 'README.md'}")
-
-
-def show_file(path: Path) -> None:
-    """Print which file was written."""
-    show(f"wrote {path}")

@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubedet.display import columns, print_json, show
-from kubedet.results import Evaluation, PublishedModel, Weights
+from kubedet.display import columns, file_size, print_json, show
+from kubedet.results import Evaluation, PublishedModel
 
 if TYPE_CHECKING:
     from trainer.config.explanations import Explanation
     from trainer.config.schema import Config
     from trainer.export.bundle import Bundle
     from trainer.export.predict_files import PredictedFiles
+    from trainer.weights.weights_mirror import MirroredWeights
 
 _INDENT = "    "
 _MAX_WIDTH = 110
@@ -54,13 +55,7 @@ def show_predictions(files: "PredictedFiles") -> None:
 def show_published(
     models: Sequence[PublishedModel], arguments: Mapping[str, Any], *, json: bool = False
 ) -> None:
-    """Print models and their versions.
-
-    Args:
-        models: the models
-        arguments: those of the call
-        json: print the result as JSON
-    """
+    """Print models and their versions."""
     if json:
         return print_json(models)
     if not models:
@@ -97,18 +92,8 @@ def show_verified(model: "Bundle", arguments: Mapping[str, Any]) -> None:
         show(f"not older than version {arguments['at_least']}")
 
 
-def show_current(version: str, arguments: Mapping[str, Any]) -> None:
-    """Print the current version of a model."""
-    show(f"current version of {arguments['name']}: {version}")
-
-
 def show_origin(origin: Mapping[str, Any], *, json: bool = False) -> None:
-    """Print the origin of a model or run.
-
-    Args:
-        origin: what `kubedet.model_trace` returned
-        json: print the result as JSON
-    """
+    """Print the origin of a model or run."""
     if json:
         return print_json(origin)
     for key, value in origin.items():
@@ -143,23 +128,14 @@ def show_explanations(items: "Sequence[Explanation]") -> None:
         print("\n".join(lines))
 
 
-def show_weights(weights: Sequence[Weights], arguments: Mapping[str, Any], *, json: bool = False) -> None:
-    """Print a table of weights.
-
-    Args:
-        weights: the weights
-        arguments: those of the call
-        json: print the result as JSON
-    """
+def show_weights(
+    weights: "Sequence[MirroredWeights]", arguments: Mapping[str, Any], *, json: bool = False
+) -> None:
+    """Print a table of weights that were fetched."""
     from trainer.weights.weights_mirror import mirror_of
 
     if json:
         return print_json(weights)
-    if not weights:
-        return print("these recipes start from random weights")
-    rows = [("weights", "recipes", "size", "SHA-256", "state")]
-    for item in weights:
-        size = f"{item.bytes / 1e6:,.1f} MB" if item.bytes else "-"
-        state = "there" if item.complete else "missing"
-        rows.append((item.uri, ", ".join(item.recipes), size, item.sha256[:8] or "-", state))
-    show(f"{mirror_of(arguments['data_root'])}\n\n{columns(rows, right={2})}")
+    rows = [(item.uri, file_size(item.file.size), item.file.sha256[:8]) for item in weights if item.file]
+    table = columns([("weights", "size", "SHA-256"), *rows], right={1})
+    show(f"{mirror_of(arguments['data_root'])}\n\n{table}")

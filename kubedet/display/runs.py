@@ -77,23 +77,3 @@ def show_history(history: "History", arguments: Mapping[str, Any]) -> None:
     if history.problem:
         remark = f"verdicts and APs could not be read: {history.problem}"
         print(f"warning: {remark}\n  fix: give the data's location with --data-root", file=sys.stderr)
-
-
-def show_started(run: tuple[str, str], arguments: Mapping[str, Any]) -> None:
-    """Print which run was started."""
-    print(f"schedule {arguments['name']}: started the run {run[0]}\n{run[1]}")
-
-
-def show_paused(_: None, arguments: Mapping[str, Any]) -> None:
-    """Print which schedule was paused."""
-    print(f"schedule {arguments['name']}: paused")
-
-
-def show_resumed(_: None, arguments: Mapping[str, Any]) -> None:
-    """Print which schedule was resumed."""
-    print(f"schedule {arguments['name']}: resumed; missed runs are skipped")
-
-
-def show_deleted(_: None, arguments: Mapping[str, Any]) -> None:
-    """Print which schedule was deleted."""
-    print(f"schedule {arguments['name']}: deleted")

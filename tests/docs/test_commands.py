@@ -17,6 +17,7 @@ import tomllib
 import zipfile
 from contextlib import suppress
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -312,9 +313,11 @@ def test_the_first_commands_of_the_readme_work_in_a_fresh_clone(tmp_path):
 
 def known_options():
     """Return the options of each command by its words."""
-    known = {tuple(name.split()): cli.options_of(entry) for name, entry in cli.COMMANDS.items()}
-    flags = {words: {flag for option in options for flag in option.flags} for words, options in known.items()}
-    return flags | {(group,): set() for group in cli.GROUPS}
+    flags = {(group,): set() for group in cli.GROUPS}
+    for name, entry in cli.COMMANDS.items():
+        options = chain(*cli.read_entry(entry).values())
+        flags[tuple(name.split())] = {flag for option in options for flag in option.flags}
+    return flags
 
 
 def test_commands_in_sentences_exist_and_know_their_options():

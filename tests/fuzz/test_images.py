@@ -9,7 +9,7 @@ from hypothesis import given
 from PIL import Image
 
 from trainer.data import images
-from trainer.export.predict import open_image
+from trainer.export.predict import decode_image
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 MOST_PIXELS = 50_000_000
@@ -50,6 +50,6 @@ def test_damaged_images(tmp_path, form):
     def read(content):
         path.write_bytes(content)
         tried(lambda: read_all(content))
-        tried(lambda: open_image(path, MOST_PIXELS))
+        tried(lambda: decode_image(path.read_bytes(), "the image", MOST_PIXELS))
 
     read()

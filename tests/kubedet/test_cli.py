@@ -4,6 +4,7 @@ import inspect
 import os
 import subprocess
 import sys
+from itertools import chain
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_every_option_is_explained(kubedet, name):
     code, out, _ = kubedet(*name.split(), "--help")
     assert code == 0
     out = "".join(out.split())
-    for option in cli.options_of(cli.COMMANDS[name]):
+    for option in chain(*cli.read_entry(cli.COMMANDS[name]).values()):
         assert option.help and option.help.replace(" ", "") in out
         assert all(flag in out for flag in option.flags)
 

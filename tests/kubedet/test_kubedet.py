@@ -189,5 +189,5 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     shown = [output["data"] for output in outputs if "data" in output]
     bars = [data["text/html"] for data in shown if "Train" in data.get("text/html", "")]
-    assert bars and "✓" in bars[0] and any("image/jpeg" in data for data in shown)
+    assert bars and "✓" in bars[0] and any("image/png" in data for data in shown)
     assert not [output for output in outputs if output["output_type"] == "error"]

@@ -107,15 +107,15 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def read_image(source: object, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def read_image(source: object, name: str) -> Image.Image:
     """Return an image as training sees it; `name` is its name in errors.
 
     `source` is a path, the bytes of a file, a PIL image, or uint8 [H, W], [H, W, 3] (RGB) or [H, W, 4].
     """
     if isinstance(source, str | os.PathLike):
-        return open_image(Path(source), max_pixels)
+        return open_image(Path(source))
     if isinstance(source, bytes | bytearray | memoryview):
-        return decode_image(bytes(source), name, max_pixels)
+        return decode_image(bytes(source), name)
     form = type(source).__name__
     if isinstance(source, np.ndarray):
         form = f"an array of {source.dtype} {list(source.shape)}"
@@ -131,13 +131,13 @@ def read_image(source: object, name: str, max_pixels: int = MAX_PIXELS) -> Image
         return upright(source)
 
 
-def open_image(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def open_image(path: Path) -> Image.Image:
     """Open and decode an image as training does: upright, 8 bits, RGB."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", fix="check the path") from None
-    return decode_image(data, str(path), max_pixels)
+    return decode_image(data, str(path))
 
 
 def decode_image(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -146,8 +146,7 @@ def decode_image(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Image.
         with name_resource_errors(name):
             return read_upright(data, max_pixels)
     except TooManyPixels as error:
-        fix = f"use --max-pixels N (at most {MAX_PIXELS}), or shrink the image"
-        raise ImageTooLarge(f"{name}: {error}", fix=fix) from None
+        raise ImageTooLarge(f"{name}: {error}", fix="shrink the image") from None
     except UnreadableImage as error:
         raise DataError(f"{name}: {error}", fix="use JPEG, PNG, WebP, BMP, GIF or TIFF files") from None
 

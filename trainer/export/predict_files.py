@@ -9,7 +9,7 @@ from pathlib import Path
 from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, KubedetError
-from trainer.data.images import IMAGE_SUFFIXES, MAX_PIXELS
+from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.sources.files import is_hidden
 from trainer.export import preannotations
 from trainer.export.predict import Detection, ImageTooLarge, Predictor, as_json, draw, open_image
@@ -47,7 +47,6 @@ def predict_files(
     output: str,
     *,
     score: float,
-    max_pixels: int = MAX_PIXELS,
     annotations: preannotations.Kind | None = None,
 ) -> PredictedFiles:
     """Write NAME.jpg with drawn detections and NAME.json for each image, and all as detections.json.
@@ -57,7 +56,6 @@ def predict_files(
         patterns: image files, folders of images, or patterns such as images/*.jpg.
         output: folder of the results.
         score: minimum score of a detection.
-        max_pixels: images with more pixels are not decoded.
         annotations: also write annotations to be corrected in other tools.
     """
     paths = find_images(patterns)
@@ -73,7 +71,7 @@ def predict_files(
         for path in paths:
             bar.update()
             try:
-                image = open_image(path, max_pixels)
+                image = open_image(path)
             except KubedetError as error:
                 fix = f" ({error.fix})" if isinstance(error, ImageTooLarge) else ""
                 results.unreadable[str(path)] = f"{error.message}{fix}"

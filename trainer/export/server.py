@@ -20,11 +20,11 @@ from types import FrameType
 from typing import Any
 
 from trainer.base.errors import ConfigError, KubedetError
-from trainer.data.images import MAX_PIXELS
 from trainer.export.predict import ImageTooLarge, Predictor, as_json, decode_image
 from trainer.launching.stop_signals import handling
 
 MAX_BYTES = 64 * 1024 * 1024  # largest body of a request
+_MAX_PIXELS = 50_000_000  # larger images are refused before they are decoded
 _MAX_REQUESTS = 16  # images in memory at a time
 _CONNECTION_SECONDS = 30.0  # time without a byte after which a connection is closed
 _FOLDER = Path(__file__).with_name("page")
@@ -45,15 +45,9 @@ class ModelServer(ThreadingHTTPServer):
 
     daemon_threads = True  # a running image does not delay the end
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        predictor: Predictor,
-        max_pixels: int = MAX_PIXELS,
-        names: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, address: tuple[str, int], predictor: Predictor, names: Sequence[str] = ()) -> None:
         """Listen; `names` are further host names of this server, or patterns."""
-        self.predictor, self.max_pixels = predictor, max_pixels
+        self.predictor = predictor
         self.names = [name.lower() for name in names]
         own = ("localhost", address[0].lower(), socket.gethostname().lower())
         self.hosts = [*self.names, *own]
@@ -116,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             body = self.rfile.read(int(length))
             with self.server.decoder_lock:  # A large image takes much memory.
-                image = decode_image(body, "the image", self.server.max_pixels)
+                image = decode_image(body, "the image", _MAX_PIXELS)
             with self.server.model_lock:
                 detections = self.server.predictor(image)
         except KubedetError as error:
@@ -175,16 +169,14 @@ def _host_and_port(text: str) -> tuple[str, str]:
     return host, "" if port in ("80", "443") else port
 
 
-def serve(
-    predictor: Predictor, host: str, port: int, max_pixels: int = MAX_PIXELS, names: Sequence[str] = ()
-) -> None:
+def serve(predictor: Predictor, host: str, port: int, names: Sequence[str] = ()) -> None:
     """Serve until Ctrl-C or SIGTERM.
 
-    Port 0 means a free one. Larger images than `max_pixels` are refused before they are decoded. `names`
-    are further host names of the server, such as those of a proxy or a Service.
+    Port 0 means a free one. `names` are further host names of the server, such as those of a proxy or a
+    Service.
     """
     try:
-        server = ModelServer((host, port), predictor, max_pixels, names)
+        server = ModelServer((host, port), predictor, names)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         problem = f"cannot listen at {host}:{port}: {reason}"

@@ -160,7 +160,6 @@ def test_mistakes_are_refused(data, prepared, tmp_path):
     assert "no split 'dev'" in data("preview", prepared[1], "--split", "dev")[2]
     assert "count: " in data("preview", prepared[1], "-n", 0)[2]
     assert "must be a PNG file" in data("preview", prepared[1], "-o", "x.jpg")[2]
-    assert "threads: " in data("verify", prepared[1], "--threads", -1)[2]
     assert "is a source: there are no stored hashes to compare it with" in data("verify", SOURCE)[2]
     code, _, err = data("inspect", tmp_path / "nothing")
     assert code == 2 and "does not exist" in err

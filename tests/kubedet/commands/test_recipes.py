@@ -1,4 +1,4 @@
-"""`kubedet weights`: what recipes need, fetched into a data root and listed."""
+"""`kubedet weights fetch`, `recipes explain` and `job fields`."""
 
 import io
 import json
@@ -38,31 +38,19 @@ def recipe(weights_server, monkeypatch):
     return "mine"
 
 
-def test_what_all_recipes_need_is_listed_with_hashes_and_nothing_is_asked(weights, tmp_path):
-    code, out, _ = weights("list", "--data-root", tmp_path, "--json")
-    rows = {row["uri"]: row for row in json.loads(out)}
-    needed = {recipes.load(name).model.weights for name in recipes.RECIPES} - {""}
-    assert code == 0 and set(rows) == needed
-    assert not any(row["complete"] for row in rows.values())
-    assert all(row["recipes"] for row in rows.values())
-
-
-def test_weights_of_a_recipe_are_fetched_and_then_listed(weights, recipe, weights_server, tmp_path):
-    assert "missing" in weights("list", recipe, "--data-root", tmp_path)[1]
+def test_weights_of_a_recipe_are_fetched_once(weights, recipe, weights_server, tmp_path):
     code, out, _ = weights("fetch", recipe, "--data-root", tmp_path)
-    assert code == 0 and out.startswith(f"{tmp_path}/weights")
+    assert code == 0 and out.startswith(f"{tmp_path}/weights") and RESNET18 in out
     requests = len(weights_server.requests)
-    code, out, _ = weights("list", recipe, "--data-root", tmp_path)
-    (line,) = [line for line in out.splitlines() if RESNET18 in line]
-    assert recipe in line and line.split()[-1] == "there"
-    assert weights("fetch", recipe, "--data-root", tmp_path)[0] == 0
+    code, out, _ = weights("fetch", recipe, "--data-root", tmp_path, "--json")
+    assert code == 0 and [(row["uri"], row["complete"]) for row in json.loads(out)] == [(RESNET18, True)]
     assert len(weights_server.requests) == requests
 
 
 def test_what_cannot_be_fetched_is_one_message_and_code_2(weights, weights_server, tmp_path):
     code, _, said = weights("fetch", "torchvision:ResNet50_Weights.IMAGENET1K_V2", "--data-root", tmp_path)
     assert code == 2 and said.count("error:") == 1 and "resnet50-11ad3fa6.pth" in said
-    assert "neither a recipe nor the name of published weights" in weights("list", "coco_r51")[2]
+    assert "neither a recipe nor the name of published weights" in weights("fetch", "coco_r51")[2]
 
 
 def leaves(tree, prefix=""):

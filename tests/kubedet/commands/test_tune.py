@@ -9,6 +9,7 @@ from scripted_training import ScriptedTraining
 
 from kubedet import cli
 from operations.tuning import search
+from operations.tuning.space import parse
 from trainer.model import recipes
 
 SOURCE = "sample:images=24,seed=3,size=96"
@@ -46,13 +47,9 @@ def test_a_search_writes_the_page_and_a_recipe_that_a_search_takes(tune, data_ro
     assert "there is nothing to search" in err  # The file sets it all.
 
 
-def test_a_space_is_printed_as_a_file_that_is_read(kubedet, tmp_path):
-    words = ("recipes", "space", "debug", "--set", "train.lr=0.01")
-    code, out, _ = kubedet(*words)
-    assert code == 0
-    assert "loader.mosaic" in out and "train.lr" not in out
-    (tmp_path / "space.yaml").write_text(out)
-    assert kubedet(*words, "--space", tmp_path / "space.yaml")[:2] == (0, out)
+def test_a_space_is_printed_as_a_file_that_is_read(kubedet):
+    code, out, _ = kubedet("recipes", "space", "debug")
+    assert code == 0 and parse(out, "debug", {}, "the file") == parse("", "debug", {}, "the recipe")
 
 
 @pytest.mark.parametrize(
