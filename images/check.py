@@ -17,6 +17,7 @@ _EXTRA = {
     "pipelines": "client",
     "operations.tuning.search": "tune",
     "trainer.export": "export",
+    "trainer.steps.export": "export",
     "trainer.trackers.mlflow_tracker": "mlflow",
     "trainer.trackers.wandb_tracker": "wandb",
     "trainer.model.detr": "detr",

@@ -81,7 +81,7 @@ class PatchEmbeddings(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         patches = self.patch_embeddings(pixels).flatten(2).transpose(1, 2)
         tokens = [token for token in (self.cls_token, self.register_tokens) if token is not None]
-        return torch.cat([*(token.expand(len(patches), -1, -1) for token in tokens), patches], dim=1)
+        return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], dim=1)
 
 
 def adapt_dino(backbone: Any) -> None:
