@@ -52,14 +52,19 @@ class StockDetector(RetinaNet):
         self.head.regression_head._loss_type = self.box_loss
 
     def forward(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
+        self,
+        images: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        color: Tensor | None = None,
+        verified: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Losses of a batch, as `RetinaNet.forward`."""
         features = self.features(self.normalize(images, color))
         shapes = [(level.shape[-2], level.shape[-1]) for level in features]
         anchors = torch.cat(self.anchors(shapes, images.shape[-1]))
         targets = [
-            {"boxes": one[names != PADDING], "labels": names[names != PADDING] + self.label_offset}
+            {"boxes": one[names != PADDING], "labels": names[names != PADDING]}
             for one, names in zip(boxes, labels, strict=True)
         ]
         losses = self._stock[0].compute_loss(targets, self.head(features), [anchors] * len(images))
@@ -69,7 +74,7 @@ class StockDetector(RetinaNet):
 def run(config: Config, shards: str, output: str, device: torch.device, *, stock: bool) -> dict[str, float]:
     """Train once; the scores of its best checkpoint on the test split."""
     kind = StockDetector if stock else RetinaNet
-    with mock.patch("trainer.training.state.build", lambda config, classes, _fill: kind(config, classes)):
+    with mock.patch("trainer.training.state.build", kind):
         result = train(config, shards, output)
     detector, _ = checkpoint.load_model(result["checkpoint"], device)
     test = ShardDataset(shards, "test")

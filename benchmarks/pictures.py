@@ -1,5 +1,6 @@
 """Pictures as large as photographs, and shards of them, for the benchmarks that read or write such."""
 
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -61,7 +62,11 @@ def write_large(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -
     table = np.zeros(samples, SAMPLE)
     table["shard"], table["image_id"] = np.arange(samples) // shard_size, np.arange(samples)
     folder.mkdir()
-    np.save(folder / "train.samples.npy", table)
+    rows = folder / "train.samples.npy"
+    np.save(rows, table)
+    files = {
+        rows.name: {"bytes": rows.stat().st_size, "sha256": hashlib.sha256(rows.read_bytes()).hexdigest()}
+    }
     shards = [
         {
             "name": f"train-{number:05}.tar",
@@ -76,5 +81,6 @@ def write_large(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -
     index = {
         "kind": "shards", "version": VERSION, "fingerprint": "", "source": "", "raw_fingerprint": "",
         "categories": [], "problems": {}, "class_counts": {}, "settings": {}, "splits": {"train": split},
+        "files": files,
     }  # fmt: skip
     (folder / "index.json").write_text(json.dumps(index))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, interleaved, report, run, stock_model
-from trainer.model.architecture import Detections, build, postprocess
+from trainer.model.architecture import Detections, build
 from trainer.model.retinanet.options import RetinaNetOptions
+from trainer.model.retinanet.postprocess import postprocess
 
 GOALS = {"cpu": {"ratio_601": 5}, "cuda": {}}  # Of 800 px.
 
@@ -58,9 +59,9 @@ def main() -> None:
         anchors = detector.anchors([(side, side) for side in sides], size)
         logits, offsets = outputs(options.images, [len(level) for level in anchors], classes, device)
         both = {"cls_logits": logits, "bbox_regression": offsets}
-        # [B, n, C] -> [B, A, C, places], as the convolution gives them.
+        # [B, n, C] -> [B, A, C, h * w], as the convolution gives them.
         levels = [
-            level.unflatten(1, (-1, detector.anchors_at_a_place)).permute(0, 2, 3, 1).contiguous()
+            level.unflatten(1, (-1, detector.anchors_per_location)).permute(0, 2, 3, 1).contiguous()
             for level in logits
         ]
         heads = levels, torch.cat(offsets, dim=1), torch.cat(anchors), size
@@ -72,7 +73,7 @@ def main() -> None:
 
         @torch.inference_mode()
         def our_way(detector=detector, heads=heads) -> Detections:
-            candidates = detector.candidates(*heads)
+            candidates = detector.select_candidates(*heads)
             return postprocess(*candidates, detector.num_classes, size, detector.config)
 
         seconds = interleaved(
