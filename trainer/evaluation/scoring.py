@@ -12,19 +12,9 @@ from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.metrics import OPEN_IMAGES, Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
 
-BINS = 10
 GRID = np.linspace(0.0, 1.0, 101)  # thresholds of the F1 curves
 SHOWN_SCORE = 0.3
 """Detections below this score are left out of the confusion matrix and of the report's gallery."""
-TIDE = {
-    "Cls": "right place, wrong class",
-    "Loc": "right class, place not exact",
-    "Both": "wrong class, and place not exact",
-    "Dupe": "object found before",
-    "Bkg": "nothing there",
-    "Miss": "object not found",
-}
-"""Kinds of errors (Bolya et al., TIDE, ECCV 2020, https://arxiv.org/abs/2008.08115)."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +23,6 @@ class OperatingPoint:
 
     threshold: float
     f1: float
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Mean score and precision at IoU 0.5 in BINS bins of equal width, NaN for an empty bin.
-
-    `error` is the mean difference weighted with `count`, the predictions of each bin.
-    """
-
-    error: float
-    confidence: np.ndarray
-    precision: np.ndarray
-    count: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -81,10 +58,7 @@ class Scores:
     matches: BoxMatches  # at coco.IOU_THRESHOLDS
     points: dict[str, OperatingPoint]  # the best threshold of each class with objects and predictions
     f1: dict[str, np.ndarray]  # F1 at IoU 0.5 over GRID, of each class that has objects
-    calibration: Calibration
-    # Both None with the evaluator pycocotools:
-    tide: dict[str, tuple[float, int]] | None  # cost in AP at IoU 0.5 and count of each kind of error
-    confusion: Confusion | None  # matched at IoU 0.5 across classes
+    confusion: Confusion | None  # matched at IoU 0.5 across classes; None with the evaluator pycocotools
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -97,11 +71,9 @@ class Scores:
 def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
     """Score predictions; raises as `coco.evaluate`. `dataset` is the truth in COCO's format."""
     result = coco.evaluate(truth, predictions, engine=engine)
-    tide = confusion = None
+    confusion = None
     if engine == "hotcoco":
         evaluator = engines.evaluator(truth, predictions)
-        errors = evaluator.tide_errors(pos_thr=0.5, bg_thr=0.1)
-        tide = {kind: (float(errors["delta_ap"][kind]), int(errors["counts"].get(kind, 0))) for kind in TIDE}
         matrix = evaluator.confusion_matrix(iou_thr=0.5, min_score=SHOWN_SCORE)
         confusion = Confusion([*matrix["cat_names"], "background"], matrix["matrix"].astype(np.int64))
         del evaluator  # It holds gigabytes.
@@ -124,20 +96,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
             last = np.flatnonzero(np.r_[scores[1:] != scores[:-1], True])
             best = last[np.argmax(f1[1:][last])]
             points[name] = OperatingPoint(float(scores[best]), float(f1[1:][best]))
-    return Scores(result, metrics, matches, points, curves, calibrate(matches), tide, confusion)
-
-
-def calibrate(matches: BoxMatches) -> Calibration:
-    """Compare scores with precision over all classes, without predictions in crowds."""
-    counted = ~matches.ignored[:, 0]
-    scores, right = matches.scores[counted], matches.right[counted, 0]
-    bins = np.minimum((scores * BINS).astype(int), BINS - 1).clip(min=0)
-    count = np.bincount(bins, minlength=BINS)
-    with np.errstate(invalid="ignore"):
-        confidence = np.bincount(bins, weights=scores, minlength=BINS) / count
-        precision = np.bincount(bins, weights=right, minlength=BINS) / count
-    error = np.nansum(np.abs(confidence - precision) * count) / max(len(scores), 1)
-    return Calibration(float(error), confidence, precision, count)
+    return Scores(result, metrics, matches, points, curves, confusion)
 
 
 def compare(

@@ -89,14 +89,10 @@ def html(data: ReportData) -> str:
     """Return the self-contained page; its content security policy allows only its own script."""
     script = (Path(__file__).parent / "evaluation_page.js.jinja").read_text()
     scores = data.scores
-    errors = [plots.tide(scores.tide)] if scores.tide else []
-    nothing_found = not scores.calibration.count.any()
-    if not nothing_found:
-        errors.append(plots.calibration(scores.calibration))
     return render(
         "evaluation_page.html.jinja",
         data=data,
-        nothing_found=nothing_found,
+        nothing_found=not len(scores.matches.rows),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         meanings=METRICS,
@@ -106,7 +102,6 @@ def html(data: ReportData) -> str:
         class_verdicts=count_verdicts(data.compared.changes) if data.compared else "",
         verdicts=VERDICTS,
         curves=[plot for plot in (plots.precision_recall(scores.coco), plots.f1(scores)) if plot],
-        errors=errors,
         confusion=scores.confusion.largest() if scores.confusion else None,
         training=plots.training(data.training),
         histograms=plots.histograms(data.statistics) if data.statistics else [],

@@ -8,12 +8,11 @@ import numpy as np
 from trainer.data.statistics import BINS, SplitStatistics
 from trainer.evaluation.coco import RECALLS, CocoResult
 from trainer.evaluation.scoring import GRID as THRESHOLDS
-from trainer.evaluation.scoring import TIDE, Calibration, Scores
-from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, bars, figure
+from trainer.evaluation.scoring import Scores
+from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, figure
 
 _POINTS = 400
 _MAX_CURVES = 5
-_DASHED: Any = (0, (4, 2))
 
 
 def precision_recall(result: CocoResult) -> Plot | None:
@@ -50,7 +49,7 @@ def _class_curves(
     for color, name in zip(SERIES, named, strict=False):
         axes.plot(x, curves[name], color=color)
     if len(curves) > 1:
-        axes.plot(x, every.mean(axis=0), color=TEXT, linestyle=_DASHED, linewidth=1.4)
+        axes.plot(x, every.mean(axis=0), color=TEXT, linestyle=(0, (4, 2)), linewidth=1.4)
         legend.append((TEXT, "mean"))
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     return as_plot(title, drawn, legend)
@@ -68,42 +67,6 @@ def training(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
         _curves("Learning rate", "train", rows, {"lr": "learning rate"}),
     ]
     return [plot for plot in plots if plot]
-
-
-def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
-    """Plot the cost of each kind of error in AP at IoU 0.5, as bars."""
-    costs = [cost for cost, _ in errors.values()]
-    drawn, axes = bars("lost AP50", [TIDE[kind] for kind in errors], costs)
-    for place, (cost, count) in zip(axes.get_yticks(), errors.values(), strict=True):
-        axes.annotate(
-            f"{cost:.3f}  ({count:,})",
-            (cost, place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=TEXT,
-        )
-    axes.set_xlim(0, max(max(costs) * 1.7, 0.01))
-    return as_plot("Cost and count of errors", drawn)
-
-
-def calibration(bins: Calibration) -> Plot:
-    """Plot precision over score."""
-    drawn, axes = figure("score", "precision")
-    filled = bins.count > 0
-    share = bins.count / max(bins.count.max(), 1)
-    edges = np.linspace(0, 1, len(bins.count) + 1)
-    axes.bar(edges[:-1], share, width=np.diff(edges), align="edge", color=GRID, alpha=0.6, lw=0)
-    axes.plot([0, 1], [0, 1], color=TEXT, linestyle=_DASHED, linewidth=1.2)
-    axes.plot(bins.confidence[filled], bins.precision[filled], color=SERIES[0], marker="o", markersize=4)
-    axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    legend = (
-        (SERIES[0], f"precision (error {bins.error:.3f})"),
-        (TEXT, "perfect calibration"),
-        (GRID, "share of the detections"),
-    )
-    return as_plot("Calibration at IoU 0.5", drawn, legend)
 
 
 _HISTOGRAMS = {

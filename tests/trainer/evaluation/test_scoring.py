@@ -1,4 +1,4 @@
-"""Scores, thresholds, calibration, errors and confusions, on cases that can be counted by hand."""
+"""Scores, thresholds and confusions, on cases that can be counted by hand."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.trainer.evaluation.test_engines import matched, odd_case
+from tests.trainer.evaluation.test_engines import odd_case
 from trainer.base.errors import EvaluationError
 from trainer.data import shards as data_shards
 from trainer.data.download import download
@@ -83,41 +83,6 @@ def test_thresholds_against_trying_every_score() -> None:
             assert point.f1 == pytest.approx(max(tried))
 
 
-def test_calibration_of_an_honest_and_a_boastful_detector() -> None:
-    truth = scene([0] * 10, classes=1)
-    right = [(0, place(truth, number), 0.75) for number in range(3)]
-    honest = scoring.calibrate(matched(truth, predictions([*right, (0, FAR, 0.75)])))
-    assert honest.error == pytest.approx(0)
-    assert honest.count[7] == 4 and np.isnan(honest.precision[0])
-    boastful = scoring.calibrate(matched(truth, predictions([(0, FAR, 0.95), (0, place(truth, 0), 0.95)])))
-    assert boastful.error == pytest.approx(0.45)
-    assert scoring.calibrate(matched(truth, predictions([]))).error == 0
-
-
-def test_kinds_of_errors() -> None:
-    truth = scene([0, 0, 0, 0, 1])
-    shifted = [place(truth, 1)[0] + 25, *place(truth, 1)[1:]]
-    detections = predictions(
-        [
-            (0, place(truth, 0), 0.9),
-            (0, place(truth, 0), 0.8),
-            (0, shifted, 0.7),
-            (1, place(truth, 2), 0.6),
-            (0, FAR, 0.5),
-        ]
-    )
-    errors = scored(truth, detections).tide
-    assert {kind: count for kind, (_, count) in errors.items()} == {
-        "Cls": 1,
-        "Loc": 1,
-        "Both": 0,
-        "Dupe": 1,
-        "Bkg": 1,
-        "Miss": 2,
-    }
-    assert all(cost >= 0 for cost, _ in errors.values()) and errors["Miss"][0] > 0
-
-
 def test_confusion_and_its_background() -> None:
     truth = scene([0, 0, 1])
     detections = predictions(
@@ -147,15 +112,14 @@ def test_many_classes_are_named_by_their_number_of_objects() -> None:
     assert result.largest(29).names[-2] == "cat" and result.largest(28).names[-2] == "other (2)"
 
 
-def test_both_evaluators_agree_and_only_hotcoco_gives_errors_and_confusions() -> None:
+def test_both_evaluators_agree_and_only_hotcoco_gives_confusions() -> None:
     truth, detections = odd_case(0)
     dataset = {"images": truth.images}
     ours = scoring.score(dataset, truth, detections, "hotcoco")
     oracle = scoring.score(dataset, truth, detections, "pycocotools")
     assert ours.metrics == pytest.approx(oracle.metrics, abs=1e-12) and len(ours.metrics) == 13
     assert ours.points == oracle.points
-    assert ours.tide is not None and ours.confusion is not None
-    assert oracle.tide is None and oracle.confusion is None
+    assert ours.confusion is not None and oracle.confusion is None
 
 
 def test_verified_labels_count_for_open_images_only() -> None:

@@ -2,11 +2,12 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image
 
-from trainer.evaluation import coco, scoring
+from trainer.evaluation import coco
 from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import Change, Compared
@@ -21,16 +22,13 @@ NAMES = ["cat", "<script>alert(1)</script> | *x*"]
 
 def scores(per_class, **changes):
     """Scores with these rows of classes, and flat curves."""
-    empty = np.full(scoring.BINS, np.nan)
     values = {
         "coco": CocoResult({}, per_class, np.full((10, 101, len(per_class)), 0.5)),
         "metrics": dict.fromkeys(coco.METRICS, 0.25) | {"coco/APs": -1.0},
-        "matches": None,
+        "matches": SimpleNamespace(rows=[0]),
         "points": {},
         "f1": {},
-        "tide": None,
         "confusion": None,
-        "calibration": scoring.Calibration(0.0, empty, empty, np.ones(scoring.BINS, int)),
     }
     return Scores(**(values | changes))
 
@@ -163,10 +161,8 @@ def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
 
 
 def test_the_page_says_that_a_model_finds_nothing():
-    empty = np.full(scoring.BINS, np.nan)
-    nothing = scoring.Calibration(0.0, empty, empty, np.zeros(scoring.BINS, int))
-    page = evaluation_page.html(data(changed={"calibration": nothing}))
-    assert "The model found nothing in any image." in page and "Calibration" not in page
+    page = evaluation_page.html(data(changed={"matches": SimpleNamespace(rows=[])}))
+    assert "The model found nothing in any image." in page
     assert "found nothing" not in evaluation_page.html(data())
 
 

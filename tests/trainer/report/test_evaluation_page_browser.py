@@ -35,9 +35,7 @@ def write(path, classes):
         changed={
             "points": {name: scoring.OperatingPoint(0.4, 0.7) for name in classes},
             "f1": {name: np.linspace(0, 1, 101) for name in classes},
-            "tide": dict.fromkeys(scoring.TIDE, (0.1, 1234)),
             "confusion": scoring.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),
-            "calibration": scoring.Calibration(0.1, *(np.linspace(0.05, 0.95, 10),) * 2, np.arange(10)),
         },
     )
     path.write_text(evaluation_page.html(whole))
