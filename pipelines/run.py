@@ -237,8 +237,6 @@ def report(record: RunRecord, folder: Path) -> None:
             f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
         )
         print(text + (f"; with the {before} before {training['steps']} in all" if before else ""))
-        if training.get("advice"):
-            print(f"  warning: {training['advice']}")
     if gate:
         print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")
         print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")

@@ -29,7 +29,7 @@ FREE = {
     "loader.workers", "loader.prefetch", "train.batch_size",
     "train.compile", "train.seed",
     "train.trackers", "train.log_every", "train.validate_every", "train.checkpoint_steps",
-    "train.checkpoint_minutes", "train.keep_checkpoints", "train.keep_every",
+    "train.checkpoint_minutes", "train.keep_checkpoints",
 }  # fmt: skip
 """Options that change how a training runs, not what it learns."""
 

@@ -120,10 +120,11 @@ def _conflicts(config: Config) -> list[str]:
         )
     scheme, colon, _ = model.weights.partition(":")
     library = _LIBRARIES.get(scheme, "") if colon else ""
-    problem = model.weights_problem()
     if library and model.library not in ("", library):
-        problem = f"{model.weights} are weights of {library}, not of {model.architecture}"
-    return problems + ([f"  {_WEIGHTS}: {problem}"] if problem else [])
+        problems.append(
+            f"  {_WEIGHTS}: {model.weights} are weights of {library}, not of {model.architecture}"
+        )
+    return problems
 
 
 def parse_value(text: str) -> Any:

@@ -183,10 +183,6 @@ class ModelConfig:
     detections_per_image: DetectionCount = 100
     """Maximum number of detections per image."""
 
-    def weights_problem(self) -> str:
-        """Return why the named weights cannot fit; empty if they may fit."""
-        return ""
-
     def options_from_weights(self, described: Mapping[str, Any], shapes: Shapes) -> Overrides:
         """Return the options that the weights define, with their values, before the network is built.
 
@@ -279,9 +275,6 @@ class TrainConfig:
     """Minutes between checkpoints within an epoch; 0 saves by steps only."""
     keep_checkpoints: Positive = 2
     """Newest checkpoints to keep, besides the best."""
-    keep_every: Count = 0
-    """Keep the weights of every N-th epoch as checkpoints/epoch-NNN.pt, for evaluate, export and weights; 0
-    keeps none."""
 
 
 @dataclass(config=STRICT, frozen=True)

@@ -1,8 +1,8 @@
 """Checkpoints, written atomically, checked, and loaded without running code from them.
 
-A run's folder contains `checkpoints/step-00001234.pt` (everything needed to resume), `best.pt` (the best
-weights and what is needed to use them) and, on request, the weights of epochs, `checkpoints/epoch-012.pt`.
-Each is a zip archive of `torch.save`; the archive's comment is the sha256 of everything before it.
+A run's folder contains `checkpoints/step-00001234.pt` (everything needed to resume) and `best.pt` (the best
+weights and what is needed to use them). Each is a zip archive of `torch.save`; the archive's comment is the
+sha256 of everything before it.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ _SECTIONS_THAT_MAY_CHANGE = {
     "data", "evaluation", "export", "loader.workers", "loader.prefetch", "train.epochs",
     "train.minutes", "train.trackers", "train.patience", "train.log_every",
     "train.validate_every", "train.checkpoint_steps", "train.checkpoint_minutes", "train.keep_checkpoints",
-    "train.keep_every", "train.batch_size", "train.global_batch",
+    "train.batch_size", "train.global_batch",
 }  # fmt: skip
 """Sections and keys that a resumed run may change. Of the batch only the global batch is compared."""
 
@@ -83,11 +83,6 @@ def write_step(state: State, folder: str, step: int, keep: int) -> None:
     write(state, step_uri(folder, step))
     for name in _steps(folder)[:-keep]:
         storage.delete(storage.join(folder, name))
-
-
-def epoch_uri(folder: str, epoch: int) -> str:
-    """Return the URI of the weights of an epoch, which are never deleted."""
-    return storage.join(folder, f"epoch-{epoch:03d}{_SUFFIX}")
 
 
 def read_step(folder: str, step: int) -> State:

@@ -7,9 +7,8 @@ the same losses.
 
 import dataclasses
 import logging
-import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trainer import storage
@@ -26,7 +25,7 @@ from trainer.launching.distributed import World, broadcast, process_group, summe
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model.pretrained import DATA_ROOT
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
-from trainer.trackers.training_log import TrainingLog, read_rows
+from trainer.trackers.training_log import TrainingLog
 from trainer.training import checkpoint
 from trainer.training.optim import scale_to_batch
 from trainer.training.run_recorder import CHECKPOINTS, Best, Recorder, restore_best
@@ -35,8 +34,6 @@ from trainer.training.state import TrainState
 from trainer.training.step import TrainStep, compile_detector, hold_gradients
 
 _LOG = logging.getLogger("train")
-_METRIC = "coco/AP50"
-_MIN_GAIN = 0.02  # a smaller gain may be chance on a small validation split
 
 
 def train(
@@ -49,8 +46,7 @@ def train(
 
     Returns:
         checkpoint (URI of the best), metric (that chose it), metrics, best_step, steps, epochs, ended_early
-        (by train.patience), seconds, images_per_second, resumed_from (step or None), processes; in rank 0
-        also advice ("train longer", or empty).
+        (by train.patience), seconds, images_per_second, resumed_from (step or None), processes.
 
     Raises:
         Interrupted: stopped by SIGTERM or SIGINT, after saving.
@@ -281,11 +277,8 @@ class _Run:
             "seconds": self.schedule.seconds,
             **self.state.state_dict(),
         }
-        if not self.recorder:
-            return
-        self.recorder.save(state)
-        if self.schedule.keeps_weights():
-            self.recorder.keep_epoch()
+        if self.recorder:
+            self.recorder.save(state)
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         self.settle()
@@ -310,13 +303,6 @@ class _Run:
         }
         if self.log:
             self.log.publish()
-            rows = [] if self.ended_early else read_rows(self.output)
-            longer = f"train.epochs={2 * self.config.train.epochs}"
-            if self.state.step < self.schedule.steps:
-                longer = f"train.minutes={math.ceil(2 * self.config.train.minutes)}"
-            result["advice"] = train_longer(rows, longer)
-            if result["advice"]:
-                _LOG.warning(result["advice"])
             storage.write_json(storage.join(self.output, "result.json"), result)
             best_metrics = {f"best/{name.removeprefix('coco/')}": v for name, v in metrics.items()}
             self.tracking.finish("finished", {"checkpoint": result["checkpoint"], **best_metrics})
@@ -357,17 +343,6 @@ def step_size(config: Config, saved: checkpoint.State | None, samples: int, worl
         before = parsing.from_json(saved["config"], where="the checkpoint's configuration").train
         configured = saved["global_batch"] if before.batch_size == train.batch_size else 0
     return global_batch(samples, batch_size=train.batch_size, processes=world.size, configured=configured)
-
-
-def train_longer(rows: Iterable[Mapping[str, Any]], longer: str) -> str:
-    """Return the advice to set `longer` if AP50 was still rising in the last rows of metrics.jsonl."""
-    *before, last = [row[_METRIC] for row in rows if row["kind"] == "val"] or [-1.0]
-    if not before or last - max(before) < _MIN_GAIN:
-        return ""
-    return (
-        f"AP50 was still rising at the last validation ({max(before):.3f}, then {last:.3f}): train longer: "
-        f"--set {longer}"
-    )
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> str:

@@ -21,7 +21,7 @@ from trainer.training.checkpoint import State
 
 CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run's folder
 _DESCRIPTION = ("config", "categories", "fingerprint", "global_batch")
-"""Keys of a state that best.pt and the weights of an epoch contain too."""
+"""Keys of a state that best.pt contains too."""
 _UNUSABLE_ERRORS = (MissingError, checkpoint.DamagedCheckpoint, DamagedError)
 _LOG = logging.getLogger("train")
 
@@ -80,11 +80,6 @@ class Recorder:
         """Write the weights that were saved last as best.pt, without validation."""
         self._start(lambda: self._write_best({}))
 
-    def keep_epoch(self) -> None:
-        """Write the weights that were saved last as those of their epoch."""
-        uri = checkpoint.epoch_uri(self._folder, self._saved["epoch"])
-        self._start(lambda: self._write_weights({}, uri))
-
     def check(self) -> None:
         """Raise the first failure, if any; does not wait."""
         if self._error:
@@ -132,12 +127,10 @@ class Recorder:
         self._write()
 
     def _write_best(self, metrics: dict[str, float]) -> None:
-        self.best = self._write_weights(metrics, storage.join(self._output, checkpoint.BEST))
-
-    def _write_weights(self, metrics: dict[str, float], uri: str) -> Best:
-        described = Best(self._saved["step"], self._saved["epoch"], metrics)
-        checkpoint.write({**_weights(self._saved), **asdict(described)}, uri)
-        return described
+        best = Best(self._saved["step"], self._saved["epoch"], metrics)
+        uri = storage.join(self._output, checkpoint.BEST)
+        checkpoint.write({**_weights(self._saved), **asdict(best)}, uri)
+        self.best = best
 
 
 def restore_best(output_uri: str, saved: State) -> Best | None:
@@ -152,8 +145,7 @@ def restore_best(output_uri: str, saved: State) -> Best | None:
     except _UNUSABLE_ERRORS as error:
         fault = error.message
     folder = storage.join(output_uri, CHECKPOINTS)
-    epoch_uri = checkpoint.epoch_uri(folder, best.epoch)
-    for candidate in ("", checkpoint.step_uri(folder, best.step), epoch_uri):
+    for candidate in ("", checkpoint.step_uri(folder, best.step)):
         try:
             state = checkpoint.read(candidate) if candidate else saved
         except _UNUSABLE_ERRORS:

@@ -99,11 +99,6 @@ class Schedule:
     def _scheduled_epoch(self) -> int:
         return max(self.epoch, int(self._share * self._config.train.epochs))
 
-    def keeps_weights(self) -> bool:
-        """Return whether the last step completed an epoch whose weights train.keep_every keeps."""
-        every = self._config.train.keep_every
-        return bool(every) and self.epoch_ended() and self.epoch % every == 0
-
     def checkpoint_due(self, saved_at: float) -> bool:
         """Return whether to save within an epoch; `saved_at` is in time.monotonic's seconds. A collective."""
         config, step = self._config.train, self._state.step

@@ -121,9 +121,6 @@ def test_a_checkpoint_of_another_architecture_is_refused(config, tiny, shards, t
         train(tiny(), shards, str(tmp_path))
 
 
-def test_weights_of_another_library_or_detector_are_told_with_the_configuration():
+def test_weights_of_another_library_are_told_with_the_configuration():
     with pytest.raises(ConfigError, match=r"model\.weights: hf:a/b are weights of transformers, not of ret"):
         recipes.load("finetune", {"model.weights": "hf:a/b"})
-    wrong = {"model.weights": "torchvision:FCOS_ResNet50_FPN_Weights.COCO_V1"}
-    with pytest.raises(ConfigError, match=r"FCOS_\S+ are of another detector"):
-        recipes.load("finetune", wrong)

@@ -1,5 +1,8 @@
 """What recipes promise of themselves."""
 
+import subprocess
+import sys
+
 import pytest
 
 from trainer.base.errors import ConfigError
@@ -41,3 +44,15 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, said):
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
         recipes.named(str(file))
+
+
+def test_the_trainer_reads_its_options_without_transformers():
+    """Nor scipy nor torch: a step that only reads a configuration must not wait for them."""
+    code = (
+        "import sys; from trainer.model import recipes; "
+        "config = recipes.load('debug', {'model.architecture': 'rtdetr', 'model.size': 'r18'}); "
+        "assert config.model.size == 'r18'; "
+        "print([name for name in ('transformers', 'scipy', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

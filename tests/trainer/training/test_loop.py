@@ -167,36 +167,6 @@ def test_frozen_layers_of_pretrained_weights_stay_and_a_resumed_run_needs_no_wei
         train(tiny(**frozen), shards, str(tmp_path / "another"))
 
 
-@pytest.mark.slow
-def test_weights_of_every_second_epoch_are_kept(shards, tiny, tmp_path):
-    """Stopped in between and resumed; nothing deletes them."""
-    output = tmp_path / "run"
-    train(tiny(train__epochs=3, train__keep_every=2, train__keep_checkpoints=1), shards, str(output))
-    kept = output / "checkpoints" / "epoch-002.pt"
-    first = kept.read_bytes()
-    config = tiny(train__epochs=4, train__keep_every=2, train__keep_checkpoints=1)
-    assert train(config, shards, str(output))["resumed_from"] == 18
-    names = sorted(os.listdir(output / "checkpoints"))
-    assert names == ["epoch-002.pt", "epoch-004.pt", "step-00000024.pt"]
-    assert kept.read_bytes() == first
-    last = checkpoint.read(str(output / "checkpoints" / "epoch-004.pt"))
-    assert (last["epoch"], last["step"]) == (4, 24) and "optimizer" not in last
-    whole = checkpoint.read_step(str(output / "checkpoints"), 24)
-    assert all(torch.equal(value, whole["ema"][name]) for name, value in last["model"].items())
-    load_model(str(kept))
-
-
-def test_an_epochs_weights_that_were_not_written_yet_are_made_up_for(shards, tiny, tmp_path):
-    """Ended between the state and the weights: the run that goes on writes them."""
-    config = tiny(train__epochs=1, train__keep_every=1)
-    train(config, shards, str(tmp_path))
-    kept = tmp_path / "checkpoints" / "epoch-001.pt"
-    before = kept.read_bytes()
-    kept.unlink()
-    train(config, shards, str(tmp_path))
-    assert kept.read_bytes() == before
-
-
 def test_another_configuration_does_not_take_up_a_checkpoint(unbroken, shards, tiny):
     with pytest.raises(CheckpointError, match=r"train\.lr: 0\.003 in the checkpoint, 0\.1 now"):
         train(tiny(train__lr=0.1), shards, unbroken[0])

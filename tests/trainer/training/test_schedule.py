@@ -1,4 +1,4 @@
-"""The schedule of a training, its time limit, what it resumes from, and its advice."""
+"""The schedule of a training, its time limit and what it resumes from."""
 
 import dataclasses
 import time
@@ -15,7 +15,6 @@ from trainer.launching.distributed import SINGLE, World
 from trainer.model import recipes
 from trainer.trackers.training_log import read_rows
 from trainer.training import checkpoint, loop, schedule
-from trainer.training.loop import train_longer
 from trainer.training.optim import learning_rate
 from trainer.training.schedule import Schedule
 from trainer.training.state import TrainState
@@ -45,14 +44,11 @@ def validated_steps(**options):
             yield step
 
 
-def test_epochs_validations_and_kept_weights():
+def test_epochs_and_validations():
     assert [after(step).epoch for step in range(9)] == [0, 0, 0, 1, 1, 2, 2, 2, 3]
     assert steps_where("epoch_ended") == [3, 5, 8]
     assert list(validated_steps()) == [3, 5, 8]
     assert list(validated_steps(validate_every=2)) == [5, 8]
-    assert steps_where("keeps_weights") == []
-    assert steps_where("keeps_weights", keep_every=1) == [3, 5, 8]
-    assert steps_where("keeps_weights", keep_every=2) == [5]
 
 
 def test_checkpoints_within_an_epoch():
@@ -258,13 +254,3 @@ def test_sums_of_a_row_keep_their_mean_on_other_processes(tiny):
 
     assert [sums(rank, 2)[0].item() for rank in (0, 1)] == [1.0, 3.0]
     assert [sums(rank, 3)[0].item() for rank in (0, 1, 2)] == [2.0, 2.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("scores", "advised"),
-    [((0.2, 0.41, 0.4, 0.46), True), ((), False), ((0.1,), False), ((0.5, 0.51), False), ((0.6, 0.5), False)],
-)
-def test_longer_training_is_advised_while_the_score_rises(scores, advised):
-    rows = [{"kind": "train", "step": 1}, *({"kind": "val", "coco/AP50": score} for score in scores)]
-    advice = train_longer(rows, "train.epochs=90")
-    assert bool(advice) == ("--set train.epochs=90" in advice) == advised

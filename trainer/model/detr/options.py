@@ -1,6 +1,5 @@
 """Options that all detectors have that predict a set of boxes with transformers' networks."""
 
-import re
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -11,14 +10,6 @@ from trainer.config.types import STRICT, DetectionCount
 
 Arguments = dict[str, Any]  # of a configuration of transformers
 UNIT = 8  # channels of a narrower network are multiples of it
-_HUB = "hf:"
-_NAMES = {"nano": "n", "small": "s", "medium": "m", "large": "l", "xlarge": "x"}
-"""Sizes in the names of the hub."""
-_PUBLISHED = {
-    "dfine": "n s m l x", "rtdetr": "r18 r34 r50 r101", "rfdetr": "nano small medium large",
-    "deimv2": "atto femto pico n s m l x",
-}  # fmt: skip
-"""Published sizes of each architecture."""
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -38,23 +29,6 @@ class DetrOptions(ModelConfig):
     def arguments(self) -> Arguments:
         """Arguments of transformers' configuration for this size and width, without the number of classes."""
         raise NotImplementedError
-
-    def weights_problem(self) -> str:
-        """Return whether published weights have a different size or width, judging by their name."""
-        named = self.weights.lower().replace("rf-detr", "rfdetr") if self.weights.startswith(_HUB) else ""
-        words = [_NAMES.get(word, word.removesuffix("vd")) for word in re.split(r"[-_/:@]", named)]
-        for architecture in set(words) & _PUBLISHED.keys():
-            after = words[words.index(architecture) + 1 :]
-            sizes = {_NAMES.get(size, size): size for size in _PUBLISHED[architecture].split()}
-            size = next((sizes[word] for word in after if word in sizes), "")
-            if size and (architecture, size) != (self.architecture, self.size):
-                return (
-                    f"{self.weights} are of model.architecture={architecture} and model.size={size}, not of "
-                    f"{self.architecture} and {self.size}"
-                )
-            if size and self.width != 1:
-                return f"{self.weights} are of the published width, not {self.width:g} of it (model.width)"
-        return ""
 
 
 def scale_channels(channels: list[int], width: float, unit: int = UNIT) -> list[int]:

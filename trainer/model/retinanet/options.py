@@ -57,12 +57,6 @@ class RetinaNetOptions(ModelConfig):
     aspect_ratios: Sizes = field(default_factory=lambda: [0.5, 1.0, 2.0])
     """Height over width of the anchors. For long objects, such as text or ships, add ratios like theirs."""
 
-    def weights_problem(self) -> str:
-        """Return whether the weights are those of another detector of torchvision, judging by their name."""
-        scheme, _, name = self.weights.partition(":")
-        other = scheme == "torchvision" and "_FPN_" in name and not name.startswith("RetinaNet_")
-        return f"{self.weights} are of another detector, not of {self.architecture}" if other else ""
-
     def options_from_weights(self, described: Mapping[str, Any], shapes: Shapes) -> Overrides:
         """The width of the residual network in a detector's or classifier's weights."""
         found = (shapes.get(f"{prefix}conv1.weight") for prefix in _PREFIXES)
