@@ -22,7 +22,6 @@ _PURPOSES = {
     "trainingruntimes": "a TrainJob's own runtime",
     "workflows": "ending the job of a terminated run without delay",
     "workloads": "the reason why a job waits in a queue of Kueue",
-    "localqueues/pendingworkloads": "a job's position in its queue",
     "pods/exec": "`kubedet job exec`",
 }
 """What optional permissions are for, by resource."""

@@ -115,7 +115,6 @@ class Timings:
     stop: float = 20.0  # For the deletion of a job after a stop signal.
     late: float = 3.0  # How late an aborted creation may still take effect.
     unserved: float = 60.0  # Until Kueue has created the Workload of a job in one of its queues.
-    place: float = 60.0  # Between two lines on a job's position in its queue.
     replaced: float = 10.0  # For another job of the same name to appear after ours is gone.
     submit: float = 180.0  # For a submission through another program.
 

@@ -261,7 +261,7 @@ class ClusterBackend(Backend):
                         has_ended[status.workflow] = own_pod.run_has_ended(self.cluster, status.workflow)
                 if has_ended.get(status.workflow):
                     statuses[number] = replace(status, orphaned=True, reason="RunEnded")
-        return sorted(self._queues.with_positions(statuses), key=lambda status: status.created, reverse=True)
+        return sorted(self._queues.with_reasons(statuses), key=lambda status: status.created, reverse=True)
 
     def with_progress(self, status: JobStatus) -> JobStatus:
         """Return a running job's status with the progress from its log, if there is one."""
@@ -307,7 +307,7 @@ class ClusterBackend(Backend):
         status = self._histories[name].completed(pods.job_status(kind, job, job_pods))
         if status.phase in (Phase.PENDING, Phase.RESTARTING):
             status = self._with_events(kind, status)
-        return self._queues.with_positions([status], patience=patience)[0]
+        return self._queues.with_reasons([status], patience=patience)[0]
 
     def _with_events(self, kind: Kind, status: JobStatus) -> JobStatus:
         """Return the status with the reason, by events, why pods are missing, and why the first one without

@@ -1,4 +1,4 @@
-"""Jobs in queues of Kueue. Source: Kueue, `workload_types.go` and the visibility API."""
+"""Jobs in queues of Kueue. Source: Kueue, `workload_types.go`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from components.launchers.backend import JobStatus, Phase
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import KINDS, Body, Kind, Resource, holding
 
-GROUP, VISIBILITY = "kueue.x-k8s.io", "visibility.kueue.x-k8s.io"
-VERSIONS = ("v1beta2", "v1beta1")  # Of both groups, the newest first; Kueue before 0.15 serves only the last.
+GROUP = "kueue.x-k8s.io"
+VERSIONS = ("v1beta2", "v1beta1")  # The newest first; Kueue before 0.15 serves only the last.
 LABEL_JOB = f"{GROUP}/job-uid"
 
 # Reasons of suspended jobs.
-QUEUED = "Queued"  # It waits for its position or for quota.
+QUEUED = "Queued"  # It waits for its turn or for quota.
 INADMISSIBLE = "Inadmissible"  # Its queue admits nothing now.
 ADMITTED = "Admitted"  # Its controller has not started it yet.
 NO_QUEUE = "QueueMissing"
@@ -27,7 +27,6 @@ UNKNOWN = "QueueUnknown"  # Its Workload may not be read, or the API server has 
 HOPELESS = (UNSERVED, NO_QUEUE, DEACTIVATED, ADMITTED)
 """Reasons for which a job is given up after a while: its kind or its queue is not served. One that waits for
 quota is fine, and so is one whose Workload may not be read."""
-_WAITING = (QUEUED, INADMISSIBLE)  # Those that have a position.
 _TIMEOUT_SECONDS = 5.0
 _MESSAGE_LIMIT = 400  # Characters of a message of Kueue.
 
@@ -51,30 +50,24 @@ class Queues:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._version = ""
-        self._positions_served = True
 
-    def with_positions(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
-        """Return jobs, the suspended ones with their state and position in their queues; never fails."""
+    def with_reasons(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
+        """Return jobs, the suspended ones with the reason why their queue holds them back; never fails."""
         waiting = [job for job in jobs if job.phase is Phase.SUSPENDED and job.queue]
         if not waiting:
             return list(jobs)
         longest = min(_TIMEOUT_SECONDS, self._cluster.timings.patience)
         patience = longest if patience is None else min(patience, longest)
-        updated: dict[str, JobStatus] = {}
         try:
             workloads = self._by_job(waiting, patience)
+            updated = {job.uid: self._with_state(job, workloads.get(job.uid)) for job in waiting}
         except ApiError as error:
-            fix = f" ({error.fix})" if error.status == 403 else ""
-            for job in waiting:
-                message = f"in queue {job.queue}, position unknown: {error.message}{fix}"
-                updated[job.uid] = replace(job, reason=UNKNOWN, message=message)
-        else:
-            positions: dict[str, int] = {}
-            in_line = [job for job in waiting if job.uid in workloads]
-            for queue in sorted({job.queue for job in in_line if _state(workloads[job.uid])[0] in _WAITING}):
-                positions |= self._positions(queue, patience)
-            for job in waiting:
-                updated[job.uid] = self._with_state(job, workloads.get(job.uid), positions)
+            text = error.message + (f" ({error.fix})" if error.status == 403 else "")
+            message = "in queue {}, reason unknown: {}"
+            updated = {
+                job.uid: replace(job, reason=UNKNOWN, message=message.format(job.queue, text))
+                for job in waiting
+            }
         return [updated.get(job.uid, job) for job in jobs]
 
     def _by_job(self, jobs: list[JobStatus], patience: float) -> dict[str, Body]:
@@ -95,39 +88,11 @@ class Queues:
             by_job[(meta.get("labels") or {}).get(LABEL_JOB) or owner] = workload
         return by_job
 
-    def _positions(self, queue: str, patience: float) -> dict[str, int]:
-        """Return the positions in a queue, from 1, by Workload; none if the API is not served."""
-        if not self._positions_served:
-            return {}
-        queues = f"/apis/{VISIBILITY}/{self._version}/namespaces/{self._cluster.namespace}/localqueues"
-        path = f"{queues}/{queue}/pendingworkloads"
-        try:
-            body = self._cluster.call(
-                "get",
-                "localqueues/pendingworkloads",
-                self._cluster.api.call_api,
-                path,
-                "GET",
-                auth_settings=["BearerToken"],
-                response_type="object",
-                _return_http_data_only=True,
-                name=queue,
-                patience=min(patience, 1.0),
-            )
-        except ApiError as error:
-            self._positions_served = not (error.unknown or error.status == 403)
-            return {}
-        return {
-            item["metadata"]["name"]: item["positionInLocalQueue"] + 1 for item in body.get("items") or []
-        }
-
-    def _with_state(self, job: JobStatus, workload: Body | None, positions: Mapping[str, int]) -> JobStatus:
+    def _with_state(self, job: JobStatus, workload: Body | None) -> JobStatus:
         where = f"in queue {job.queue}"
         if workload is None:
             missing = "Kueue has no Workload for it" if self._version else "no Kueue is installed"
             return replace(job, reason=UNSERVED, message=f"{where}: {missing}")
-        if position := positions.get(workload["metadata"]["name"]):
-            where = f"position {position} {where}"
         reason, detail = _state(workload)
         eviction = holding(workload).get("Evicted")
         if eviction and reason not in (ADMITTED, DEACTIVATED, NO_QUEUE):

@@ -14,13 +14,12 @@ ROLES = {
         ("", "events"): "list",
         ("argoproj.io", "workflows"): "get watch",
         (_KUEUE, "workloads"): "list",
-        (f"visibility.{_KUEUE}", "localqueues/pendingworkloads"): "get",
     },
     "operators": {("", "pods/exec"): "create get"},
 }
 """The verbs by API group and resource that role.yaml in these folders of deploy/ allows."""
 _GROUPS = {resource: group for role in ROLES.values() for group, resource in role}
-_GROUPS |= {"localqueues": _KUEUE, "deployments": "apps", "selfsubjectaccessreviews": "authorization.k8s.io"}
+_GROUPS |= {"deployments": "apps", "selfsubjectaccessreviews": "authorization.k8s.io"}
 
 
 def allow(resource: str, verbs: Iterable[str], namespace: str) -> str:

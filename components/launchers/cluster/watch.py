@@ -23,7 +23,7 @@ from trainer.launching.heartbeat import EXIT_ABANDONED
 from trainer.launching.stop_signals import handling
 
 _MAX_EXTRA_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
-_VARYING_TEXT = re.compile(r"position |\d\S*\s*")  # In a queue: its position, if known, and numbers.
+_NUMBERS = re.compile(r"\d\S*\s*")  # In a reason of a queue, which may change all the time.
 MEMORY_KILLS = 3
 """Kills for too much memory, without a newer checkpoint between, after which the job is given up."""
 
@@ -195,7 +195,7 @@ class Watch:
         self._reported: set[tuple[str, ...]] = set()
         self._obstacles = obstacles.Obstacles(backend.clock)
         self._restarts = Restarts()
-        self._queue_message, self._queue_told = "", float("-inf")
+        self._queue_message = ""
         self._queue_reason, self._queue_since = "", 0.0
         self._status = JobStatus(job.name, Phase.GONE)
         self._clock = backend.clock
@@ -242,7 +242,7 @@ class Watch:
         now = self._clock.monotonic()
         if status.phase is not before.phase:
             self._phase_since = now
-        if self._is_queue_news(status, now) or status.phase is not before.phase:
+        if self._is_queue_news(status) or status.phase is not before.phase:
             self._tell(f"job {self._job.name}: {_phase(status)}")
         for pod in status.pods:
             self._ranks[pod.name] = pod.rank
@@ -269,17 +269,15 @@ class Watch:
             since, silence = _span(now - self._phase_since), _span(silent)
             self._tell(f"job {job.name}: {_phase(status)}, for {since}; no line for {silence}")
 
-    def _is_queue_news(self, status: JobStatus, now: float) -> bool:
-        """Whether a queued job has a new text, or only new numbers after Timings.place seconds."""
+    def _is_queue_news(self, status: JobStatus) -> bool:
+        """Whether a queued job has a new reason, and not only new numbers in it."""
         if status.phase is not Phase.SUSPENDED or not status.queue:
             self._queue_message = ""
             return False
-        if status.reason == kueue.ADMITTED or status.message == self._queue_message:
+        text = _NUMBERS.sub("", status.message)
+        if status.reason == kueue.ADMITTED or text == self._queue_message:
             return False
-        is_same = _VARYING_TEXT.sub("", status.message) == _VARYING_TEXT.sub("", self._queue_message)
-        if is_same and now - self._queue_told < self._backend.timings.place:
-            return False
-        self._queue_message, self._queue_told = status.message, now
+        self._queue_message = text
         return True
 
     def _check_identity(self, status: JobStatus) -> None:

@@ -136,14 +136,6 @@ $(manager kueue "$kueue" kueue-controller-manager)
     - {op: add, path: /spec/template/metadata/annotations/kubedet~1jobs, value: "${frameworks[*]}"}
 YAML
   deploy "$folder" kueue-system kueue-controller-manager
-  visibility
-}
-
-visibility() { # an API server that has no name before extensions asks Kueue for places in the queue as nobody: let it
-  local known
-  known=$("$kubectl" -n kube-system get configmap extension-apiserver-authentication -o yaml)
-  [[ $known != *requestheader-client-ca-file* ]] || return 0
-  "$kubectl" apply --server-side --force-conflicts -f "$here/visibility.yaml"
 }
 
 queues() {

@@ -21,7 +21,7 @@ PATH = re.compile(
 )
 GROUPS = {"kubeflow.org": "pytorchjobs", "trainer.kubeflow.org": "trainjobs"}
 """Groups that a cluster may not know, and by which resource `installed` names them."""
-KUEUE = ("kueue.x-k8s.io", "visibility.kueue.x-k8s.io")
+KUEUE = "kueue.x-k8s.io"
 VERSION = {
     "major": "1", "minor": "33", "gitVersion": "v1.33.0", "gitCommit": "", "gitTreeState": "",
     "buildDate": "", "goVersion": "", "compiler": "", "platform": "linux/amd64",
@@ -162,14 +162,12 @@ class SimulatedCluster(ClusterState):
                 return self._delete(request, stored, resource, namespace, name)
             if verb == "patch":
                 return self._patch(request, stored, resource, namespace)
-            if sub == "pendingworkloads":
-                return _json(self.kueue.positions(name))
         if watching:
             return self._watch(request, resource, namespace, query)
         return self._log(request, self.pod(name, namespace), query, fault) if sub == "log" else _json(stored)
 
     def _is_known(self, group, version):
-        if group in KUEUE:
+        if group == KUEUE:
             return self.kueue is not None and version in self.kueue.versions
         return group not in GROUPS or GROUPS[group] in self.installed
 

@@ -24,7 +24,6 @@ class Kueue:
     def __init__(self, cluster, serves=BOTH, versions=("v1beta2", "v1beta1")):
         self.cluster, self.serves, self.versions = cluster, tuple(serves), versions
         self.labels = True  # Whether Workloads have their job's uid as a label, as well as an owner.
-        self._pending = []  # Names of Workloads in the order of their positions.
         cluster.kueue = self
         cluster.installed = cluster.installed | {"workloads"}
         pod = {"spec": {"containers": [{"name": "manager", "image": "registry.k8s.io/kueue/kueue:v0.19.2"}]}}
@@ -67,17 +66,10 @@ class Kueue:
         body = {"metadata": {"name": name, "labels": labels, "ownerReferences": [owner]}, "status": {}}
         body["spec"] = {"active": True, "queueName": queue, "podSets": [], "priority": 0}
         self.cluster.add("workloads", meta["namespace"], body)
-        self._pending.append(name)
 
     def workload(self, job):
         workloads = [body for key, body in self.cluster.objects.items() if key[0] == "workloads"]
         return next(body for body in workloads if body["metadata"]["ownerReferences"][0]["name"] == job)
-
-    def put_ahead(self, *workloads):
-        self._pending[:0] = workloads
-
-    def drop(self, workload):
-        self._pending.remove(workload)
 
     def set_waiting(self, job, message, reason="Pending"):
         self.set_condition(job, "QuotaReserved", "False", reason, message)
@@ -93,12 +85,10 @@ class Kueue:
         self.set_condition(
             job, "QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue gpus"
         )
-        self._pending.remove(workload["metadata"]["name"])
         self.cluster.suspend(self.cluster.job(job), False)
 
     def evict(self, job, reason="Preempted", message=PREEMPTED):
         """Take a job back: its pods are deleted, and it waits in the queue again."""
-        self._pending.append(self.workload(job)["metadata"]["name"])
         self.set_condition(job, "Evicted", "True", reason, message)
         self.set_condition(job, "QuotaReserved", "False", "Pending", message)
         self.set_condition(job, "Admitted", "False", "NoReservation", "The workload has no reservation")
@@ -109,12 +99,3 @@ class Kueue:
         rest = [item for item in workload_status.get("conditions", []) if item["type"] != kind]
         new = {"type": kind, "status": status, "reason": reason, "message": message}
         workload_status["conditions"] = [*rest, new | {"lastTransitionTime": self.cluster.time()}]
-
-    def positions(self, queue):
-        """Return the answer of the visibility API on a queue."""
-        items = [
-            {"metadata": {"name": name}, "localQueueName": queue, "priority": 0}
-            | {"positionInClusterQueue": index, "positionInLocalQueue": index}
-            for index, name in enumerate(self._pending)
-        ]
-        return {"kind": "PendingWorkloadsSummary", "metadata": {}, "items": items}
