@@ -249,22 +249,6 @@ class Server:
         with self._explained(verb, creates=creates):
             return call(**arguments, _request_timeout=_SECONDS)
 
-    def pod_log(self, pod: str, run_id: str) -> str:
-        """Return the log of a run's pod; empty if the API does not have it."""
-        try:
-            text = self._client.runs.api_client.call_api(
-                f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}/log",
-                "GET",
-                response_type="object",
-                auth_settings=["Bearer"],
-                _return_http_data_only=True,
-                _request_timeout=_SECONDS,
-            )
-        except (kfp_server_api.ApiException, urllib3.exceptions.HTTPError, OSError):
-            return ""
-        # Errors (JSON) and login pages have status 200 too.
-        return text if isinstance(text, str) and "<html" not in text.lower() else ""
-
     def link(self, kind: str, item_id: str) -> str:
         """Return the address of a run (`runs`) or schedule (`recurringrun`) in the UI."""
         base = (os.environ.get(UI) or self.access.host).rstrip("/")

@@ -1,8 +1,7 @@
 """Follows a run in a cluster to its end, and explains why its steps wait or fail.
 
 Kubeflow Pipelines 2.17 shows RUNNING for a step whose pod is pending, and FAILED without a cause. So this
-reads the state of the pods, or if the cluster's API cannot be reached the logs in Kubeflow's API; else the
-message names the log.
+reads the state of the pods; if the cluster's API cannot be reached, the message names the log.
 """
 
 import re
@@ -38,10 +37,6 @@ _NAMES = _STEPS | {title: title for title in _STEPS.values()}
 
 _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
 """The state of a step with several pods is the first that any of them has."""
-
-_IMPLEMENTATIONS = ("retry-system-container-impl", "system-container-impl")
-_DRIVERS = ("system-container-driver", "system-dag-driver")
-"""Templates of Kubeflow's workflows, which are part of the names of their pods."""
 
 _DRIVER = " (its driver)"  # Follows a step's title: the pod of Kubeflow Pipelines that prepares it.
 _LABEL = "pipeline/runid"  # Label of a run's pods, with the run's id.
@@ -308,7 +303,7 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
             f"{name} reached its deadline of {deadline} s",
             fix="raise --deadline: a new run reuses finished work",
         )
-    causes, lines = _causes(server, run, pods), []
+    causes, lines = _causes(run, pods), []
     for cause in causes:
         first, *rest = f"{cause.step}: {cause.text.strip()}".splitlines()
         rest = textwrap.dedent("\n".join(rest)).splitlines()
@@ -329,8 +324,8 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
     raise LaunchError("\n".join([f"{name} failed", *lines]), fix=remedy)
 
 
-def _causes(server: Server, run: Any, pods: Pods) -> list[Cause]:
-    """Return why steps failed, by the pods, Kubeflow's API and its logs."""
+def _causes(run: Any, pods: Pods) -> list[Cause]:
+    """Return why steps failed, by Kubeflow's API and by the pods."""
     failed = [item for item in _tasks(run) if item.state == "FAILED"]
     steps: dict[str, Any] = {}
     for item in failed:  # Without graphs around steps, and attempts.
@@ -342,19 +337,6 @@ def _causes(server: Server, run: Any, pods: Pods) -> list[Cause]:
     for step, task in steps.items():
         if message := _message(task.error):
             causes[step] = Cause(step, *_FIX.split(message, maxsplit=1))
-    missing = {step: item for step, item in steps.items() if step not in causes}
-    # In the API a step's pods are children of tasks `executor`, which do not name the step.
-    executors = [item for item in failed if item.display_name == "executor"]
-    if sum(not step.endswith(_DRIVER) for step in missing) != 1:
-        executors = []
-    for step, task in missing.items():
-        is_driver = step.endswith(_DRIVER)
-        parents = [task] if is_driver else executors
-        nodes = [child.pod_name for item in parents for child in item.child_tasks or [] if child.pod_name]
-        for workflow, _, number in (node.rpartition("-") for node in nodes):
-            for template in _DRIVERS if is_driver else _IMPLEMENTATIONS:
-                if log := server.pod_log(f"{workflow}-{template}-{number}", run.run_id):
-                    causes[step] = Cause(step, *_FIX.split(error_of_log(log), maxsplit=1))
     if message := _message(run.error):
         causes["run"] = Cause("run", message)
     causes |= {step: Cause(step, "failed") for step in steps if step not in causes}

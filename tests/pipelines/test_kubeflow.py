@@ -111,14 +111,6 @@ def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
         server.experiment("nightly")
 
 
-def test_a_log_that_is_not_to_be_had_is_none(kfp_server):
-    server = Server(Access.find(namespace="team"))
-    kfp_server.logs["p"] = "message"
-    assert server.pod_log("p", "r") == "message" and server.pod_log("other", "r") == ""
-    kfp_server.close()
-    assert server.pod_log("p", "r") == ""
-
-
 def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):
     kfp_server.close()
     with pytest.raises(Unavailable, match=r"cannot be reached: .*refused"):

@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import event_lines
 import onnxruntime
 import pytest
 import run_pods
@@ -319,15 +318,6 @@ def test_several_steps_have_their_own_remedies(judged, served_cluster):
     error = judged(failed("train", "evaluate"))
     assert "\n  Train: train broke\n    badly\n    fix: mend train" in error.message
     assert "\n  Evaluate and decide: evaluate broke" in error.message and error.fix == "see the steps above"
-
-
-@pytest.mark.parametrize("template", ["retry-system-container-impl", "system-container-impl"])
-def test_the_log_that_is_shown_is_read_where_no_cluster_is_reached(judged, kfp_server, template):
-    kfp_server.logs[f"kubedet-abcde-{template}-77"] = "working\n" + event_lines.failed(
-        "no disk\n  fix: free some"
-    )
-    error = judged(failed("train", nodes=[77]))
-    assert str(error) == "the run try failed\n  Train: no disk\n  fix: free some"
 
 
 def test_without_a_cause_the_log_is_named(judged, kfp_server):

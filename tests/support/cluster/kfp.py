@@ -23,7 +23,6 @@ class KfpServer:
         """(method, part of the path, status, JSON or text): each answers one request."""
         self.states = []
         """The state of a run at each request: state, or (state, details of its tasks, further fields)."""
-        self.logs = {}  # By the pod's name.
         self.tag = "2.17.0"
         self.multi_user = False
         self.has_metadata = (
@@ -43,9 +42,6 @@ class KfpServer:
     def answer(self, method, path, query, body):
         kind, *rest = path.partition("/apis/v2beta1/")[2].split("/")
         namespace = query.get("namespace", [""])[0]
-        if "/apis/v1alpha1/runs/" in path:
-            log = self.logs.get(path.split("/")[-2])
-            return 200, log or json.dumps({"error_message": "BadRequestError: Failed to read logs"})
         if kind == "healthz":
             return 200, {"commit_sha": "unknown", "tag_name": self.tag, "multi_user": self.multi_user}
         if self.multi_user and method == "GET" and not rest and not namespace:
