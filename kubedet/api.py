@@ -51,7 +51,7 @@ __all__ = [
     "cluster_manifests", "compile", "data_inspect", "data_merge", "data_preview", "data_prune",
     "data_verify", "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
     "job_status", "job_stop", "job_submit", "job_wait", "load", "model_list", "model_promote",
-    "model_rollback", "model_show", "model_trace", "model_verify", "predict", "recipes_explain",
+    "model_rollback", "model_show", "model_verify", "predict", "recipes_explain",
     "recipes_list", "recipes_show", "recipes_space", "run", "schedule_create", "schedule_delete",
     "schedule_history", "schedule_list", "schedule_pause", "schedule_resume", "schedule_run", "serve",
     "submit", "tune", "weights_fetch",
@@ -690,19 +690,6 @@ def model_rollback(name: Name, *, other_classes: bool = False, data_root: Uri = 
     from trainer.export import published_models
 
     return published_models.rollback(data_root, name, other_classes=other_classes).version
-
-
-@public
-def model_trace(name: Annotated[str, "MODEL|RUN"], *, data_root: Uri = DATA_ROOT) -> dict[str, Any]:
-    """Show the origin of a model or run: checkpoint, configuration, code, shards, raw data and source.
-
-    Args:
-        name: NAME, NAME@VERSION or the folder of a model; name, id or folder of a run
-        data_root: where published models are
-    """
-    from operations import lineage
-
-    return lineage.trace(name, data_root)
 
 
 @public

@@ -50,7 +50,7 @@ GROUPS = {
     "recipes": "List the named configurations, and explain their keys.",
     "weights": "Fetch the published weights that recipes start from.",
     "data": "Inspect, verify, preview, merge and prune data.",
-    "model": "List, promote, verify and trace published models.",
+    "model": "List, promote and verify published models.",
     "job": "Submit, list, watch and stop training jobs.",
     "cluster": "Write files for a cluster: manifests, the compiled pipeline.",
 }
@@ -85,7 +85,6 @@ COMMANDS: Mapping[str, Entry] = {
     "model verify": Entry(api.model_verify, models.show_verified),
     "model promote": Entry(api.model_promote, say("current version of {name}: {result}")),
     "model rollback": Entry(api.model_rollback, say("current version of {name}: {result}")),
-    "model trace": Entry(api.model_trace, models.show_origin),
     "job submit": Entry(api.job_submit, jobs.show_submitted),
     "job render": Entry(api.job_render, jobs.show_text),
     "job fields": Entry(api.job_fields, models.show_explanations),

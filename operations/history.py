@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 
 from components.hooks import NOTHING_NEW
-from operations import lineage
 from trainer import storage
 from trainer.base.errors import KubedetError
+from trainer.steps.records import NothingNewRecord, VerdictRecord
 
 _NO_VALUE = "-"
 _METRIC = "coco/AP"
@@ -39,14 +39,15 @@ def complete(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
     try:
         if storage.is_local(data_root) and not Path(storage.absolute(data_root)).is_dir():
             raise KubedetError(f"{data_root} does not exist on this machine")
-        verdicts, without_news = lineage.verdicts(data_root), lineage.without_news(data_root)
+        verdicts = {record.run: record for record in VerdictRecord.read_all(data_root)}
+        without_news = set(storage.list_files(NothingNewRecord.place(data_root)))
     except KubedetError as error:
         return list(runs), error.message
     completed = []
     for run in runs:
         # A folder's name is the run's id, after the version of the data.
         record = next((record for name, record in verdicts.items() if name.endswith(run.run_id)), None)
-        verdict, ap = NOTHING_NEW if run.run_id in without_news else "", None
+        verdict, ap = NOTHING_NEW if f"{run.run_id}.json" in without_news else "", None
         if record:
             verdict, ap = "passed" if record.passed else "held back", record.metrics.get(_METRIC)
         completed.append(replace(run, verdict=verdict, ap=ap))

@@ -1,7 +1,8 @@
 """Frees space in a data root: deletes old runs, versions of models and data that nothing kept needs.
 
 An artifact is a run, a version of a model, shards, raw tables, a data version, the images of a source, or the
-trial runs of a search; its name is its path below the data root, such as `runs/20261121-4f0c`. Steps set the
+trial runs of a search; its name is its path below the data root, such as `runs/20261121-4f0c`. The old images
+of a kept source that no kept raw table has are an artifact, too. Steps set the
 time of the data that they reuse (`storage.touch`), so whatever a starting run needs is young.
 
 Files that mark a folder as complete are deleted first: an interrupted prune leaves no partial data that looks
@@ -9,19 +10,22 @@ complete, and the next one continues it.
 """
 
 import logging
+import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 
-from operations import lineage
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, MissingError, StorageError
+from trainer.data import image_keys
 from trainer.export import bundle, published_models
-from trainer.steps.records import PublishedRecord
+from trainer.steps.records import PublishedRecord, RunRecord, VerdictRecord
 
 logger = logging.getLogger(__name__)
 
@@ -95,18 +99,23 @@ class Pruning:
         """Judge without deleting; `keep` is the number of runs, and of earlier versions of a model."""
         check(keep)
         self._root, self._keep_last, self._now = data_root, keep, time.time() if now is None else now
+        self._young_seconds = days * _DAY_SECONDS
         # Records first: what is written after them is young.
-        self._records = {record.run: record for record in lineage.runs(data_root, strict=True)}
+        records = sorted(RunRecord.read_all(data_root, strict=True), key=attrgetter("started"))
+        self._records = {record.run: record for record in records}
         self.artifacts = inventory(data_root)
         for artifact in self.artifacts.values():
             if artifact.modified is None:
                 artifact.reasons.append("its age is unknown")
-            elif self._now - artifact.modified < days * _DAY_SECONDS:
+            elif self._now - artifact.modified < self._young_seconds:
                 artifact.reasons.append(f"younger than {days:g} days")
+        self._knows_images = True  # Whether all images that kept artifacts need are known.
         self._keep_runs()
         self._keep_versions()
         self._keep_searches()
-        self._keep_sources()
+        self._keep_raw_tables()
+        self._keep_images()
+        self._keep_data_versions()
 
     @property
     def deleted(self) -> list[Artifact]:
@@ -136,7 +145,7 @@ class Pruning:
 
     def _keep_runs(self) -> None:
         """Keep the newest and the unfinished runs, and the data of all that are kept."""
-        verdicts = lineage.verdicts(self._root)
+        verdicts = {record.run: record for record in VerdictRecord.read_all(self._root)}
         published = {record.run for record in PublishedRecord.read_all(self._root)}
         runs = {*[name for name in self._records if f"runs/{name}" in self.artifacts][-self._keep_last :]}
         for name in runs:
@@ -154,6 +163,7 @@ class Pruning:
                 for path in (f"shards/{origin.fingerprint}", origin.raw):
                     self._keep(path, f"run {name} was trained on it")
                 continue
+            self._knows_images = False
             for artifact in self.artifacts.values():
                 if artifact.kind in _DATA:
                     artifact.reasons.append(f"run {name} has no record of its data")
@@ -163,24 +173,28 @@ class Pruning:
 
     def _keep_versions(self) -> None:
         """Keep current, earlier, signed and registered versions of models, and the data of all kept ones."""
-        known = {version.shown: version for version in lineage.versions(self._root)}
+        published = {record.name: record for record in PublishedRecord.read_all(self._root)}
+        bundles: dict[str, bundle.Bundle] = {}
         for name in published_models.names(self._root):
+            versions, _ = published_models.versions(self._root, name)
+            bundles |= {f"{name}/{version}": exported for version, exported in versions.items()}
             if current := published_models.current(self._root, name):
                 self._keep(f"models/{name}/{current.version}", "the current version")
                 for earlier in current.history[-self._keep_last :]:
                     self._keep(f"models/{name}/{earlier}", "`model rollback` selects it")
         for path, artifact in self.select("models"):
-            version = known.get(path.replace("/", "@"))
-            if version is None:
+            exported, shown = bundles.get(path), path.replace("/", "@")
+            if exported is None:
                 if bundle.CHECKSUMS in artifact.files:  # Otherwise a copy or a prune was interrupted.
                     artifact.reasons.append("it is damaged: `kubedet model list` says how")
                 continue
             if bundle.SIGNATURE in artifact.files:
                 artifact.reasons.append("signed")
-            if version.registry:
-                artifact.reasons.append(f"registered at {version.registry}")
+            if shown in published and published[shown].registry:
+                artifact.reasons.append(f"registered at {published[shown].registry}")
             if artifact.reasons:
-                self._keep(f"shards/{version.shards}", f"{version.shown} was trained on it")
+                shards = exported.metadata.trained_on.shards
+                self._keep(f"shards/{shards}", f"{shown} was trained on it")
 
     def _keep_searches(self) -> None:
         """Keep the records of searches, and the shards of those whose trial runs are kept."""
@@ -197,9 +211,9 @@ class Pruning:
                 except (StorageError, LookupError, TypeError):
                     self._keep_all("shards", f"the shards of the search {study} are unknown")
 
-    def _keep_sources(self) -> None:
-        """Keep the raw tables of kept shards, then the images and data versions of kept raw tables."""
-        from trainer.data import raw_folder, raw_manifest, shard_folder  # numpy and pyarrow.
+    def _keep_raw_tables(self) -> None:
+        """Keep the raw tables of kept shards."""
+        from trainer.data import shard_folder  # numpy and pyarrow.
 
         for name, shards in self.select("shards"):
             if shards.reasons and shard_folder.INDEX in shards.files:
@@ -210,14 +224,33 @@ class Pruning:
                     continue  # Another process has deleted it since.
                 except (StorageError, DataError):
                     self._keep_all("raw", f"the raw tables of shards/{name} are unknown")
+
+    def _keep_images(self) -> None:
+        """Keep the images of kept raw tables, but for old ones that none of them has."""
+        from trainer.data import raw_folder, raw_manifest  # numpy and pyarrow.
+
+        needed: dict[str, set[int]] = defaultdict(set)  # Digests of the images of kept tables, by source.
         for name, raw in self.select("raw"):
             if not raw.reasons:
                 continue
             try:
-                images = raw_folder.read_manifest(raw.uri, raw_manifest.PLAN).images
-                self._keep(f"images/{images.rstrip('/').rpartition('/')[2]}", f"raw/{name} has its images")
+                uri = raw_folder.read_manifest(raw.uri, raw_manifest.PLAN).images
+                images = f"images/{uri.rstrip('/').rpartition('/')[2]}"
+                self._keep(images, f"raw/{name} has its images")
+                if raw_manifest.MANIFEST in raw.files:
+                    table = raw_folder.read_images(raw_folder.read_manifest(raw.uri))
+                    needed[images].update(table["place"].tolist())
+                else:
+                    self._knows_images = False  # They are being downloaded.
             except (StorageError, DataError):
                 self._keep_all("images", f"the images of raw/{name} are unknown")
+                self._knows_images = False
+        if self._knows_images:
+            for name in needed.keys() & self.artifacts.keys():
+                self._find_unused(self.artifacts[name], needed[name])
+
+    def _keep_data_versions(self) -> None:
+        """Keep the data versions of kept raw tables."""
         for _, version in self.select("versions"):
             try:
                 raw_name = storage.read_json(version.uri)["raw"]
@@ -227,6 +260,18 @@ class Pruning:
                 continue
             except (StorageError, LookupError, TypeError):
                 version.reasons.append("it cannot be read")
+
+    def _find_unused(self, images: Artifact, needed: set[int]) -> None:
+        """Add an artifact of a kept source's old images that no kept raw table has."""
+        unused = Artifact(f"{images.name} (old images that nothing needs)", images.uri)
+        for name, state in storage.scan(images.uri):
+            digest = image_keys.path_digest(name)
+            is_old = state.modified is not None and self._now - state.modified >= self._young_seconds
+            if is_old and re.fullmatch("[0-9a-f]{16}", digest) and int(digest, 16) not in needed:
+                unused.files.add(name)
+                unused.size += state.size
+        if unused.files:
+            self.artifacts[unused.name] = unused
 
     def _keep_all(self, kind: str, reason: str) -> None:
         for _, artifact in self.select(kind):

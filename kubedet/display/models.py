@@ -1,6 +1,5 @@
 """What the commands about models, recipes and weights print."""
 
-import json
 import shutil
 import sys
 import textwrap
@@ -90,21 +89,6 @@ def show_verified(model: "Bundle", arguments: Mapping[str, Any]) -> None:
         show(f"signed by the key of {arguments['public_key']}")
     if arguments["at_least"]:
         show(f"not older than version {arguments['at_least']}")
-
-
-def show_origin(origin: Mapping[str, Any], *, json: bool = False) -> None:
-    """Print the origin of a model or run."""
-    if json:
-        return print_json(origin)
-    for key, value in origin.items():
-        if key != "kind" and value not in ("", None, [], {}):
-            show(f"{key.replace('_', ' '):<13} {_as_text(value)}")
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return json.dumps(value) if isinstance(value, dict | bool) else str(value)
 
 
 def show_recipes(recipes: Mapping[str, str]) -> None:

@@ -10,17 +10,24 @@ from tests.cluster.user import until
 DATA = {"download", "convert-to-shards"}
 LOOK = """
 import json
-from operations import lineage
 from operations import retention
+from trainer import storage
+from trainer.export import published_models
+from trainer.steps.records import NothingNewRecord, PublishedRecord, RunRecord
 root = {root!r}
-nights = {{record.run_id: record.data_version for record in lineage.runs(root)}}
-models = lineage.versions(root)
+records = sorted(RunRecord.read_all(root), key=lambda record: record.started)
+nights = {{record.run_id: record.data_version for record in records}}
+ids = {{record.run: record.run_id for record in records}}
+versions = list(published_models.versions(root, "sample")[0])
 kinds = [name.partition("/")[0] for name in retention.inventory(root)]
-traced = lineage.trace("sample", root)
+published = {{record.name: record.run for record in PublishedRecord.read_all(root)}}
+current = published_models.current(root, "sample").version
+without_news = storage.list_files(NothingNewRecord.place(root))
 print("left " + json.dumps({{
     "trained": [*nights], "versions": [*nights.values()],
-    "published": len(models), "without_news": sorted(lineage.without_news(root)),
-    "run": traced["run_id"], "counts": {{kind: kinds.count(kind) for kind in set(kinds)}},
+    "published": len(versions), "without_news": [name.removesuffix(".json") for name in without_news],
+    "run": ids[published[f"sample@{{current}}"]],
+    "counts": {{kind: kinds.count(kind) for kind in set(kinds)}},
 }}))
 """
 """What a data root holds, printed by a pod that sees it."""
@@ -62,7 +69,7 @@ def test_six_firings_of_a_source_that_grows(host, cluster, pipeline_work, user):
         assert steps == expected | ({"export"} if seen in ("1a", "2a") else set()), (seen, steps)
         said = runs.log(one, "download")
         assert ("nothing new since" in said) == (seen[1] == "b"), said
-        assert "freed" in said, said
+        assert "deleted" in said, said
         outcome = "nothing new" if seen[1] == "b" else "held back" if seen == "3a" else "passed"
         assert f"outcome: {outcome}" in runs.log(one, "cleanup"), seen
     assert "whose model was held back" in runs.log(ids[5], "download")

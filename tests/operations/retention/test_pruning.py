@@ -288,3 +288,33 @@ def test_what_cannot_be_judged_is_kept(root, monkeypatch):
         lambda uri: ((name, state._replace(modified=None)) for name, state in scan(uri)),
     )
     assert all("its age is unknown" in why for why in reasons(root).values())
+
+
+def test_old_images_of_a_kept_source_that_nothing_needs_are_deleted(root):
+    root, _, new = root
+    shards = storage.read_json(str(root / "shards" / new.fingerprint / "index.json"))
+    raw = root / "raw" / shards["raw_fingerprint"]
+    images = root / storage.read_json(str(raw / "manifest.json"))["images"]
+    needed = {path for path in images.rglob("*") if path.is_file()}
+    old, foreign = images / "ab" / f"gone-{'ab' * 8}.jpg", images / "ab" / "notes.txt"
+    for path in (old, foreign):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"bytes")
+    prune(root, later=0)
+    assert old.exists(), "it is young"
+    os.utime(old, (time.time() - LATER,) * 2)
+    (table,) = raw.glob("images-*.npy")
+    manifest = raw / "manifest.json"
+    for path in (table, manifest):  # Damaged, or of a download that goes on.
+        content = path.read_bytes()
+        path.unlink() if path is manifest else path.write_bytes(content[:-1])
+        prune(root, later=0)
+        path.write_bytes(content)
+        assert old.exists()
+    record = root / "lineage" / "runs" / "night-04.json"
+    moved = record.rename(root / "record")
+    prune(root, later=0)
+    assert old.exists(), "what a kept run needs is unknown"
+    moved.rename(record)
+    assert [artifact.size for artifact in prune(root, later=0).deleted] == [5] and not old.exists()
+    assert {path for path in images.rglob("*") if path.is_file()} == {*needed, foreign}
