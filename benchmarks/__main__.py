@@ -33,12 +33,10 @@ BENCHMARKS = {
     "loop": "",
     "postprocess": "--rounds 3",
     "scaling": "--rounds 3",
-    "checkpoint": "",
     "loader": "",
     "download": "--rounds 3",
     "storage": "",
     "conversion": "--rounds 3 --rows 30000",
-    "openimages_csv": "",
     "evaluation": "--part metrics",
     "export": "",
 }

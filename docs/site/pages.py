@@ -165,8 +165,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _published() -> str:
-    """Return the published values of recipes as tables."""
-    text = "\n## Published values\n"
+    """Return the published values of recipes, and what differs, as tables."""
+    rows = yaml.safe_load((ROOT / "tests/trainer/published_differences.yaml").read_text())
+    text = f"\n## Differences\n\n{_table(('recipes', 'key', 'published', 'ours', 'reason'), rows)}\n"
+    text += "\n## Published values\n"
     for group in yaml.safe_load((ROOT / "tests/trainer/published_recipes.yaml").read_text()):
         names = group["recipes"]
         rows = [(key, *values[1:], values[0]) for key, values in group.get("keys", {}).items()]

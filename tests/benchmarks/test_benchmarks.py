@@ -21,7 +21,6 @@ CASES = {
     "loop": "--recipe debug --size 96 --images 2 --samples 16 --epochs 2 --network off",
     "postprocess": "--size 128 --images 1",
     "scaling": "--size 128 --images 1 --classes 3 --steps 1",
-    "checkpoint": "--classes 3",
     "accuracy": "--source sample:images=48,seed=3,size=96 --epochs 4 --seeds 1",
     "peers": "--source sample:images=48,seed=3,size=96 --image-size 96 --seconds 2"
     " --output OUT/compared --ours 'debug train.lr=2e-3' --peers fasterrcnn_mobilenet_v3_large_320_fpn",
@@ -29,7 +28,6 @@ CASES = {
     "download": "--images 20 --connections 4",
     "storage": "--megabytes 17 --small 20",
     "conversion": "--images 20 --rows 2000",
-    "openimages_csv": "--boxes 1000",
     "evaluation": "--part metrics --images 40",
     "export": "--size 96",
 }

@@ -23,7 +23,7 @@ from trainer.config import parsing
 from trainer.model import recipes
 
 VALUES = Path(__file__).parent / "published_recipes.yaml"
-DOCS = Path(__file__).parents[2] / "docs" / "published.md"
+DIFFERENT = Path(__file__).parent / "published_differences.yaml"
 NETWORKS = Path(__file__).parent / "model/detr/authors_networks.json.gz"
 FREE = {
     "loader.workers", "loader.prefetch", "train.batch_size",
@@ -58,10 +58,7 @@ def read_values() -> dict[str, dict[str, str]]:
 
 
 def read_differences() -> list[Difference]:
-    """The rows of "Differences"."""
-    lines = DOCS.read_text().partition("## Differences")[2].splitlines()
-    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("|")]
-    return [Difference(*row) for row in rows[2:]]
+    return [Difference(*row) for row in yaml.safe_load(DIFFERENT.read_text())]
 
 
 PUBLISHED, DIFFERENCES = read_values(), read_differences()
