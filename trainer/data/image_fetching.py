@@ -7,7 +7,6 @@ files: `<raw>/fetched/<part>-<sha256>.parquet` has a row of _REPORT for each ima
 import hashlib
 import io
 import logging
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,9 @@ SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 _MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024  # Bytes of images in flight, estimated by their mean size.
 _BLOCK_BYTES = 4 * 1024 * 1024
 _LISTERS = 16
-_MAX_PARTS = 256  # Each has a report of what was fetched.
+_PART, _MIN_PARTS, _MAX_PARTS = 200, 4, 256
+"""Images of a part, as far as that gives a number of parts between these: each costs a few milliseconds for the
+report of what was fetched."""
 _READERS = 16
 LIST_AT_ONCE_BELOW = 10_000  # Images up to which one listing is faster than one for each folder.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
@@ -73,8 +74,9 @@ class Failure(NamedTuple):
 
 
 def count_parts(planned: RawManifest) -> int:
-    """Return the number of parts: neither are they large, nor are there many of them."""
-    return min(math.isqrt(planned.listed_images), _MAX_PARTS)
+    """Return the number of parts."""
+    images = planned.listed_images
+    return min(max(images // _PART, min(images, _MIN_PARTS)), _MAX_PARTS)
 
 
 def _part_range(planned: RawManifest, part: int) -> tuple[int, int]:

@@ -460,9 +460,8 @@ class ImageLocator:
 
     def _probe(self, place: str, entry: Entry) -> tuple[str, str] | None:
         """Return URI and version of an entry's file under a place, or None."""
-        path = PurePosixPath(entry.file_name)
-        folder = place if path.parent == PurePosixPath(".") else storage.join(place, str(path.parent))
-        return self._folders.find(folder, path.name)
+        parent, _, name = entry.file_name.rpartition("/")
+        return self._folders.find(storage.join(place, parent) if parent else place, name)
 
 
 @dataclass(frozen=True)
