@@ -13,7 +13,6 @@ from trainer.data.sources.openimages import (
     DESCRIPTIONS,
     HIERARCHY,
     LABELS,
-    ROTATIONS,
     OpenImagesSource,
 )
 
@@ -80,9 +79,6 @@ def mirror(tmp_path: Path, make_jpeg: Callable[..., bytes]) -> Path:
     for split, rows in BOX_ROWS.items():
         clicks = CLICKS if split == "train" else []
         write_csv(base / BOXES[split], BOX_COLUMNS + clicks, [row + [0.5] * len(clicks) for row in rows])
-        ids = [[image_id, 90.0 * number] for number, image_id in enumerate(IDS[split])]
-        ids[-1][1] = ""
-        write_csv(base / ROTATIONS[split], ["ImageID", "Rotation"], ids)
         for number, image_id in enumerate(IDS[split]):
             path = tmp_path / "pixels" / split / f"{image_id}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)

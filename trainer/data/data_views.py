@@ -180,7 +180,7 @@ def as_picture(row: RawRow, read: Callable[[RawRow], bytes]) -> Picture:
     if row["fault_reason"]:
         return Picture(name, None, [], row["fault_detail"] or row["fault_reason"])
     try:
-        normal = normalize(read(row), _MAX_SIDE, _JPEG_QUALITY, row["orientation"])
+        normal = normalize(read(row), _MAX_SIDE, _JPEG_QUALITY)
         image = Image.open(io.BytesIO(normal.jpeg)).convert("RGB")
     except (StorageError, DataError) as error:
         return Picture(name, None, [], error.message)

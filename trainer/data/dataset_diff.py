@@ -10,7 +10,7 @@ from trainer.data import image_keys
 from trainer.data.raw_manifest import RawManifest
 
 _IMAGE_COLUMNS = ["key", "file_name", "origin", "version"]
-_ANNOTATION_COLUMNS = ["width", "height", "orientation", "extra", "boxes"]
+_ANNOTATION_COLUMNS = ["width", "height", "extra", "boxes"]
 
 
 @dataclass(frozen=True)

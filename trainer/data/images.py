@@ -84,18 +84,14 @@ class NormalImage:
         return self.orientation >= 5
 
 
-def normalize(
-    data: bytes, max_side: int, quality: int, orientation: int = 0, *, decode: bool = False
-) -> NormalImage:
+def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False) -> NormalImage:
     """Return an image as baseline JPEG; one that is baseline JPEG loses its Exif block, and is not decoded.
 
-    Images with a longer side than `max_side` are shrunk to it. `quality` is of JPEGs that have to be written,
-    `orientation` the Exif orientation to apply; 0 takes the file's. `decode` decodes all images, which finds
-    damage between the headers and the end.
+    Images with a longer side than `max_side` are shrunk to it. `quality` is of JPEGs that have to be written.
+    `decode` decodes all images, which finds damage between the headers and the end.
     """
     image = _open(data)
-    orientation = orientation or _orientation(image)
-    stored = image.size
+    orientation, stored = _orientation(image), image.size
     jpeg = _as_baseline(data, image) if orientation == 1 and max(stored) <= max_side else None
     if jpeg is not None:
         if decode:
@@ -159,11 +155,10 @@ def read_upright(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     return Image.fromarray(np.asarray(image))  # Drops the orientation of the file's metadata.
 
 
-def measure(data: bytes, orientation: int = 0) -> NormalImage:
+def measure(data: bytes) -> NormalImage:
     """Return the stored and displayed sizes of an image from its header; `jpeg` is empty."""
     image = _open(data)
-    orientation = orientation or _orientation(image)
-    stored = image.size
+    orientation, stored = _orientation(image), image.size
     displayed = stored[::-1] if orientation >= 5 else stored
     return NormalImage(b"", *displayed, *stored, orientation, _is_deep(image, data))
 

@@ -251,7 +251,7 @@ def _read_images(
         try:
             data = view.read(row)
             files.append((hashlib.sha256(data).digest(), f"{split}/{name}", bool(row["boxes"])))
-            image = normalize(data, _MAX_SIDE, _JPEG_QUALITY, row["orientation"])
+            image = normalize(data, _MAX_SIDE, _JPEG_QUALITY)
             hashes[split][number] = plausibility.picture_hash(image.jpeg)
             boxes = [place_box(to_bbox(box), image, *size) for box in row["boxes"]]
             note_image(name, image, size, boxes, found)

@@ -24,7 +24,7 @@ from trainer.base.errors import DataError, KubedetError, ResourceError
 from trainer.base.os_errors import translate_oserror
 from trainer.config.schema import DataConfig
 from trainer.data import sources
-from trainer.data.images import UnreadableImage, measure, normalize, place_box
+from trainer.data.images import UnreadableImage, measure, place_box
 from trainer.data.plausibility import fold_name
 from trainer.data.problem_counts import max_bad
 from trainer.data.samples import RawRow, to_bbox
@@ -34,7 +34,6 @@ from trainer.storage import outputs
 _READ_AHEAD = 32  # Images that are read at the same time.
 _MAX_BAD_FRACTION = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
 SAME_PLACE = 0.9  # IoU from which two boxes are in the same place.
-_MAX_SIDE, _JPEG_QUALITY = 65_535, 95
 
 
 class WrittenBox(NamedTuple):
@@ -284,10 +283,7 @@ def _read(source_set: _SourceSet, row: RawRow) -> _Image | str:
     try:
         data = source_set.source.read(row["origin"])
         digest = hashlib.sha256(data).hexdigest()
-        image = measure(data, row["orientation"])
-        if row["orientation"] not in (0, measure(data).orientation):
-            # The orientation is not in the file.
-            data = normalize(data, _MAX_SIDE, _JPEG_QUALITY, row["orientation"]).jpeg
+        image = measure(data)
     except UnreadableImage as error:
         return f"{name}: {error}"
     except ResourceError:

@@ -28,7 +28,7 @@ from trainer.base.os_errors import check_resources
 from trainer.data.raw_manifest import MANIFEST, RawManifest
 from trainer.data.sources.source import SOURCE_ROW
 
-VERSION: Literal[6] = 6  # Increase it, and that of `RawManifest`, if a source gives other raw tables.
+VERSION: Literal[7] = 7  # Increase it, and that of `RawManifest`, if a source gives other raw tables.
 
 BLOCK = 1000  # Images of a block.
 

@@ -40,7 +40,7 @@ class RawManifest:
     """The listing of a source (kind "plan"), or the outcome of its download (kind "raw")."""
 
     kind: Literal["plan", "raw"]
-    version: Literal[6]
+    version: Literal[7]
     fingerprint: str
     source: str
     images: str  # URI of the folder of the images.

@@ -35,7 +35,6 @@ class RawRow(TypedDict):
     fault_detail: str
     version: str
     extra: str
-    orientation: int
 
 
 class Annotation(TypedDict):

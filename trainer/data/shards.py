@@ -236,9 +236,7 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
             name = row["file_name"]
             try:
                 with name_resource_errors(name):
-                    normal = normalize(
-                        data, longest, config.jpeg_quality, row["orientation"], decode=config.decode_check
-                    )
+                    normal = normalize(data, longest, config.jpeg_quality, decode=config.decode_check)
                     places = tiles.windows(normal.width, normal.height, side, config.tile_overlap)
                     jpegs = crop(normal, places, config.jpeg_quality)
             except UnreadableImage as error:

@@ -61,7 +61,6 @@ class OpenImages:
     subset: Literal["all", "mlperf"] = "all"  # mlperf: the 264 classes of MLPerf's detector.
     hierarchy: Literal["keep", "expand", "none"] = "keep"
     """keep: for evaluation; expand: each object also has a box of every class above its own."""
-    rotation: Literal["none", "apply"] = "none"  # apply: turn images and boxes upright.
     labels: Literal["keep", "all", "none"] = "keep"
     """The verified classes of validation and test images (keep), also those of train (all)."""
     base: str = "https://storage.googleapis.com/openimages"  # URI of the folder with the CSV files.

@@ -89,7 +89,6 @@ def test_a_row_holds_all_that_the_source_tells(rows):
         "version": "v1",
         "width": 7,
         "height": 9,
-        "orientation": 0,
         "original_id": '"id 1"',
         "fault_reason": "image missing",
         "fault_detail": "gone",

@@ -67,11 +67,6 @@ BOXES = {
     "validation": "v5/validation-annotations-bbox.csv",
     "test": "v5/test-annotations-bbox.csv",
 }
-ROTATIONS = {
-    "train": "2018_04/train/train-images-boxable-with-rotation.csv",
-    "validation": "2018_04/validation/validation-images-with-rotation.csv",
-    "test": "2018_04/test/test-images-with-rotation.csv",
-}
 LABELS = {
     "train": "v5/train-annotations-human-imagelabels-boxable.csv",
     "validation": "v7/oidv7-val-annotations-human-imagelabels.csv",
@@ -122,7 +117,6 @@ class OpenImagesSource(OpenImages, Source):
         splits = {}
         for split in names:
             takes_labels = self.labels == "all" or (self.labels == "keep" and split != "train")
-            turns = self.rotation == "apply"
             read = partial(
                 read_boxes,
                 check_state(storage.join(self.base, BOXES[split])),
@@ -131,7 +125,6 @@ class OpenImagesSource(OpenImages, Source):
                 present,
                 absent,
                 listed[split] if listed else None,
-                check_state(storage.join(self.base, ROTATIONS[split])) if turns else "",
                 check_state(storage.join(self.base, LABELS[split])) if takes_labels else "",
             )
             splits["train" if len(names) == 1 else OPENIMAGES_SPLITS[split]] = Rows(read)
@@ -216,8 +209,6 @@ class Meaning:
 
 
 _BLOCK = 4 * 1024 * 1024
-_UPRIGHT = {90: 8, 180: 3, 270: 6}
-"""Degrees counter-clockwise that turn an image upright, as the Exif orientation that says the same."""
 
 
 def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
@@ -230,16 +221,6 @@ def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordB
     except (pa.ArrowException, KeyError) as error:
         fix = f"it needs the columns {', '.join(types)}"
         raise DataError(f"{uri} cannot be read: {error}", fix=fix) from None
-
-
-def read_orientations(uri: str) -> dict[str, int]:
-    """Return the Exif orientation of the images that are not upright, by id."""
-    orientations: dict[str, int] = {}
-    for batch in read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()}):
-        turned = batch.filter(pc.is_in(batch["Rotation"], pa.array([90.0, 180.0, 270.0])))
-        exif = [_UPRIGHT[int(degrees)] for degrees in turned["Rotation"].to_pylist()]
-        orientations.update(zip(turned["ImageID"].to_pylist(), exif, strict=True))
-    return orientations
 
 
 class Verified:
@@ -295,7 +276,6 @@ _COLUMNS = {
     **dict.fromkeys(_CORNERS, pa.float64()),
     "IsGroupOf": pa.int8(),
 }
-_STORED_ORIENTATION = 1  # Boxes match the stored pixels, whatever the file's Exif block says.
 _ROWS = 10_000
 _SORT_BYTES = 128 * 1024 * 1024  # Bytes of a CSV that is sorted in memory.
 
@@ -307,7 +287,6 @@ def read_boxes(
     present: Meaning,
     absent: Meaning,
     listed: frozenset[str] | None,
-    rotations: str,
     labels: str,
     _: Problems,
 ) -> Iterator[pa.RecordBatch]:
@@ -320,30 +299,24 @@ def read_boxes(
         present: the categories in an image that contains a class.
         absent: the categories that are not in an image without a class.
         listed: ids of the images; None: all that have a box or a verified class.
-        rotations: CSV with each image's Rotation; "" leaves images as they are stored.
         labels: CSV with the verified classes of images, or "".
     """
     verified = Verified(labels, present, absent, categories) if labels else None
-    orientations = read_orientations(rotations) if rotations else {}
 
     def rows_of(ids: pa.Array, boxes: pa.ListArray) -> pa.RecordBatch:
         nothing = pa.repeat("", len(ids))
         share_width, share_height = (pa.repeat(pa.scalar(side, pa.int32()), len(ids)) for side in SHARES)
         names = pc.binary_join_element_wise(ids, ".jpg", "")
-        plain = ids.to_pylist()
         columns = {
             "file_name": names,
             "origin": pc.binary_join_element_wise(f"{pixels}/", names, ""),
             "version": nothing,
             "width": share_width,
             "height": share_height,
-            "orientation": pa.array(
-                [orientations.get(name, _STORED_ORIENTATION) for name in plain], pa.int8()
-            ),
             "original_id": pc.binary_join_element_wise('"', ids, '"', ""),
             "fault_reason": nothing,
             "fault_detail": nothing,
-            "extra": pa.array(verified.of(plain), pa.string()) if verified else nothing,
+            "extra": pa.array(verified.of(ids.to_pylist()), pa.string()) if verified else nothing,
             "boxes": boxes,
         }
         return pa.RecordBatch.from_pydict(columns, schema=SOURCE_ROW)

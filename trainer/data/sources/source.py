@@ -196,7 +196,6 @@ SOURCE_ROW = pa.schema(
         ("version", _TEXT),
         ("width", pa.int32()),
         ("height", pa.int32()),
-        ("orientation", pa.int8()),
         ("original_id", _TEXT),
         ("fault_reason", _TEXT),
         ("fault_detail", _TEXT),
@@ -204,8 +203,7 @@ SOURCE_ROW = pa.schema(
         ("boxes", pa.list_(BOX)),
     ]
 )
-"""The fields of `Entry` (`original_id` as JSON), the Exif `orientation` to apply (0: the file's), and
-`extra`, JSON for the ground truth."""
+"""The fields of `Entry` (`original_id` as JSON), and `extra`, JSON for the ground truth."""
 
 Item = TypeVar("Item")
 
@@ -225,7 +223,6 @@ def batch_of(entries: list[Entry]) -> pa.RecordBatch:
             "version": entry.version,
             "width": entry.width,
             "height": entry.height,
-            "orientation": 0,
             "original_id": json.dumps(entry.original_id),
             "fault_reason": entry.fault[0] if entry.fault else "",
             "fault_detail": _text(entry.fault[1]) if entry.fault else "",

@@ -46,7 +46,6 @@ def test_what_a_row_tells(mirror):
         "version": "",
         "width": SHARES[0],
         "height": SHARES[1],
-        "orientation": 1,
         "origin": f"{mirror}/pixels/train/000002b66c9c498e.jpg",
         "original_id": '"000002b66c9c498e"',
         "fault_reason": "",
@@ -90,10 +89,6 @@ def test_the_hierarchy_gives_boxes_of_the_classes_above(mirror):
     assert first == {"Cat": 1, "Animal": 1, "Dog": 0} and last == {"Animal": 0, "Cat": 0, "Dog": 0}
 
 
-def test_rotation_becomes_an_orientation(mirror):
-    assert [row["orientation"] for row in rows_of(mirror, "rotation=apply")["train"]] == [1, 8, 3, 1]
-
-
 def test_splits_and_a_list_of_images(mirror, tmp_path):
     assert list(rows_of(mirror, "splits=train+test")) == ["train", "test"]
     (lone,) = rows_of(mirror, "splits=validation").items()
@@ -115,7 +110,7 @@ def test_lists_that_are_none(mirror, tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["splits=val", "splits=", "subset=coco", "classes=Cat", "hierarchy", "rotation=90"]
+    "text", ["splits=val", "splits=", "subset=coco", "classes=Cat", "hierarchy"]
 )
 def test_parameters_that_do_not_exist(text):
     with pytest.raises(DataError, match="cannot use") as caught:
@@ -188,7 +183,7 @@ PUBLISHED = Path(__file__).parents[5] / "shared" / "data" / "openimages_csv"
 def read(uri: Path, categories: list[Category]) -> list[dict]:
     meaning = Meaning(categories, categories, {})
     return source_rows.rows_of(
-        Rows(partial(read_boxes, str(uri), "s3://images", categories, meaning, meaning, None, "", ""))
+        Rows(partial(read_boxes, str(uri), "s3://images", categories, meaning, meaning, None, ""))
     )
 
 
