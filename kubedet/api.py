@@ -698,24 +698,22 @@ def data_inspect(
     *,
     overrides: Overrides = None,
     images: Count | None = None,
-    pairs: File = "",
 ) -> "Report":
-    """Count images, boxes, classes and problems of shards, raw images or a source.
+    """Count images, boxes, classes and problems of shards or a source.
 
     The format of a path without a scheme is detected, and the source to use is printed.
 
     Args:
-        uri: a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://, or a source:
-            PATH, sample, coco:PATH, voc:PATH, ...
+        uri: a folder DATA_ROOT/shards/FINGERPRINT, also on s3://, or a source: PATH, sample, coco:PATH,
+            voc:PATH, ...
         overrides: change one value of the configuration, e.g. data.box_format=xyxy; may be repeated
-        images: number of images per split to check for damage, depth, rotation and near duplicates (default:
-            2000 on this machine, 100 in an object store, 0 on the web)
-        pairs: write pictures of near duplicates across splits to a PNG file
+        images: number of images per split to check for damage, size and near duplicates (default: 2000 on
+            this machine, 100 in an object store, 0 on the web)
     """
     from trainer.data.inspection import inspect
     from trainer.model import recipes
 
-    return inspect(uri, recipes.load(DATA_RECIPE, {**(overrides or {})}).data, images, pairs)
+    return inspect(uri, recipes.load(DATA_RECIPE, {**(overrides or {})}).data, images)
 
 
 DATA_RECIPE = "small"  # Its settings say how a source is read, unless `overrides` does.
@@ -753,7 +751,7 @@ def data_preview(
     With a recipe they are the first images of a training's epoch, as the training sees them.
 
     Args:
-        uri: a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://, or a source
+        uri: a folder DATA_ROOT/shards/FINGERPRINT, also on s3://, or a source
         count: number of images
         split: train, val or test (default: the first)
         seed: seed of the random selection

@@ -60,8 +60,6 @@ class DataConfig:
     """Format of bbox in a COCO JSON: [x, y, width, height] in pixels, [x1, y1, x2, y2] in pixels, or [x, y,
     width, height] as fractions of the image. auto reads xywh, and fails if the boxes almost certainly have
     another format."""
-    merge_classes: bool = False
-    """Merge classes whose names differ only by case, spaces or Unicode form."""
     empty_images: Literal["auto", "keep", "drop"] = "auto"
     """Images without a box of the kept classes: auto drops them if the source does not annotate every object
     (Open Images)."""

@@ -23,7 +23,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.image_fetching import SHA256
-from trainer.data.plausibility import DROPPED, AnnotationChecker, merge_similar_classes, relabel_boxes
+from trainer.data.plausibility import AnnotationChecker
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import BLOCK, ROW, write_table
 from trainer.data.raw_manifest import Category, SplitCounts
@@ -31,6 +31,7 @@ from trainer.data.sources.source import UNKNOWN, Listing, Rows
 from trainer.data.sources.source import Category as Listed
 
 SPLITS = ("train", "val", "test")
+_DROPPED = -2  # The label of a class that data.classes leaves out.
 
 
 @dataclass
@@ -51,7 +52,6 @@ def build(
 
     Images whose key or file name is in `excluded` are left out; `where` names the source in messages.
     """
-    listing = merge_similar_classes(listing) if config.merge_classes else listing
     categories, labels = _select_classes(listing, config.classes)
     meaning = AnnotationChecker(
         [category.name for category in categories], listing.box_format, names=not config.classes
@@ -158,7 +158,7 @@ def _draft_split(
                     if match:
                         problems.add(reasons.IMAGE_EXCLUDED, name)
                         found_names |= match
-            boxes = relabel_boxes(batch.column("boxes"), labels)
+            boxes = _relabel_boxes(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))
             fractions.extend(image_keys.hash_fraction(key, "val") for key in stems)
@@ -252,5 +252,18 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
         raise DataError(f"data.classes has classes {problem}", fix=f"known classes: {', '.join(names[:100])}")
     position = {category: label for label, category in enumerate(kept)}
     categories = [Category(label, *category) for label, category in enumerate(kept)]
-    labels = [position.get(category, DROPPED) for category in listing.categories]
+    labels = [position.get(category, _DROPPED) for category in listing.categories]
     return categories, np.array([*labels, UNKNOWN])
+
+
+def _relabel_boxes(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
+    """Return boxes with the label of each category (the last is for UNKNOWN), without those of _DROPPED."""
+    values = boxes.flatten()  # Only the rows of this slice.
+    label = labels[values.field("category").to_numpy()]
+    kept = label != _DROPPED
+    fields = [values.field(index) for index in range(values.type.num_fields)]
+    fields[0] = pa.array(label.astype(np.int32))
+    changed = pa.StructArray.from_arrays(fields, fields=list(values.type)).filter(pa.array(kept))
+    offsets = boxes.offsets.to_numpy()
+    after = np.append(0, np.cumsum(kept))[offsets - offsets[0]]
+    return pa.ListArray.from_arrays(pa.array(after.astype(np.int32)), changed)

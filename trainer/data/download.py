@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -25,13 +24,7 @@ from trainer.base import events
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.log import activity
 from trainer.config.schema import DataConfig
-from trainer.data import (
-    annotations,
-    plausibility,
-    raw_folder,
-    raw_manifest,
-    sources,
-)
+from trainer.data import annotations, raw_folder, raw_manifest, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.image_fetching import (
     LIST_AT_ONCE_BELOW,
@@ -53,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = (
     "val_fraction", "test_fraction", "classes", "max_images", "empty_images", "boxes_from", "box_format",
-    "merge_classes", "exclude", "allow_hosts",
+    "exclude", "allow_hosts",
 )  # fmt: skip
 """Keys of the section `data` that determine raw tables."""
 
@@ -203,8 +196,6 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
     problems = Problems.of(planned.problems)
     for failure in failures:
         problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
-    for copy in _unlabeled_copies(planned, fetched):
-        problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
     splits, first = {}, 0
     for split, listed in planned.splits.items():
         is_stored = fetched["bytes"][first : first + listed.images] > 0
@@ -242,26 +233,6 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
         "raw images of %s: %s in %s%s", manifest.source, _image_counts(manifest), manifest.uri, summary
     )
     return manifest
-
-
-def _unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterator[str]:
-    """Yield the copies, see `plausibility.unlabeled_copies`, in the order of the splits."""
-    starts = np.ascontiguousarray(fetched["sha256"]).view(np.uint64)[::4]
-    values, counts = np.unique(starts, return_counts=True)
-    repeated = np.isin(starts, values[(counts > 1) & (values != 0)])
-    if not repeated.any():
-        return
-    images, first = [], 0
-    for split, listed in planned.splits.items():
-        table, is_repeated = planned.table(split), repeated[first : first + listed.images]
-        for block in range(table.blocks):
-            part = np.flatnonzero(is_repeated[block * raw_folder.BLOCK :][: raw_folder.BLOCK])
-            if len(part):
-                columns = table.batch(block, ["image_id", "file_name", "boxes"]).take(part).to_pydict()
-                for image_id, name, boxes in zip(*columns.values(), strict=True):
-                    images.append((fetched["sha256"][image_id - 1].tobytes(), f"{split}/{name}", bool(boxes)))
-        first += listed.images
-    yield from plausibility.unlabeled_copies(images)
 
 
 def _image_counts(raw: RawManifest) -> str:

@@ -38,8 +38,8 @@ _MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024  # Bytes of images in flight, estimated
 _BLOCK_BYTES = 4 * 1024 * 1024
 _LISTERS = 16
 _PART, _MIN_PARTS, _MAX_PARTS = 200, 4, 256
-"""Images of a part, as far as that gives a number of parts between these: each costs a few milliseconds for the
-report of what was fetched."""
+"""Images of a part, as far as that gives a number of parts between these: the report of what was fetched
+costs a few milliseconds."""
 _READERS = 16
 LIST_AT_ONCE_BELOW = 10_000  # Images up to which one listing is faster than one for each folder.
 _DIGEST = re.compile(r"[0-9a-f]{16}")

@@ -76,7 +76,6 @@ class NormalImage:
     stored_width: int  # of the original image in pixels, before its orientation was applied
     stored_height: int
     orientation: int  # Exif orientation that was applied, 1 to 8; 1 is none
-    has_16_bits: bool = False  # a channel, in the original
 
     @property
     def turned(self) -> bool:
@@ -107,7 +106,6 @@ def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False)
         # A JPEG is decoded at a half, quarter or eighth, but at no less than twice the target size.
         image.draft(None, (2 * size[0], 2 * size[1]))
     _load(image)
-    deep = _is_deep(image, data)
     image = plain(image, data)
     if scale < 1:
         image = image.resize(size, Image.Resampling.LANCZOS)
@@ -115,7 +113,7 @@ def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False)
         image = image.transpose(_TRANSPOSES[orientation])
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
-    return NormalImage(buffer.getvalue(), *image.size, *stored, orientation, deep)
+    return NormalImage(buffer.getvalue(), *image.size, *stored, orientation)
 
 
 def _as_baseline(data: bytes, image: Image.Image) -> bytes | None:
@@ -160,7 +158,7 @@ def measure(data: bytes) -> NormalImage:
     image = _open(data)
     orientation, stored = _orientation(image), image.size
     displayed = stored[::-1] if orientation >= 5 else stored
-    return NormalImage(b"", *displayed, *stored, orientation, _is_deep(image, data))
+    return NormalImage(b"", *displayed, *stored, orientation)
 
 
 def place_box(
@@ -197,13 +195,8 @@ def _is_proportional(size: tuple[int, int], reference: tuple[int, int]) -> bool:
     return min(size) > 1 and abs(size[0] * reference[1] / (size[1] * reference[0]) - 1) < 0.01
 
 
-def size_fault(
-    image: NormalImage, annotated_width: int, annotated_height: int, boxes: list[list[float]]
-) -> str:
-    """Return the problem of an annotated size, see `trainer.data.problem_counts`; "" if there is none.
-
-    `boxes` are [x, y, width, height] in pixels of the normal image.
-    """
+def size_fault(image: NormalImage, annotated_width: int, annotated_height: int) -> str:
+    """Return the problem of an annotated size, see `trainer.data.problem_counts`; "" if there is none."""
     annotated = (annotated_width, annotated_height)
     stored = (image.stored_width, image.stored_height)
     if 0 in annotated or annotated in (stored, SHARES, SHARES_UPRIGHT):
@@ -211,16 +204,7 @@ def size_fault(
     if annotated != stored[::-1]:
         displayed = stored[::-1] if image.turned else stored
         return reasons.IMAGE_RESIZED if _is_proportional(annotated, displayed) else reasons.SIZE_DIFFERS
-    if image.turned:
-        return ""
-    return reasons.SIZE_EXCHANGED if are_inside(boxes, image.width, image.height) else reasons.IMAGE_ROTATED
-
-
-def are_inside(boxes: list[list[float]], width: float, height: float) -> bool:
-    """Return whether boxes [x, y, width, height] end in an image of that size, within a margin of 1 %."""
-    right = max((box[0] + box[2] for box in boxes), default=0)
-    below = max((box[1] + box[3] for box in boxes), default=0)
-    return right <= 1.01 * width + 1 and below <= 1.01 * height + 1
+    return "" if image.turned else reasons.SIZE_EXCHANGED
 
 
 def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:

@@ -1,6 +1,5 @@
 """Describes data: images, boxes and classes of each split, sizes and shapes, and problems."""
 
-import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,23 +10,22 @@ from trainer import storage
 from trainer.base import log, worker_pool
 from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config.schema import DataConfig
-from trainer.data import plausibility, statistics
+from trainer.data import plausibility, raw_manifest, source_names, sources, statistics
 from trainer.data import problem_counts as reasons
-from trainer.data.data_views import RawImages, Shards, SourceRows, as_picture, open_view
-from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize, place_box
-from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, note_image
-from trainer.data.preview import sheet
+from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize
+from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, note_size
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, to_bbox
-from trainer.data.shard_folder import DuplicatePair, listing_faults
+from trainer.data.shard_folder import INDEX, DuplicatePair, ShardIndex, listing_faults, read_index
 from trainer.data.shards import clean
 from trainer.data.statistics import SplitStatistics
-from trainer.storage import outputs
 
 _PIXEL_HISTOGRAMS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
 _ASSUMED_SIDE = 1000
 _MAX_SIDE, _JPEG_QUALITY = 1600, 90
 _READERS = 8
+_LOCAL_SAMPLE, _REMOTE_SAMPLE = 2000, 100
+"""Images of a split that are read on this machine, and in an object store."""
 
 
 @dataclass(frozen=True)
@@ -68,70 +66,100 @@ class Report:
     max_bad_fraction: float = 0.0  # Of images and boxes; with more the download fails.
 
 
-def inspect(
-    text: str, config: DataConfig | None = None, images: int | None = None, pairs: str = ""
-) -> Report:
-    """Describe shards, raw images or a source, and check them (see `trainer.data.plausibility`).
+class SourceRows:
+    """A source, as it is published."""
+
+    def __init__(self, text: str, config: DataConfig) -> None:
+        """List it; raise DataError if it is missing, empty or not of its format."""
+        self._source = sources.parse(text, config)
+        self.listing = self._source.listing()
+        self.uri = self._source.uri
+        self.names = [category.name for category in self.listing.categories]
+        schemes = {storage.scheme(uri) for uri in source_names.places(self.uri)}
+        self.sample_size = _REMOTE_SAMPLE if schemes & set(storage.OBJECT_STORES) else _LOCAL_SAMPLE
+        if self._source.cpu_bound or schemes & set(storage.WEB):
+            self.sample_size = 0
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self.listing.splits)
+
+    def read(self, row: RawRow) -> bytes:
+        """Return the image of a row; raise StorageError if it cannot be read."""
+        return self._source.read(row["origin"])
+
+
+def open_view(text: str, config: DataConfig | None = None) -> ShardIndex | SourceRows:
+    """Open a folder of shards by its URI, or a source as `trainer.data.sources` takes it.
+
+    Raises:
+        DataError: it is unknown, unfinished, or was written by another version of kubedet.
+        StorageError: it cannot be reached.
+    """
+    remote = storage.scheme(text) in storage.OBJECT_STORES
+    if remote or storage.is_local(text):
+        folder = storage.absolute(text)
+        if storage.exists(storage.join(folder, INDEX)):
+            return read_index(folder)
+        names = storage.list_states(folder)
+        if any(name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names):
+            fix = "run the shard step again to continue"
+            raise DataError(f"{folder} is incomplete: the shard step has not finished", fix=fix)
+        if raw_manifest.PLAN in names:
+            fix = "use the source or the shards; `kubedet data verify` reads raw images"
+            raise DataError(f"{folder} contains raw images", fix=fix)
+        if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
+            raise DataError(f"{text} does not exist", fix="check the URI and the endpoint")
+    return SourceRows(text, config or DataConfig())
+
+
+def inspect(text: str, config: DataConfig | None = None, images: int | None = None) -> Report:
+    """Describe shards or a source, and check them (see `trainer.data.plausibility`).
 
     Args:
         text: see `open_view`.
         config: how a source is read.
         images: images of each split to read; None decides by where they are stored.
-        pairs: PNG that receives the near duplicates across splits.
 
     Raises:
         DataError: it is missing, empty or not of its format.
         StorageError: it cannot be reached.
     """
     view = open_view(text, config)
-    if isinstance(view, Shards):
+    if isinstance(view, ShardIndex):
         return _describe_shards(view)
-    names = isinstance(view, SourceRows) and not (config and config.classes)
-    meaning = AnnotationChecker(view.names, view.box_format, names=names)
+    config = config or DataConfig()
+    meaning = AnnotationChecker(view.names, view.listing.box_format, names=not config.classes)
     in_rows = Problems()
     sample: dict[str, list[RawRow]] = {}
     described = {}
     for split in view.splits:
         limit = view.sample_size if images is None else images
         described[split], sample[split] = _read_rows(view, split, meaning, limit, in_rows)
-    problems = view.problems()
+    problems = Problems.of(view.listing.problems.cases())
     problems.merge(in_rows.cases())
-    in_images, hashes, copies = _read_images(view, sample)
+    in_images, hashes = _read_images(view, sample)
     problems.merge(in_images.cases())
-    for copy in copies if isinstance(view, SourceRows) else ():  # The download step compares all.
-        problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
     found = meaning.findings()
-    looked_at = SampledImages(sum(map(len, sample.values())), in_images.cases())
     if not found.errors:  # Their consequences would be reported as well.
-        of_images = check_samples(problems, described, looked_at.images)
+        of_images = check_samples(problems, described)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
     named, warnings = plausibility.near_duplicates(hashes, lambda split, row: sample[split][row]["file_name"])
-    found.warnings += warnings
-    if pairs and named:
-        pictures = []
-        for pair in named:
-            for split, row in zip(pair.splits, pair.rows, strict=True):
-                picture = as_picture(sample[split][row], view.read)
-                pictures.append(picture._replace(file_name=f"{split}: {picture.file_name}"))
-        outputs.claim_file(pairs)
-        with storage.new_file(pairs, sync=False) as file:
-            sheet(pictures, view.names, columns=2).save(file, "PNG")
     return Report(
-        kind=view.kind,
+        kind="source",
         uri=view.uri,
-        read_as=view.read_as if isinstance(view, SourceRows) else "",
-        fingerprint=view.manifest.fingerprint if isinstance(view, RawImages) else "",
+        read_as=view.listing.read_as,
         classes=view.names,
         splits={split: SplitReport(counts.images, counts.boxes) for split, counts in described.items()},
         statistics=described,
         problems=dict(sorted(problems.counts.items())),
         examples=problems.examples,
-        warnings=found.warnings,
+        warnings=found.warnings + warnings,
         errors=found.errors,
         near_duplicates=named,
-        looked_at=looked_at,
-        max_bad_fraction=(config or DataConfig()).max_bad_fraction,
+        looked_at=SampledImages(sum(map(len, sample.values())), in_images.cases()),
+        max_bad_fraction=config.max_bad_fraction,
     )
 
 
@@ -141,7 +169,7 @@ def check(report: Report) -> None:
     The error has no examples: the report has them.
     """
     Findings(report.errors).check(report.uri)
-    if report.kind != SourceRows.kind:
+    if report.kind != "source":
         return
     problems = Problems(report.problems, report.examples)
     images = sum(split.images for split in report.splits.values())
@@ -166,10 +194,9 @@ def check(report: Report) -> None:
             raise DataError(f"{report.uri}: no {noun} to train on", fix="check its annotations")
 
 
-def _describe_shards(view: Shards) -> Report:
-    index = view.index
+def _describe_shards(index: ShardIndex) -> Report:
     absent = Problems()
-    states = storage.list_states(view.uri, recursive=True)
+    states = storage.list_states(index.uri, recursive=True)
     for reason, example in listing_faults(index, states).values():
         absent.add(reason, example)
     left_out = [f"{item.file_name}: {item.reason}" for item in index.quarantined]
@@ -179,10 +206,10 @@ def _describe_shards(view: Shards) -> Report:
         size = sum(shard.bytes for shard in split.shards)
         splits[name] = SplitReport(split.samples, split.boxes, len(split.shards), size)
     return Report(
-        kind=view.kind,
-        uri=view.uri,
+        kind=index.kind,
+        uri=index.uri,
         fingerprint=index.fingerprint,
-        classes=view.names,
+        classes=index.names,
         splits=splits,
         statistics=index.statistics,
         problems=index.problems | dict(sorted(absent.counts.items())),
@@ -193,7 +220,7 @@ def _describe_shards(view: Shards) -> Report:
 
 
 def _read_rows(
-    view: RawImages | SourceRows, split: str, meaning: AnnotationChecker, limit: int, problems: Problems
+    view: SourceRows, split: str, meaning: AnnotationChecker, limit: int, problems: Problems
 ) -> tuple[SplitStatistics, list[RawRow]]:
     """Count and check the rows of a split, a block at a time, and choose those whose images are read.
 
@@ -203,9 +230,8 @@ def _read_rows(
     labels = len(view.names)
     total = statistics.describe([], labels)
     sample: list[RawRow] = []
-    count = view.manifest.splits[split].images if isinstance(view, RawImages) else None
-    with log.progress(f"inspect {split}", count, "images") as bar:
-        for batch in view.batches(split):
+    with log.progress(f"inspect {split}", None, "images") as bar:
+        for batch in view.listing.splits[split].batches():
             meaning.add(split, batch)
             rows: list[RawRow] = batch.to_pylist()
             sound = [row for row in rows if not row["fault_reason"]]
@@ -231,30 +257,20 @@ def _order(row: RawRow) -> tuple[int, str]:
     return zlib.crc32(size.encode()), row["file_name"]
 
 
-def _read_images(
-    view: RawImages | SourceRows, sample: dict[str, list[RawRow]]
-) -> tuple[Problems, dict[str, np.ndarray], Iterator[str]]:
-    """Read the images of some rows of each split.
-
-    Returns their problems, the hashes of the pictures of each split, and the `unlabeled_copies`.
-    """
+def _read_images(view: SourceRows, sample: dict[str, list[RawRow]]) -> tuple[Problems, dict[str, np.ndarray]]:
+    """Read the images of some rows of each split; return their problems, and the hashes of the pictures."""
     problems = Problems()
     tasks = [(split, number) for split, rows in sample.items() for number in range(len(rows))]
     hashes = {split: [plausibility.NO_HASH] * len(rows) for split, rows in sample.items()}
 
-    files: list[tuple[bytes, str, bool]] = []
-
     def read(task: tuple[str, int]) -> Problems:
         split, number = task
         row, found = sample[split][number], Problems()
-        name, size = row["file_name"], (row["width"], row["height"])
+        name = row["file_name"]
         try:
-            data = view.read(row)
-            files.append((hashlib.sha256(data).digest(), f"{split}/{name}", bool(row["boxes"])))
-            image = normalize(data, _MAX_SIDE, _JPEG_QUALITY)
+            image = normalize(view.read(row), _MAX_SIDE, _JPEG_QUALITY)
             hashes[split][number] = plausibility.picture_hash(image.jpeg)
-            boxes = [place_box(to_bbox(box), image, *size) for box in row["boxes"]]
-            note_image(name, image, size, boxes, found)
+            note_size(name, image, (row["width"], row["height"]), found)
         except MissingError as error:
             found.add(reasons.IMAGE_MISSING, f"{name}: {error.message}")
         except StorageError as error:
@@ -268,8 +284,7 @@ def _read_images(
         for found in worker_pool.run(read, tasks, workers, processes=False):
             problems.merge(found.cases())
             bar.update(1)
-    pictures = {split: plausibility.decode_hashes(b"".join(one)) for split, one in hashes.items()}
-    return problems, pictures, plausibility.unlabeled_copies(sorted(files))
+    return problems, {split: plausibility.decode_hashes(b"".join(one)) for split, one in hashes.items()}
 
 
 def is_sized(row: RawRow) -> bool:

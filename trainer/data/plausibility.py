@@ -9,9 +9,8 @@ more.
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +20,9 @@ from PIL import Image
 from trainer.base.errors import DataError
 from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
-from trainer.data.images import NormalImage, are_inside, size_fault
+from trainer.data.images import NormalImage, size_fault
 from trainer.data.problem_counts import Problems
 from trainer.data.shard_folder import DuplicatePair
-from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
 from trainer.data.statistics import SplitStatistics
 
 _CELLS = 16
@@ -220,7 +218,7 @@ class AnnotationChecker:
         if alike:
             shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:10])
             problem = f"classes whose names differ only by case, spaces or Unicode form: {shown}"
-            remedy = "add --set data.merge_classes=true, or name all of them in data.classes"
+            remedy = "make the names equal or different; or name all of them in data.classes"
             found.errors.append((problem, remedy))
         for split in self._scored:
             held_out = bool(splits) and split not in splits
@@ -284,59 +282,26 @@ _FORMAT_TEXTS = {
 }
 
 
-def note_image(
-    name: str, image: NormalImage, annotated: tuple[int, int], boxes: list[list[float]], problems: Problems
-) -> None:
-    """Count problems of an image: its annotated size (see `size_fault`), its orientation, its depth."""
-    if fault := size_fault(image, *annotated, boxes):
-        stored = (image.stored_width, image.stored_height)
-        case = f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored[0]}x{stored[1]} stored"
-        if fault == reasons.SIZE_DIFFERS:
-            case += ": boxes are not scaled"
-        elif fault == reasons.IMAGE_RESIZED:
-            width, height = stored[::-1] if image.turned else stored
-            case += f": boxes are scaled by {width / annotated[0]:.4g}"
-            # The boxes are those in the normal image, which may be smaller than the stored one.
-            if are_inside(boxes, width * image.width / annotated[0], height * image.height / annotated[1]):
-                problems.add(reasons.FITS_UNSCALED, case)
-        problems.add(fault, case)
-    if image.has_16_bits:
-        problems.add(reasons.IMAGE_DEEP, name)
+def note_size(name: str, image: NormalImage, annotated: tuple[int, int], problems: Problems) -> None:
+    """Count the problem of an image's annotated size, if it has one, see `size_fault`."""
+    if fault := size_fault(image, *annotated):
+        stored = f"{image.stored_width}x{image.stored_height} stored"
+        problems.add(fault, f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored}")
 
 
 _ADVICE = {
     reasons.ANNOTATION_ID_TWICE: "every box is read, but pycocotools takes one of each id",
-    reasons.IMAGE_COPY_WITHOUT_BOXES: "the same picture counts with and without objects: annotate or remove "
-    "the copy",
     reasons.LABELS_SHARED: "both get its boxes: rename one of them with its labels, or remove it",
-    reasons.SIZE_DIFFERS: "the size of the image is used",
+    reasons.SIZE_DIFFERS: "boxes are not scaled",
+    reasons.IMAGE_RESIZED: "boxes are scaled: look at some with `kubedet data preview`",
+    reasons.SIZE_EXCHANGED: "boxes are not turned: look at some with `kubedet data preview`",
     reasons.SPLIT_EMPTY: "images of train may be held out in its place: add the images, or remove the entry",
-    reasons.MAY_BE_KEY_POINTS: "each is read as the box around all its numbers: if these are key points, add "
-    "kpt_shape: [POINTS, 2 or 3] to data.yaml",
-}  # fmt: skip
+}
 
 
-def unlabeled_copies(images: Iterable[tuple[bytes, str, bool]]) -> Iterator[str]:
-    """Yield "NAME is NAME" for each image without boxes that has the same bytes as one with boxes.
-
-    `images` are the hash of the bytes, the name, and whether there are boxes.
-    """
-    groups: dict[bytes, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    for digest, name, labeled in images:
-        groups[digest][labeled].append(name)
-    for unlabeled, labeled_names in groups.values():
-        if labeled_names:
-            yield from (f"{name} is {labeled_names[0]}" for name in unlabeled)
-
-
-def check_samples(
-    problems: Problems, statistics: dict[str, SplitStatistics], looked_at: int | None = None
-) -> Findings:
-    """Return the problems shown by counts (of `looked_at` images, or all if None) and statistics of
-    splits.
-    """
+def check_samples(problems: Problems, statistics: dict[str, SplitStatistics]) -> Findings:
+    """Return the problems shown by counts and by the statistics of splits."""
     found, counts = Findings(), problems.counts
-    looked_at = looked_at if looked_at is not None else sum(split.images for split in statistics.values())
     for name, split in statistics.items():
         _check_scored(name, split.boxes - split.crowds, split.crowds, found)
     sides = np.sum([split.box_side for split in statistics.values()], axis=0)
@@ -348,28 +313,9 @@ def check_samples(
     listed = sum(split.boxes for split in statistics.values()) + counts.get(reasons.BOX_OUTSIDE, 0)
     if clipped > _MAX_CLIPPED_SHARE * listed:
         found.warnings.append(f"{clipped / listed:.0%} of {listed:,} boxes leave their image")
-    rotated, exchanged = (counts.get(reason, 0) for reason in (reasons.IMAGE_ROTATED, reasons.SIZE_EXCHANGED))
-    of_images = f"of {looked_at:,} images"
-    leaves = "width and height are exchanged in their annotations, and boxes leave the image"
-    if 2 * (rotated + exchanged) > looked_at and 5 * rotated > rotated + exchanged:
-        remedy = "annotate the images as they are now, or restore the annotated ones with their Exif data"
-        found.errors.append((f"{rotated + exchanged:,} {of_images} are rotated: {leaves}", remedy))
-    elif rotated:
-        found.warnings.append(f"{rotated:,} {of_images} are rotated: {leaves}")
-    elif exchanged:
-        fit = "have width and height exchanged in their annotations; the boxes fit as they are"
-        found.warnings.append(f"{exchanged:,} {of_images} {fit}")
-    if resized := counts.get(reasons.IMAGE_RESIZED, 0):
-        first = problems.examples[reasons.IMAGE_RESIZED][0]
-        doubt = "; all boxes also fit without scaling: look at some with `kubedet data preview`"
-        sure = counts.get(reasons.FITS_UNSCALED, 0) < resized
-        problem = f"{resized:,} {of_images} are not of their annotated size (first: {first})"
-        found.warnings.append(problem + ("" if sure else doubt))
     for reason, advice in _ADVICE.items():
         if count := counts.get(reason, 0):
             found.warnings.append(f"{reason}: {count:,} (first: {problems.examples[reason][0]}); {advice}")
-    if deep := counts.get(reasons.IMAGE_DEEP, 0):
-        found.warnings.append(f"{deep:,} {of_images} have 16 bits a channel; each is scaled by its range")
     return found
 
 
@@ -377,42 +323,3 @@ def fold_name(name: str) -> str:
     """Return a class name without case, spaces, invisible characters and Unicode form."""
     text = unicodedata.normalize("NFKC", name).casefold()
     return "".join(char for char in text if not char.isspace() and unicodedata.category(char)[0] != "C")
-
-
-DROPPED = -2  # The label of a class that data.classes leaves out.
-
-
-def merge_similar_classes(listing: Listing) -> Listing:
-    """Return a listing in which classes with equal `fold_name` names are one, named as the first of them."""
-    kept: dict[str, int] = {}
-    categories: list[Category] = []
-    positions = []
-    for category in listing.categories:
-        key = fold_name(category.name)
-        if key not in kept:
-            kept[key] = len(categories)
-            categories.append(category._replace(name=category.name.strip()))
-        positions.append(kept[key])
-    table = np.array([*positions, UNKNOWN], np.int32)
-
-    def relabel(rows: Rows, _: Problems) -> Iterator[pa.RecordBatch]:
-        for batch in rows.batches():
-            column = batch.schema.get_field_index("boxes")
-            boxes = relabel_boxes(batch.column(column), table)
-            yield batch.set_column(column, batch.schema.field(column), boxes)
-
-    splits = {split: Rows(partial(relabel, rows)) for split, rows in listing.splits.items()}
-    return replace(listing, categories=categories, splits=splits)
-
-
-def relabel_boxes(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
-    """Return boxes with the label of each category (the last is for UNKNOWN), without those of DROPPED."""
-    values = boxes.flatten()  # Only the rows of this slice.
-    label = labels[values.field("category").to_numpy()]
-    kept = label != DROPPED
-    fields = [values.field(index) for index in range(values.type.num_fields)]
-    fields[0] = pa.array(label.astype(np.int32))
-    changed = pa.StructArray.from_arrays(fields, fields=list(values.type)).filter(pa.array(kept))
-    offsets = boxes.offsets.to_numpy()
-    after = np.append(0, np.cumsum(kept))[offsets - offsets[0]]
-    return pa.ListArray.from_arrays(pa.array(after.astype(np.int32)), changed)

@@ -1,28 +1,45 @@
 """A contact sheet: images of a split side by side, with their boxes, also as a training sees them."""
 
-import textwrap
+import io
 from collections.abc import Sequence
 from contextlib import closing
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from PIL import Image, ImageDraw
 
-from trainer.base.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError, DataError, StorageError
 from trainer.config.schema import Config, DataConfig
 from trainer.data.box_labels import LabeledBox, draw_boxes, text_renderer
-from trainer.data.data_views import Picture, Shards, open_view, pictures
+from trainer.data.decoding import read_sample
+from trainer.data.images import UnreadableImage, normalize, place_box
+from trainer.data.inspection import SourceRows, open_view
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import image_weights
+from trainer.data.samples import RawRow, to_bbox
+from trainer.data.shard_folder import ShardIndex
 from trainer.data.shard_index import ShardDataset
 from trainer.launching.distributed import World
 
 TILE = 320  # side of a picture's field on the sheet, pixels
 _CAPTION, _GAP = 18, 8
-_MAX_LETTERS, _MAX_LINES = 46, 10
-"""Of the text in the field of an unreadable image."""
 _LETTER = 12  # size of all letters, pixels
-_PAPER, _INK, _MISSING = (250, 250, 250), (40, 40, 40), (160, 30, 30)
+_PAPER, _INK = (250, 250, 250), (40, 40, 40)
+_MAX_SIDE, _JPEG_QUALITY = 1600, 95
+
+
+Box = tuple[int, list[float], bool]  # Label, [x, y, width, height] in pixels, and whether it is a crowd.
+
+
+class Picture(NamedTuple):
+    """An image with its boxes."""
+
+    file_name: str
+    image: Image.Image | None  # None if it cannot be read: `fault` says why.
+    boxes: list[Box]
+    fault: str = ""
 
 
 def contact_sheet(
@@ -35,11 +52,11 @@ def contact_sheet(
     view = open_view(text, config)
     if split and split not in view.splits:
         raise DataError(f"no split {split!r} in {text}", fix=f"the splits are: {', '.join(view.splits)}")
-    split = split or view.splits[0]
-    drawn = pictures(view, split, count, np.random.default_rng(seed))
+    split = split or next(iter(view.splits))
+    drawn = _pictures(view, split, count, np.random.default_rng(seed))
     if not drawn:
         raise DataError(f"the split {split!r} of {text} has no images", fix="choose another with --split")
-    return sheet(drawn, view.names), drawn, split
+    return _sheet(drawn, view.names), drawn, split
 
 
 def training_sheet(
@@ -47,9 +64,9 @@ def training_sheet(
 ) -> tuple[Image.Image, list[Picture], str]:
     """Draw the first samples of an epoch (from 0) as a training on one CPU sees them; see `contact_sheet`."""
     view = open_view(uri)
-    if not isinstance(view, Shards):
+    if not isinstance(view, ShardIndex):
         fix = "pass a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` creates one"
-        raise DataError(f"{uri} is {view.kind}: a training reads shards", fix=fix)
+        raise DataError(f"{uri} is a source: a training reads shards", fix=fix)
     if epoch >= config.train.epochs:
         fix = f"use one from 0 to {config.train.epochs - 1}, or set train.epochs"
         raise ConfigError(f"epoch {epoch} does not exist: the training has {config.train.epochs}", fix=fix)
@@ -85,12 +102,58 @@ def training_sheet(
                 image = Image.fromarray(np.ascontiguousarray(pixels))
                 name = f"image id {image_id}, at {batch.images.shape[-1]} px"
                 drawn.append(Picture(name, image, boxes))
-    return sheet(drawn[:count], view.names), drawn[:count], f"train as epoch {epoch} sees them"
+    return _sheet(drawn[:count], view.names), drawn[:count], f"train as epoch {epoch} sees them"
 
 
-def sheet(pictures: Sequence[Picture], names: Sequence[str], columns: int = 0) -> Image.Image:
-    """Lay pictures out in rows of some columns; 0 makes the sheet nearly square."""
-    columns = columns or int(np.ceil(np.sqrt(len(pictures))))
+def _pictures(
+    view: ShardIndex | SourceRows, split: str, count: int, generator: np.random.Generator
+) -> list[Picture]:
+    """Return some images of a split, chosen at random; rows are read in one pass."""
+    if isinstance(view, SourceRows):
+        drawn: list[tuple[float, pa.RecordBatch]] = []
+        for batch in view.listing.splits[split].batches():
+            lots = generator.random(batch.num_rows)
+            drawn += [(float(lots[row]), batch.take([row])) for row in np.argsort(lots)[:count]]
+            drawn = sorted(drawn, key=lambda pair: pair[0])[:count]
+        return [_as_picture(row.to_pylist()[0], view) for _, row in drawn]
+    dataset = ShardDataset(view.uri, split)
+    found = []
+    for index in np.sort(generator.choice(len(dataset), min(count, len(dataset)), replace=False)).tolist():
+        try:
+            pixels, record = read_sample(dataset, index)
+            image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        except (DataError, StorageError) as error:
+            name = f"image id {dataset.samples[index]['image_id']}"
+            found.append(Picture(name, None, [], error.message))
+            continue
+        boxes = [(box["category_id"], box["bbox"], bool(box["iscrowd"])) for box in record["annotations"]]
+        found.append(Picture(record["file_name"], image, boxes))
+    return found
+
+
+def _as_picture(row: RawRow, view: SourceRows) -> Picture:
+    """Return the image of a row as the shard step would store it."""
+    name = row["file_name"]
+    if row["fault_reason"]:
+        return Picture(name, None, [], row["fault_detail"] or row["fault_reason"])
+    try:
+        normal = normalize(view.read(row), _MAX_SIDE, _JPEG_QUALITY)
+        image = Image.open(io.BytesIO(normal.jpeg)).convert("RGB")
+    except (StorageError, DataError) as error:
+        return Picture(name, None, [], error.message)
+    except (UnreadableImage, OSError) as error:
+        return Picture(name, None, [], str(error))
+    size = (row["width"], row["height"])
+    boxes = [
+        (box["category"], place_box(to_bbox(box), normal, *size), bool(box["iscrowd"]))
+        for box in row["boxes"]
+    ]
+    return Picture(name, image, boxes)
+
+
+def _sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:
+    """Lay pictures out on a sheet that is nearly square."""
+    columns = int(np.ceil(np.sqrt(len(pictures))))
     tiles = [_tile(picture, names) for picture in pictures]
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile in row) for row in rows]
@@ -107,14 +170,8 @@ def sheet(pictures: Sequence[Picture], names: Sequence[str], columns: int = 0) -
 def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
     """Draw one picture with its name below."""
     letters = text_renderer(_LETTER)
-    if picture.image is None:
-        shown = Image.new("RGB", (TILE, TILE // 2), _PAPER)
-        pen = ImageDraw.Draw(shown)
-        pen.rectangle((0, 0, TILE - 1, TILE // 2 - 1), outline=_MISSING)
-        for number, line in enumerate(textwrap.wrap(picture.fault, _MAX_LETTERS)[:_MAX_LINES]):
-            text = letters.shortened(line, TILE - 16)
-            letters.write(pen, (8, 8 + number * (letters.height + 1)), text, fill=_MISSING)
-    else:
+    shown = Image.new("RGB", (TILE, TILE // 2), _PAPER)  # Of an unreadable image only the name is shown.
+    if picture.image is not None:
         scale = TILE / max(picture.image.size)
         width, height = (max(1, round(side * scale)) for side in picture.image.size)
         shown = picture.image.resize((width, height), Image.Resampling.LANCZOS)

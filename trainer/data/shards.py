@@ -339,7 +339,7 @@ def _record(row: RawRow, normal: NormalImage, labels: int, min_side: float, prob
         old_area, new_area = before[2] * before[3], after[2] * after[3]
         area = box["area"] * (new_area / old_area if old_area > 0 else 1.0)
         boxes.append({"category_id": box["category"], "bbox": after, "area": area, "iscrowd": box["iscrowd"]})
-    plausibility.note_image(name, normal, size, [box["bbox"] for box in boxes], problems)
+    plausibility.note_size(name, normal, size, problems)
     record: Record = {
         "image_id": row["image_id"],
         "file_name": name,
@@ -500,8 +500,6 @@ def _check(
     """Return warnings, and the first near duplicates; raise DataError if too much is bad."""
     where = f"shards of {raw.source}"
     found = plausibility.check_samples(problems, {split: part.statistics for split, part in splits.items()})
-    if problems.counts.get(reasons.IMAGE_ROTATED):  # The cause of bad boxes is named first.
-        found.check(where)
     raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
         fix = "accept smaller images with data.min_side, or repair the source"

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +25,6 @@ from trainer.base.errors import (
 from trainer.base.os_errors import check_resources
 from trainer.config.schema import DataConfig
 from trainer.data import raw_folder, raw_manifest
-from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
 from trainer.data.download import download
 from trainer.data.image_fetching import read_again, read_report
@@ -63,23 +63,22 @@ class _Part(NamedTuple):
     bytes: int = 0
 
 
-def verify(text: str, threads: int = 0) -> Verified:
+def verify(text: str) -> Verified:
     """Read a whole folder of shards or raw images, compare it with its hashes, and decode every image.
 
-    `threads` 0 is one for each core.
-
     Raises:
-        ConfigError: it is a source, of which nothing is recorded.
+        ConfigError: it is neither, or not complete.
         DataError: the index is damaged.
         StorageError: the folder cannot be reached.
     """
-    view, cores = open_view(text), worker_pool.available_cores()
+    uri, cores = storage.absolute(text), worker_pool.available_cores()
     damaged: list[_Part] = []
-    if isinstance(view, Shards):
-        shards = []
-        for split in view.splits:
+    kind = "shards" if storage.exists(storage.join(uri, INDEX)) else "raw images"
+    if kind == "shards":
+        index, shards = read_index(uri), []
+        for split in index.splits:
             try:
-                dataset = ShardDataset(view.uri, split)
+                dataset = ShardDataset(uri, split)
             except (DamagedError, MissingError, DataError) as error:
                 damaged.append(_Part(f"{split}.samples.npy", [error.message]))
                 continue
@@ -91,18 +90,19 @@ def verify(text: str, threads: int = 0) -> Verified:
                 raise
             except (StorageError, DataError) as error:
                 damaged.append(_Part(f"annotations/{split}.json", [error.message]))
-        parts = worker_pool.run(_verify_shard, shards, threads or cores, processes=False)
-        total = sum(view.index.samples.values())
-    elif isinstance(view, RawImages):
-        raw = view.manifest
+        parts = worker_pool.run(_verify_shard, shards, cores, processes=False)
+        total = sum(index.samples.values())
+    elif storage.exists(storage.join(uri, raw_manifest.MANIFEST)):
+        raw = raw_folder.read_manifest(uri)
         damaged += _damaged_reports(raw)
-        verify_image = partial(_verify_image, raw, raw_folder.read_images(raw))
-        parts = worker_pool.run(verify_image, view.rows(), threads or 4 * cores, processes=False)
+        images = raw_folder.read_images(raw)
+        verify_image = partial(_verify_image, raw, images)
+        parts = worker_pool.run(verify_image, _stored_rows(raw, images), 4 * cores, processes=False)
         total = raw.listed_images
     else:
         fix = f"{_FOLDER_FIX}; `kubedet data inspect` counts a source's problems"
-        raise ConfigError(f"{text} is a source: there are no stored hashes to compare it with", fix=fix)
-    result = Verified(view.kind, view.uri)
+        raise ConfigError(f"{text} contains neither complete shards nor complete raw images", fix=fix)
+    result = Verified(kind, uri)
     with log.progress("verify", total, "images") as bar:
         for part in parts:
             result.files += 1
@@ -187,6 +187,16 @@ def _damaged_reports(raw: RawManifest) -> list[_Part]:
     return damaged
 
 
+def _stored_rows(raw: RawManifest, images: np.ndarray) -> Iterator[RawRow]:
+    """Yield the rows of all images that are stored."""
+    for split in raw.splits:
+        table = raw.table(split)
+        for block in range(table.blocks):
+            for row in table.batch(block).to_pylist():
+                if images["bytes"][row["image_id"] - 1]:
+                    yield row
+
+
 def _verify_image(raw: RawManifest, images: np.ndarray, row: RawRow) -> _Part:
     uri, problem, size = raw.image_uri(row), "", 0
     try:
@@ -204,7 +214,7 @@ def _verify_image(raw: RawManifest, images: np.ndarray, row: RawRow) -> _Part:
     return _Part(row["file_name"], [f"{uri}: {problem}"] if problem else [], 1, size)
 
 
-def repair(text: str, threads: int = 0) -> Verified:
+def repair(text: str) -> Verified:
     """Repair a folder: shards from the raw images, these from their source; return `verify` of the result.
 
     Raises:
@@ -213,10 +223,10 @@ def repair(text: str, threads: int = 0) -> Verified:
     """
     folder = storage.absolute(text)
     if storage.exists(storage.join(folder, raw_manifest.PLAN)):
-        _repair_raw(folder, threads)
+        _repair_raw(folder)
     elif not storage.exists(storage.join(folder, INDEX)):
         raise ConfigError(f"{text} is neither shards nor raw images", fix=_FOLDER_FIX)
-    elif problems := verify(folder, threads).problems:
+    elif problems := verify(folder).problems:
         index = read_index(folder)
         data_root = data_root_of(folder)
         raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
@@ -232,10 +242,10 @@ def repair(text: str, threads: int = 0) -> Verified:
                 if any(item.name.removesuffix(".tar") in problem for problem in problems):
                     note(folder, item.name)
         shard(raw, data_root, config)
-    return verify(folder, threads)
+    return verify(folder)
 
 
-def _repair_raw(folder: str, threads: int) -> None:
+def _repair_raw(folder: str) -> None:
     try:
         planned = raw_folder.read_manifest(folder, raw_manifest.PLAN)
     except (DamagedError, FormError):
@@ -245,10 +255,10 @@ def _repair_raw(folder: str, threads: int) -> None:
     raw = download(planned.source, data_root, config, planned.excluded)
     if raw.uri != folder:
         raise DataError(f"{planned.source} has changed since {folder} was created", fix=_RUN_AGAIN_FIX)
-    damaged = {problem.partition(": ")[0]: problem for problem in verify(folder, threads).problems}
-    view, images = RawImages(raw), raw_folder.read_images(raw)
+    damaged = {problem.partition(": ")[0]: problem for problem in verify(folder).problems}
+    images = raw_folder.read_images(raw)
     changed = bool(_damaged_reports(raw))
-    for row in view.rows() if damaged else ():
+    for row in _stored_rows(raw, images) if damaged else ():
         place = raw.image_uri(row)
         if place in damaged:
             _LOG.warning("repairing %s", damaged[place])

@@ -322,7 +322,6 @@ def _entries(
 ) -> Iterator[Entry]:
     """Read the labels of the images of a split."""
     texts = read_all(image.labels for image in images if image.labels)
-    poses = _Poses()
     for image in images:
         data = next(texts) if image.labels else b""
         entry = Entry(image.file_name, image.origin, *SHARES_UPRIGHT, [], version=image.version)
@@ -336,7 +335,6 @@ def _entries(
         boxes: dict[Box, None] = {}  # The same line twice is one object.
         for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
             if words := line.split():
-                poses.add(words[1:], image.labels)
                 try:
                     boxes[_box(words, positions, keypoints)] = None
                 except ValueError as error:
@@ -344,47 +342,6 @@ def _entries(
                     problems.add(reasons.LABEL_LINE, fault)
         entry.boxes = list(boxes)
         yield entry
-    if poses.are_likely and not keypoints:
-        problems.add(reasons.MAY_BE_KEY_POINTS, f"{poses.first}: {poses.columns} numbers", poses.rows)
-
-
-class _Poses:
-    """Recognizes rows of boxes and key points: equally many numbers in all, and the points in the box."""
-
-    def __init__(self) -> None:
-        self.rows, self.columns, self.first = 0, 0, ""
-        self._possible = True
-
-    def add(self, words: list[str], place: str) -> None:
-        """Take the numbers of a row, as text."""
-        if not self.rows:
-            self.columns, self.first = len(words), place
-        self.rows += 1
-        if self._possible:
-            self._possible = len(words) == self.columns >= 6 and self.columns % 2 == 0 and _has_pose(words)
-
-    @property
-    def are_likely(self) -> bool:
-        return self.rows > 0 and self._possible
-
-
-def _has_pose(words: list[str]) -> bool:
-    """Return whether numbers may be a box in the image and points in it; points at 0, 0 are not annotated."""
-    try:
-        x, y, width, height, *rest = map(float, words)
-    except ValueError:
-        return False
-    sides = (x, width), (y, height)
-    if not all(size / 2 - _TOLERANCE <= at <= 1 + _TOLERANCE - size / 2 for at, size in sides):
-        return False
-    return any(
-        len(rest) % step == 0
-        and all(
-            (left, top) == (0, 0) or (2 * abs(left - x) <= width and 2 * abs(top - y) <= height)
-            for left, top in zip(rest[::step], rest[1::step], strict=True)
-        )
-        for step in (2, 3)
-    )
 
 
 def _label_places(image: str) -> list[str]:

@@ -109,9 +109,7 @@ def test_lists_that_are_none(mirror, tmp_path, text):
     assert "train/" in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    "text", ["splits=val", "splits=", "subset=coco", "classes=Cat", "hierarchy"]
-)
+@pytest.mark.parametrize("text", ["splits=val", "splits=", "subset=coco", "classes=Cat", "hierarchy"])
 def test_parameters_that_do_not_exist(text):
     with pytest.raises(DataError, match="cannot use") as caught:
         sources.parse(f"openimages:{text}")

@@ -81,22 +81,6 @@ def test_hidden_files_and_folders_are_ignored_and_counted(make_yolo, make_jpeg, 
     assert names(root)["train"] == ["images/train/a.jpg"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "count"),
-    [
-        (["0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.6", "0 0.3 0.3 0.2 0.2 0 0 0.3 0.35"], 2),
-        (["0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.6 0.6 1", "0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.6 0.6 0"], 2),
-        (["0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.6", "0 0.1 0.2 0.3 0.2 0.3 0.4 0.1 0.4"], 0),  # rotated boxes
-        (["0 0.5 0.5 0.4 0.4 0.4 0.4", "0 0.5 0.5 0.4 0.4"], 0),
-    ],
-)
-def test_rows_that_may_be_key_points_without_kpt_shape(make_yolo, lines, count):
-    root = make_yolo(train={"a": lines[0], "b": lines[1]})
-    listing = YoloSource(str(root)).listing()
-    entries_of(listing.splits["train"])
-    assert listing.problems.counts == ({reasons.MAY_BE_KEY_POINTS: count} if count else {})
-
-
 def test_boxes_are_shares_of_the_image_as_it_is_displayed(make_yolo):
     (entry,) = entries(make_yolo(train={"a": "1 0.5 0.5 0.25 0.5\n\n0 0.25 0.25 0.5 0.5"}))
     assert (entry.width, entry.height) == SHARES_UPRIGHT
