@@ -152,10 +152,6 @@ def test_mistakes_are_refused(data, prepared, tmp_path):
     assert "no split 'dev'" in data("preview", prepared[1], "--split", "dev")[2]
     assert "count: " in data("preview", prepared[1], "-n", 0)[2]
     assert "must be a PNG file" in data("preview", prepared[1], "-o", "x.jpg")[2]
-<<<<<<< HEAD
-    assert "is a source: there are no stored hashes to compare it with" in data("verify", SOURCE)[2]
-=======
     assert "contains neither complete shards" in data("verify", tmp_path)[2]
->>>>>>> 28e8ac6e (Reduce the inspection of data to sources and shards)
     code, _, err = data("inspect", tmp_path / "nothing")
     assert code == 2 and "does not exist" in err
