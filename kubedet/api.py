@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from annotated_types import Ge, Gt, Interval
 
 from kubedet.interface import public
-from kubedet.results import ClusterRun, Evaluation, ModelVersion, Preview, PublishedModel, Run
+from kubedet.results import ClusterRun, Evaluation, Preview, PublishedModel, Run
 from pipelines import Access, JobPlace
 from pipelines.pipeline_run import PipelineRun
 from trainer.base.errors import ConfigError
@@ -51,10 +51,9 @@ __all__ = [
     "cluster_manifests", "compile", "data_inspect", "data_merge", "data_preview", "data_prune",
     "data_verify", "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
     "job_status", "job_stop", "job_submit", "job_wait", "load", "model_list", "model_promote",
-    "model_rollback", "model_show", "model_verify", "predict", "recipes_explain",
-    "recipes_list", "recipes_show", "recipes_space", "run", "schedule_create", "schedule_delete",
-    "schedule_history", "schedule_list", "schedule_pause", "schedule_resume", "schedule_run", "serve",
-    "submit", "tune", "weights_fetch",
+    "model_rollback", "model_show", "model_verify", "predict", "recipes_explain", "recipes_list",
+    "recipes_show", "recipes_space", "run", "schedule_create", "schedule_delete", "schedule_history",
+    "schedule_list", "schedule_run", "serve", "submit", "tune", "weights_fetch",
 ]  # fmt: skip
 
 DATA_ROOT = "./data_root"
@@ -288,32 +287,6 @@ def schedule_run(*, name: Name = SCHEDULE, access: Access = Access()) -> tuple[s
 
 
 @public
-def schedule_pause(*, name: Name = SCHEDULE, access: Access = Access()) -> None:
-    """Pause a schedule; a run that it has started continues.
-
-    Args:
-        name: name of the schedule
-        access: how to reach Kubeflow Pipelines
-    """
-    from pipelines import schedules
-
-    schedules.change(name, "disable", access)
-
-
-@public
-def schedule_resume(*, name: Name = SCHEDULE, access: Access = Access()) -> None:
-    """Resume a schedule that was paused; missed runs are skipped.
-
-    Args:
-        name: name of the schedule
-        access: how to reach Kubeflow Pipelines
-    """
-    from pipelines import schedules
-
-    schedules.change(name, "enable", access)
-
-
-@public
 def schedule_delete(*, name: Name = SCHEDULE, access: Access = Access()) -> None:
     """Delete a schedule; the runs that it has started stay.
 
@@ -323,7 +296,7 @@ def schedule_delete(*, name: Name = SCHEDULE, access: Access = Access()) -> None
     """
     from pipelines import schedules
 
-    schedules.change(name, "delete", access)
+    schedules.delete(name, access)
 
 
 @public
@@ -367,8 +340,7 @@ def predict(
     has all.
 
     Args:
-        model: an exported model's folder (RUN/model, also on s3://), a checkpoint (RUN/train/best.pt), or
-            NAME or NAME@VERSION of a published model
+        model: folder or URI of an exported model, a checkpoint, or NAME or NAME@VERSION of a published model
         images: image files, folders of images, or patterns such as 'images/*.jpg'
         output: folder for the results
         score: minimum score of a detection, from 0 to 1
@@ -404,8 +376,7 @@ def serve(
     Triton and KServe serve its ONNX file.
 
     Args:
-        model: an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a published
-            model
+        model: folder or URI of an exported model, or NAME or NAME@VERSION of a published one
         host: address to listen on
         port: port; 0 chooses a free one
         allow_host: another host name of this server, as a proxy or a Service gives it, or a pattern such as
@@ -598,17 +569,8 @@ def model_list(*, data_root: Uri = DATA_ROOT) -> list[PublishedModel]:
         except (StorageError, DataError) as error:  # The others are listed.
             problem = str(error)
         whole, damaged = published_models.versions(data_root, name)
-        versions = [
-            ModelVersion(
-                version,
-                bundle.metadata.created,
-                bundle.metadata.metrics.values.get("coco/AP"),
-                list(bundle.metadata.formats),
-            )
-            for version, bundle in whole.items()
-        ]
-        versions += [ModelVersion(version, damage=text) for version, text in damaged.items()]
-        models.append(PublishedModel(name, current, versions, problem))
+        metadata = {version: bundle.metadata for version, bundle in whole.items()}
+        models.append(PublishedModel(name, current, metadata, damaged, problem))
     return models
 
 
@@ -617,8 +579,7 @@ def model_show(model: ModelPath, *, data_root: Uri = DATA_ROOT) -> "Bundle":
     """Show the model card.
 
     Args:
-        model: an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a published
-            model
+        model: folder or URI of an exported model, or NAME or NAME@VERSION of a published one
         data_root: where published models are
     """
     from trainer.export import published_models
@@ -637,8 +598,7 @@ def model_verify(
     """Compare a model with its checksums and signature.
 
     Args:
-        model: an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a published
-            model
+        model: folder or URI of an exported model, or NAME or NAME@VERSION of a published one
         public_key: PEM file of the signer's key
         at_least: reject a model that was exported before this version
         data_root: where published models are

@@ -63,8 +63,6 @@ COMMANDS: Mapping[str, Entry] = {
     "schedule list": Entry(api.schedule_list, runs.show_schedules),
     "schedule history": Entry(api.schedule_history, runs.show_history),
     "schedule run": Entry(api.schedule_run, say("schedule {name}: started the run {result[0]}\n{result[1]}")),
-    "schedule pause": Entry(api.schedule_pause, say("schedule {name}: paused")),
-    "schedule resume": Entry(api.schedule_resume, say("schedule {name}: resumed; missed runs are skipped")),
     "schedule delete": Entry(api.schedule_delete, say("schedule {name}: deleted")),
     "tune": Entry(api.tune, show_nothing),
     "recipes list": Entry(api.recipes_list, models.show_recipes),

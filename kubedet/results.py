@@ -11,6 +11,7 @@ from trainer.base.errors import EvaluationError
 if TYPE_CHECKING:
     from kubedet.model import Model
     from pipelines.submission import Submission
+    from trainer.export.metadata import Metadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +84,11 @@ class Preview:
 
 
 @dataclass(frozen=True)
-class ModelVersion:
-    """A version of a published model."""
-
-    version: str
-    created: str = ""
-    ap: float | None = None  # coco/AP
-    formats: list[str] = field(default_factory=list)
-    damage: str = ""  # Why the version cannot be used.
-
-
-@dataclass(frozen=True)
 class PublishedModel:
     """A published model."""
 
     name: str
     current: str  # The version that NAME stands for.
-    versions: list[ModelVersion]
+    versions: "Mapping[str, Metadata]"  # The oldest first.
+    damaged: Mapping[str, str]  # Versions that cannot be used, with the reasons.
     problem: str = ""  # Why the current version is unknown.

@@ -115,12 +115,11 @@ def start_now(name: str, access: Access) -> tuple[str, str]:
     return run_id, server.link("runs", run_id)
 
 
-def change(name: str, verb: str, access: Access) -> None:
-    """Enable, disable or delete a schedule; a run that it has started continues."""
+def delete(name: str, access: Access) -> None:
+    """Delete a schedule; a run that it has started continues."""
     server = _connect(access)
-    found = _named(server, name)
-    for item in found[-1:] if verb == "enable" else found:
-        server.change_schedule(verb, item.recurring_run_id)
+    for item in _named(server, name):
+        server.change_schedule("delete", item.recurring_run_id)
 
 
 def read_history(name: str, data_root: str, access: Access) -> History:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from operations.retention import Pruning
     from trainer.data.inspection import Report
     from trainer.data.merging import MergeResult
-    from trainer.data.statistics import SplitStatistics
     from trainer.data.verification import Verified
 
 _MAX_CLASSES = 20
@@ -50,12 +49,11 @@ def show_report(report: "Report", arguments: Mapping[str, Any], *, json: bool = 
 
 def _splits(report: "Report") -> str:
     is_stored = report.kind == "shards"
-    heads = ["split", "images", "boxes", "without boxes", "crowds", "median box, px", "median image, px"]
+    heads = ["split", "images", "boxes", "without boxes", "crowds"]
     rows = []
     for split, counts in report.splits.items():
         statistics = report.statistics[split]
         row = [split, counts.images, counts.boxes, statistics.images_without_boxes, statistics.crowds]
-        row += [_median(statistics, "box_side"), _median(statistics, "image_side")]
         rows.append([*row, counts.shards, file_size(counts.bytes)] if is_stored else row)
     return table([*heads, "shards", "size"] if is_stored else heads, rows)
 
@@ -86,19 +84,6 @@ def _show_problems(report: "Report") -> None:
         limit = EXAMPLES if reason in (*BAD_IMAGES, *BAD_BOXES) else 3
         for example in report.examples.get(reason, [])[:limit]:
             show(f"      {example}")
-
-
-def _median(statistics: "SplitStatistics", name: str) -> str:
-    """Return the bin of the median in a histogram as text."""
-    from trainer.data.statistics import BINS
-
-    counts, edges = statistics.histogram(name), BINS[name]
-    counted, half = 0, sum(counts) / 2
-    for index, count in enumerate(counts):
-        counted += count
-        if counted >= half > 0:
-            return f"{edges[index]:g} to {edges[index + 1]:g}"
-    return "-"
 
 
 def show_verified(result: "Verified", *, json: bool = False) -> None:

@@ -63,13 +63,13 @@ def show_published(
         if model.problem:
             print(f"error: {model.problem}", file=sys.stderr)
         show(model.name)
-        for item in model.versions:
-            mark = "*" if item.version == model.current else " "
-            score = "-" if item.ap is None else f"{item.ap:.3f}"
-            text = f"{item.created}  AP {score}  {', '.join(item.formats)}"
-            if item.damage:
-                text = f"damaged: {item.damage.splitlines()[-1].strip()}"
-            show(f"{mark} {item.version}  {text}")
+        for version, metadata in model.versions.items():
+            mark = "*" if version == model.current else " "
+            ap = metadata.metrics.values.get("coco/AP")
+            score = "-" if ap is None else f"{ap:.3f}"
+            show(f"{mark} {version}  {metadata.created}  AP {score}  {', '.join(metadata.formats)}")
+        for version, reason in model.damaged.items():
+            show(f"  {version}  damaged: {reason.splitlines()[-1].strip()}")
 
 
 def show_card(model: "Bundle") -> None:

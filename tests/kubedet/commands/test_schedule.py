@@ -166,17 +166,7 @@ def test_the_runs_of_a_schedule_that_was_replaced_stay_in_its_history(kfp_server
     assert len(shown.splitlines()) == 4
 
 
-def test_a_schedule_is_paused_and_resumed_and_its_run_goes_on(kfp_server, capsys):
-    cli.main(NIGHTLY)
-    run = running(kfp_server)
-    assert cli.main(["schedule", "pause"]) == 0
-    assert only(kfp_server)["status"] == "DISABLED" and run["state"] == "RUNNING"
-    assert "paused" in capsys.readouterr().out
-    assert cli.main(["schedule", "resume"]) == 0
-    assert only(kfp_server)["status"] == "ENABLED" and run["state"] == "RUNNING"
-
-
-@pytest.mark.parametrize("what", ["run", "pause", "resume", "delete"])
+@pytest.mark.parametrize("what", ["run", "delete"])
 def test_a_schedule_that_there_is_not(kfp_server, capsys, what):
     assert cli.main(["schedule", what, "--name", "none"]) == 2
     assert "there is no schedule 'none'" in capsys.readouterr().err
