@@ -32,7 +32,7 @@ from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, cast_together, f
 from trainer.model.boxes import to_center, to_corners
 from trainer.model.detr.criterion import Criterion, Outputs, Targets, at_least_fp32
 from trainer.model.detr.denoising import Denoising, denoising
-from trainer.model.detr.modules import integers, layers_with_matrices
+from trainer.model.detr.modules import ExportedMaxPool, integers, layers_with_matrices, replace_modules
 from trainer.model.detr.options import DetrOptions
 from trainer.model.detr.tensor_names import TensorRules, rename_tensors
 from trainer.model.fused_functions import compiled_for_steps
@@ -310,6 +310,9 @@ class Detr(Architecture):
 
     def fold_batchnorm(self) -> Self:
         fold(self.model, TRANSFORMERS_PAIRS)
+        replace_modules(
+            self.model, nn.MaxPool2d, lambda pool: ExportedMaxPool() if pool.stride == 1 else pool
+        )
         return self
 
     @property

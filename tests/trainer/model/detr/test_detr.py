@@ -192,6 +192,10 @@ def test_the_graph_gives_what_the_network_predicts(architecture, network, batch)
 )
 def test_the_raw_graph_has_no_grid_sample_and_the_same_outputs(network, batch, architecture, tmp_path):
     made, images = network(architecture, score_threshold=0.0), batch([1, 1]).images
+    for name, parameter in made.named_parameters():
+        if name.endswith("lab.bias"):
+            parameter.data -= 0.2  # Negative values at the edges, where HGNetV2's stem pads with zeros.
+    expected = made.eval().predict(images)
     graph = made.fold_batchnorm().raw_graph(128)
     outputs = []
     for name, native in (("native.onnx", True), ("gathered.onnx", False)):
@@ -205,7 +209,7 @@ def test_the_raw_graph_has_no_grid_sample_and_the_same_outputs(network, batch, a
     assert np.abs(scores - gathered_scores).max() < 1e-5
     found = select(torch.from_numpy(gathered_boxes), torch.from_numpy(gathered_scores), made.thresholds)
     comparison = Comparison(EXACT)
-    comparison.add(made.predict(images), found)
+    comparison.add(expected, found)
     assert comparison.result().matched == 1
 
 
