@@ -50,7 +50,7 @@ Positive: TypeAlias = Annotated[int, Ge(1)]
 __all__ = [
     "cluster_manifests", "compile", "data_inspect", "data_merge", "data_preview", "data_prune",
     "data_verify", "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
-    "job_status", "job_stop", "job_submit", "job_wait", "load", "model_list", "model_promote",
+    "job_status", "job_stop", "job_submit", "load", "model_list", "model_promote",
     "model_rollback", "model_show", "model_verify", "predict", "recipes_explain", "recipes_list",
     "recipes_show", "recipes_space", "run", "schedule_create", "schedule_delete", "schedule_history",
     "schedule_list", "schedule_run", "serve", "submit", "tune", "weights_fetch",
@@ -979,22 +979,6 @@ def job_exec(
     from pipelines import jobs
 
     return jobs.execute(place, name, command, rank=rank, pod=pod)
-
-
-@public
-def job_wait(
-    name: Name, *, timeout: Annotated[float, Ge(0), "SECONDS"] = 0.0, place: JobPlace = JobPlace()
-) -> "JobStatus":
-    """Wait until a job has ended, and exit with its result.
-
-    Args:
-        name: name of the job
-        timeout: give up after so many seconds; 0: never
-        place: where the job is
-    """
-    from pipelines import jobs
-
-    return jobs.wait_for(place, name, timeout)
 
 
 @public

@@ -91,7 +91,6 @@ COMMANDS: Mapping[str, Entry] = {
     "job logs": Entry(api.job_logs, jobs.show_lines),
     "job stop": Entry(api.job_stop, say("deleted {name} and its pods")),
     "job exec": Entry(api.job_exec, return_code),
-    "job wait": Entry(api.job_wait, show_nothing),
     "job menu": Entry(job_menu, show_nothing),
     "cluster manifests": Entry(api.cluster_manifests, say("wrote {result}: see {result}/README.md")),
     "cluster compile": Entry(api.compile, say("wrote {result}")),

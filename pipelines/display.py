@@ -119,7 +119,6 @@ class RunProgress:
 
 
 _PLAIN_SECONDS = 10.0
-_NOTEBOOK_SECONDS = 0.5  # Between two updates: each is a message to the browser.
 _WIDE = 100
 _BAR, _SHORT_BAR = 24, 8
 """Columns of a bar on a wide terminal and on a narrow one."""
@@ -133,8 +132,6 @@ _LOOKS = {
 def choose(run: RunProgress) -> "Display":
     """Return the display that suits stdout."""
     console = Console()
-    if console.is_jupyter:
-        return NotebookDisplay(run, console)
     drawn = sys.stdout.isatty() and not console.is_dumb_terminal
     return TerminalDisplay(run) if drawn else PlainDisplay(run)
 
@@ -223,29 +220,6 @@ class TerminalDisplay:
     def __exit__(self, *exception: Any) -> None:
         self.tick()
         self._progress.stop()
-
-
-class NotebookDisplay(TerminalDisplay):
-    """The same in a notebook, where one output is replaced; rich's own way needs ipywidgets."""
-
-    def __enter__(self) -> "NotebookDisplay":
-        from IPython.display import display
-
-        super().tick()
-        self._output, self._updated = display(self._progress, display_id=True), time.monotonic()
-        return self
-
-    def line(self, text: str) -> None:
-        print(f"  {text}", flush=True)
-
-    def tick(self, *, end: bool = False) -> None:
-        super().tick()
-        if end or time.monotonic() - self._updated >= _NOTEBOOK_SECONDS:
-            self._output.update(self._progress)
-            self._updated = time.monotonic()
-
-    def __exit__(self, *exception: Any) -> None:
-        self.tick(end=True)
 
 
 Display = PlainDisplay | TerminalDisplay

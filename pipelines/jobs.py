@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 Backends: TypeAlias = "ClusterBackend | RunaiBackend"
 
 _PATIENCE_SECONDS = 15.0  # For an API server that does not answer.
-POLL_SECONDS = 5.0  # Of `wait_for`.
 
 
 @dataclass(frozen=True)
@@ -182,31 +180,3 @@ def failure(backend: Backends, job: JobStatus) -> KubedetError:
     for line in lines:
         hints.line(line)
     return of_job(job, {pod.name: lines} if pod else {}, hints)
-
-
-def wait_for(place: JobPlace, name: str, timeout: float) -> JobStatus:
-    """Wait until a job has succeeded, and return its status; raise the error of a failed one.
-
-    Prints the job's phases and what keeps its pods from starting. A wait of hours outlasts an API server
-    that is away for minutes.
-    """
-    backend = connect(place, patience=Timings.outage)
-    job = find(backend, name)
-    started, reported, waits = time.monotonic(), "", obstacles.Obstacles()
-    while True:
-        if job.phase != reported:
-            print(f"{job.name} is {job.phase}", flush=True)
-            reported = job.phase
-        if job.phase is Phase.SUCCEEDED:
-            return job
-        if job.phase.final:
-            raise failure(backend, job)
-        for line in waits.news(obstacles.of_job(job)):
-            print(line, flush=True)
-        remaining = timeout - (time.monotonic() - started) if timeout else POLL_SECONDS
-        if remaining <= 0:
-            raise LaunchError(
-                f"{job.name} is still {job.phase} after {timeout:g} s", fix="wait longer, or stop it"
-            )
-        time.sleep(min(POLL_SECONDS, remaining))
-        job = backend.status(job.name)

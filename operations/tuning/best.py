@@ -1,4 +1,4 @@
-"""The end of a search for hyper-parameters: the best of its trials, and the page of all."""
+"""The end of a search for hyper-parameters: the best of its trials, and the table of all."""
 
 from kfp import dsl
 
@@ -12,11 +12,11 @@ def best(
     study: str,
     space: str,
     credentials: str,
-    page: dsl.Output[dsl.HTML],
+    table: dsl.Output[dsl.Markdown],
     configuration: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Write the best configuration as a recipe's file, and the page of the search."""
+    """Write the best configuration as a recipe's file, and the table of the trials."""
     from components import steps
     from operations.tuning.choice import Choice, report_choice
     from trainer.steps.manifests import Shards, read
@@ -26,4 +26,4 @@ def best(
 
         return search.choose(search.open_study(read(shards.path, Shards), study, space, len(ended)))
 
-    report_choice(steps.run_step("best", work, secret=credentials), page, configuration, metrics)
+    report_choice(steps.run_step("best", work, secret=credentials), table, configuration, metrics)

@@ -16,15 +16,15 @@ class Choice:
     description: str  # A line about the trial.
     metric: str
     value: float
-    page: str  # URI of the page of all trials.
+    table: str  # URI of the table of all trials, as Markdown.
     configuration: str  # URI of the best configuration.
 
 
 @steps.publishing
-def report_choice(choice: Choice, page: Any, configuration: Any, metrics: Any) -> None:
-    """Copy the page and the best configuration into artifacts, and show the metric of the best trial."""
+def report_choice(choice: Choice, table: Any, configuration: Any, metrics: Any) -> None:
+    """Copy the table and the best configuration into artifacts, and show the metric of the best trial."""
     steps.record(f"best: {choice.description}")
-    for uri, artifact in ((choice.page, page), (choice.configuration, configuration)):
+    for uri, artifact in ((choice.table, table), (choice.configuration, configuration)):
         Path(artifact.path).write_bytes(storage.read_bytes(uri))
     configuration.metadata.update(uri=choice.configuration)
     metrics.metadata.update({choice.metric: choice.value, "trial": choice.trial})

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict
-from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,7 +20,7 @@ from threading import Lock
 from typing import IO, Any, Literal
 
 import optuna
-from optuna import distributions, importance, pruners, samplers
+from optuna import distributions, pruners, samplers
 from optuna.storages import JournalStorage, journal
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import dataclasses as models
@@ -37,12 +36,11 @@ from trainer.config import parsing
 from trainer.config.schema import MINUTES
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model import recipes
-from trainer.report.figures import SERIES, as_plot, bars, figure, render
 from trainer.steps import starting_weights
 from trainer.steps.manifests import Shards
 from trainer.trackers.training_log import read_rows
 
-PAGE, BEST = "tuning.html", "best.yaml"
+TABLE, BEST = "trials.md", "best.yaml"
 _NUMBER = "number"
 """User attribute of Optuna's trials: our number. Optuna numbers trials in the order in which they start."""
 _TRIAL_FIX = "delete it, and run the same command again: it trains that trial again"
@@ -295,49 +293,23 @@ def _follow(
 
 
 def publish(study: Study) -> FrozenTrial | None:
-    """Write the page and, if a trial succeeded, the best configuration; return the best trial."""
-    history, line = figure("trial", study.metric)
-    validations, curves = figure("validation", study.metric)
-    colors = {TrialState.COMPLETE: SERIES[0], TrialState.PRUNED: SERIES[1]}
+    """Write the table of trials and, if one succeeded, the best configuration; return the best trial."""
     trials = study.trials()
-    for trial in trials:
-        color, scores = colors.get(trial.state, SERIES[0]), list(trial.intermediate_values.values())
-        curves.plot(range(1, len(scores) + 1), scores, "o-", color=color, linewidth=0.9, markersize=3)
-        if trial.value is not None:
-            line.plot(trial.number, trial.value, "o", color=color)
-    done = {trial.number: trial.value or 0.0 for trial in trials if trial.state == TrialState.COMPLETE}
-    line.step(list(done), list(accumulate(done.values(), max)), where="post", color=SERIES[0])
-    for axes in (line, curves):
-        axes.locator_params(axis="x", integer=True)
-    legend = [(color, state.name.lower()) for state, color in colors.items()]
-    plots = [
-        as_plot("History: each trial, and the best so far", history, legend),
-        as_plot("Validations of each trial", validations),
-    ]
-    if study.journal and len(done) > 3 and len(set(done.values())) > 1:
-        shares = importance.get_param_importances(study.journal)
-        drawn, _ = bars("share of what the keys explain", list(shares), list(shares.values()))
-        plots.append(as_plot("Importance of each key", drawn))
     trials.sort(key=lambda trial: (trial.state != TrialState.COMPLETE, -(trial.value or 0.0)))
-    keys = list(study.space)
-    rows = []
-    for trial in trials:
-        cells = [trial.number, trial.state.name.lower(), trial.value, *map(trial.params.get, keys)]
-        rows.append([_short(cell) for cell in cells])
-    best = trials[0] if done else None
-    files = {BEST: recipes.file_text(study.recipe, {**study.overrides, **best.params}) if best else ""}
-    files[PAGE] = render(
-        "plots_page.html.jinja",
-        title=f"Search {study.name}",
-        recipe=files[BEST],
-        header=["trial", "state", study.metric, *keys],
-        rows=rows,
-        plots=plots,
-    )
+    best = trials[0] if trials and trials[0].state == TrialState.COMPLETE else None
+    rows: list[list[object]] = [["trial", "state", study.metric, *study.space]]
+    rows += [
+        [trial.number, trial.state.name.lower(), trial.value, *map(trial.params.get, study.space)]
+        for trial in trials
+    ]
+    lines = [f"| {' | '.join(map(_short, row))} |" for row in rows]
+    lines.insert(1, "| --- " * len(rows[0]) + "|")
+    files = {TABLE: "\n".join([f"# Search {study.name}", "", *lines, ""])}
+    if best:
+        files[BEST] = recipes.file_text(study.recipe, {**study.overrides, **best.params})
     for folder in filter(None, (study.uri, study.output)):
         for name, text in files.items():
-            if text:
-                storage.write_bytes(storage.join(folder, name), text.encode())
+            storage.write_bytes(storage.join(folder, name), text.encode())
     return best
 
 
@@ -348,7 +320,7 @@ def finish(study: Study) -> FrozenTrial:
     if best is None:
         raise TrainingError("no trial succeeded", fix="check the trials' logs, then use another --name")
     folder = study.output or study.uri
-    print(f"best: {describe(best)}\npage: {storage.join(folder, PAGE)}")
+    print(f"best: {describe(best)}\ntrials: {storage.join(folder, TABLE)}")
     print(f"kubedet run --recipe {storage.join(folder, BEST)}")
     return best
 
@@ -366,7 +338,7 @@ def train_trial(study: Study, number: int, gpus: int) -> str:
 
 
 def choose(study: Study) -> Choice:
-    """Write the page and the best configuration of a search whose trials have ended."""
+    """Write the table of trials and the best configuration of a search whose trials have ended."""
     best = finish(study)
-    page, configuration = (storage.join(study.uri, file) for file in (PAGE, BEST))
-    return Choice(best.number, describe(best), study.metric, best.value or 0.0, page, configuration)
+    table, configuration = (storage.join(study.uri, file) for file in (TABLE, BEST))
+    return Choice(best.number, describe(best), study.metric, best.value or 0.0, table, configuration)

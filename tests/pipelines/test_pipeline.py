@@ -160,6 +160,6 @@ def test_a_search_whose_trials_have_a_pod_each(served_cluster, tmp_path):
     assert {state for _, state in states} <= {"complete", "pruned"}
     recipe, overrides = recipes.named(str(study / "best.yaml"))
     assert recipe == "debug" and 0.001 <= overrides["train.lr"] <= 0.01
-    ((page,),) = [list((tmp_path / "artifacts").rglob(name)) for name in ("page",)]
-    assert "History" in page.read_text() and page.read_text() == (study / "tuning.html").read_text()
+    (table,) = (tmp_path / "artifacts").rglob("table")
+    assert table.read_text() == (study / "trials.md").read_text()
     assert "nothing to clean up" not in output and "Executing task 'cleanup'" in output

@@ -9,7 +9,6 @@ from event_lines import failed
 from components.launchers import runai as launcher
 from components.launchers.backend import Timings
 from kubedet import cli
-from pipelines import jobs
 
 
 @pytest.fixture
@@ -17,7 +16,6 @@ def runai(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("KUBECONFIG", "/nowhere")  # No cluster is asked.
     monkeypatch.setattr(launcher, "Timings", lambda **_: Timings(poll=0.05, removal=2))
-    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.05)
     return RunaiProgram(tmp_path)
 
 

@@ -229,16 +229,16 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
     written = trials(asked)
     assert len({json.dumps(trial.params) for trial in written}) == 3
     assert {type(trial.params["train.warmup_steps"]) for trial in written} == {int}
-    page, configuration, metrics = (
+    table, configuration, metrics = (
         SimpleNamespace(path=str(tmp_path / name), metadata={})
-        for name in ("page", "configuration", "metrics")
+        for name in ("table", "configuration", "metrics")
     )
-    report_choice(search.choose(open_study(asked)), page, configuration, metrics)
+    report_choice(search.choose(open_study(asked)), table, configuration, metrics)
     best = max(written, key=lambda trial: trial.value * (trial.state.name == "COMPLETE"))
     assert metrics.metadata == {"coco/AP": best.value, "trial": best.number}
     assert configuration.metadata == {"uri": str(study / "best.yaml")}
     assert recorded == [f"best: {search.describe(best)}"]  # `kubedet tune --wait` shows it.
-    assert Path(page.path).read_bytes() == (study / "tuning.html").read_bytes()
+    assert Path(table.path).read_bytes() == (study / "trials.md").read_bytes()
     assert Path(configuration.path).read_bytes() == (study / "best.yaml").read_bytes()
     recipe, overrides = recipes.named(str(study / "best.yaml"))
     assert (recipe, overrides["train.lr"]) == ("debug", best.params["train.lr"])
