@@ -171,7 +171,7 @@ class Backend(Protocol):
         return (event for event in events if isinstance(event, LogLine))
 
     def with_progress(self, status: JobStatus) -> JobStatus:
-        """Return a job's status with its progress, if the job or its log reports it."""
+        """Return a job's status with its progress, if its log reports it."""
         return status
 
     def explain(self, status: JobStatus) -> list[str]:

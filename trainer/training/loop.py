@@ -152,7 +152,6 @@ class _Run:
         )
         self.log = self.recorder = None
         self.tracking = Tracking({})
-        self.reporter = job_status.Reporter.from_environment() if world.is_main else job_status.Reporter()
         if world.is_main:
             _LOG.info(explanation)
             storage.remove_stale(output_uri)
@@ -160,9 +159,7 @@ class _Run:
                 config, output_uri, self.train_set.fingerprint, resumed=resume == "auto"
             )
             self.log = TrainingLog(output_uri, self.state.step, self.state.validated, self.tracking.add)
-            if self.log.validation:
-                self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
-            self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
+            self.recorder = Recorder(config, output_uri, self.log, best)
 
     def fit(self, stop: StopRequest) -> dict[str, Any]:
         """Train to the end, or until a stop request."""
@@ -172,7 +169,6 @@ class _Run:
         with log.progress(
             job_status.TASK, schedule.expected_steps, job_status.UNIT, done=first, shown=self.world.is_main
         ) as bar:
-            self.reporter.show(bar)
             while True:
                 validating = self.val_set is not None and schedule.validation_due()
                 saving = validating or stopping or schedule.epoch_ended()
@@ -213,7 +209,6 @@ class _Run:
                     bar.metrics = self._report(time.monotonic() - start, state.step - first)
                     bar.note = describe_metrics(bar.metrics)
                 bar.update()
-                self.reporter.show(bar)
         return self._finish(time.monotonic() - start, state.step - first)
 
     def _interrupted(self) -> Interrupted:
@@ -262,9 +257,7 @@ class _Run:
             }
             self.log.add("train", row)
             self.recorder.check()
-        metrics = {job_status.LOSS: total, job_status.SPEED: rate}
-        self.reporter.measure(metrics)
-        return metrics
+        return {job_status.LOSS: total, job_status.SPEED: rate}
 
     def _save(self) -> None:
         """Save the state in the background while training continues; compiled code once."""
@@ -306,7 +299,6 @@ class _Run:
             storage.write_json(storage.join(self.output, "result.json"), result)
             best_metrics = {f"best/{name.removeprefix('coco/')}": v for name, v in metrics.items()}
             self.tracking.finish("finished", {"checkpoint": result["checkpoint"], **best_metrics})
-        self.reporter.close()
         # The controller stops an elastic job's pods after the first that succeeds, so all wait for rank 0.
         broadcast(None, self.world)
         return result
@@ -321,7 +313,6 @@ class _Run:
         self.loader.close()
         if self.recorder and self.log:
             self.recorder.close()
-            self.reporter.close()
             self.log.close()
 
 

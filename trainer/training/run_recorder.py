@@ -14,7 +14,6 @@ from trainer.base.errors import DamagedError, MissingError
 from trainer.config.schema import Config
 from trainer.evaluation.coco import evaluate as evaluate_coco
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.launching import job_status
 from trainer.trackers.training_log import TrainingLog
 from trainer.training import checkpoint
 from trainer.training.checkpoint import State
@@ -47,13 +46,11 @@ class Recorder:
         output_uri: str,
         log: TrainingLog,
         best: Best | None,
-        reporter: job_status.Reporter | None = None,
     ) -> None:
-        """Continue from the best weights so far. Scores go to the log and the `reporter`."""
+        """Continue from the best weights so far. Scores go to the log."""
         self.best = best  # the best weights so far; read it after `wait`
         self._config, self._output, self._log = config, output_uri, log
         self._folder = storage.join(output_uri, CHECKPOINTS)
-        self._reporter = reporter or job_status.Reporter()
         self._saved: State = {}
         self._truth: Truth | None = None
         self._jobs: list[Future[None]] = []
@@ -118,7 +115,6 @@ class Recorder:
         shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("coco/AP", "coco/AP50"))
         _LOG.info("epoch %d: %s", state["epoch"], shown)
         events.emit(events.Scored(metrics=metrics))
-        self._reporter.measure({job_status.AP: metrics[job_status.AP]})
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
         if not self.best or metrics[evaluation.metric] > self.best.metrics[evaluation.metric]:
             self._write_best(metrics)

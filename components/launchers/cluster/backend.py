@@ -265,7 +265,7 @@ class ClusterBackend(Backend):
 
     def with_progress(self, status: JobStatus) -> JobStatus:
         """Return a running job's status with the progress from its log, if there is one."""
-        if status.progress is not None or status.phase is not Phase.RUNNING:
+        if status.phase is not Phase.RUNNING:
             return status
         for pod in status.pods:
             # Any pod of an elastic job may have rank 0; the logs of others have no progress.

@@ -7,7 +7,6 @@ pkg/runtime/framework; kubernetes-sigs/jobset v0.12, failure policies; Kubernete
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kubeflow.training.models import (
@@ -24,7 +23,6 @@ from components.launchers.backend import Phase
 from components.launchers.kubernetes_names import LABEL_MANAGED, MANAGED_BY
 from components.launchers.pod_template import Body, to_body
 from components.launchers.spec import Elastic, JobSpec
-from trainer.launching.job_status import TrainingProgress
 
 if TYPE_CHECKING:
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime
@@ -50,7 +48,6 @@ class State(NamedTuple):
     reason: str = ""
     message: str = ""
     restarting: bool = False  # Whether its controller says that it recreates pods.
-    progress: TrainingProgress | None = None
 
 
 class Kind(Protocol):
@@ -293,17 +290,8 @@ class TrainJob(Kind):
         nodes = (job["spec"].get("trainer") or {}).get("numNodes") or 1
         bounds = (job["metadata"].get("annotations") or {}).get(_ELASTIC, "")
         needed = int(bounds.partition(":")[0]) if bounds else nodes
-        progress = None
-        reported = (job.get("status") or {}).get("trainerStatus") or {}  # By the training to the controller.
-        if "progressPercentage" in reported:
-            metrics: dict[str, float] = {}
-            for item in reported.get("metrics") or []:
-                with suppress(LookupError, ValueError):
-                    metrics[item["name"]] = float(item["value"])
-            remaining = reported.get("estimatedRemainingSeconds")
-            progress = TrainingProgress(reported["progressPercentage"], remaining, metrics)
         suspended = Phase.SUSPENDED if job["spec"].get("suspend") else None
-        state = State(nodes, needed, bool(bounds), suspended, progress=progress)
+        state = State(nodes, needed, bool(bounds), suspended)
         return _with_condition(state, job, _TRAINJOB_PHASES)
 
     def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:

@@ -194,7 +194,6 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
         created=created,
         nodes=state.nodes,
         elastic=state.elastic,
-        progress=state.progress,
         uid=meta.get("uid") or "",
         spec=labels.get(LABEL_SPEC, ""),
         kind=kind.title,

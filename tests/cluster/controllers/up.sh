@@ -9,7 +9,6 @@ cache=${CONTROLLERS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kubedet-controllers}
 jobset=${JOBSET_VERSION:-v0.12.0}
 trainer=${TRAINER_VERSION:-v2.3.0}
 kueue=${KUEUE_VERSION:-v0.19.2}
-status=${TRAINJOB_STATUS:-off}      # Trainer's feature gate TrainJobStatus: on, off
 jobs=${KUEUE_JOBS-trainjob}         # whose jobs Kueue queues: trainjob, pytorchjob, both or none
 
 . "$here/build.sh"
@@ -66,9 +65,7 @@ YAML
 }
 
 trainer() {
-  local folder=$cache/source/trainer-$trainer/manifests/overlays/kubedet gate=false
-  [[ $status == on || $status == off ]] || die "TRAINJOB_STATUS is on or off, not $status"
-  [[ $status == off ]] || gate=true
+  local folder=$cache/source/trainer-$trainer/manifests/overlays/kubedet
   image trainer "$trainer"
   overlay "$folder" <<YAML
 namespace: kubeflow-system
@@ -78,7 +75,6 @@ secretGenerator: [{name: kubeflow-trainer-webhook-cert}]
 configMapGenerator: [{name: kubeflow-trainer-public, literals: [kubeflow_trainer_version=$trainer]}]
 patches:
 $(manager trainer "$trainer" kubeflow-trainer-controller-manager)
-    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --feature-gates=TrainJobStatus=$gate}
 YAML
   printf 'apiVersion: v1\nkind: Namespace\nmetadata: {name: kubeflow-system}\n' >"$folder/namespace.yaml"
   deploy "$folder" kubeflow-system kubeflow-trainer-controller-manager

@@ -199,14 +199,6 @@ class TrainJobs:
     def exists(self, job):
         return job["metadata"]["uid"] in self._runs
 
-    def set_progress(self, job, percent, seconds=None, **metrics):
-        """Report progress, as the status server does for a training process."""
-        values = [{"name": name, "value": str(value)} for name, value in metrics.items()]
-        status = {"progressPercentage": percent, "metrics": values, "lastUpdatedTime": self.cluster.time()}
-        if seconds is not None:
-            status["estimatedRemainingSeconds"] = seconds
-        job.setdefault("status", {})["trainerStatus"] = status
-
 
 class _JobSet:
     """The JobSet and the Job of a TrainJob, by the policies of its runtime."""

@@ -48,18 +48,6 @@ def runtimes(simulated):
     return [name for resource, _, name in list(simulated.objects) if resource == "trainingruntimes"]
 
 
-def test_progress_is_read_from_the_status(backend, job, simulated):
-    simulated.lives[FIRST] = endless
-    backend.submit(job())
-    assert backend.status("train").progress is None
-    report = simulated.controllers["trainjobs"].set_progress
-    report(simulated.job("train"), 43, 725, loss=0.5, note="warm", ap="nan")
-    progress = backend.status("train").progress
-    assert (progress.percent, progress.remaining_seconds, progress.metrics["loss"]) == (43, 725, 0.5)
-    assert "note" not in progress.metrics
-    assert backend.list_jobs()[0].progress.percent == 43
-
-
 def test_what_it_has_no_field_for_is_said(backend, job, simulated, caplog):
     backend.submit(job(clean_pods="All", ttl=60))
     assert "a TrainJob does not support: clean_pods, ttl" in caplog.text
