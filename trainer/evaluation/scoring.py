@@ -12,7 +12,6 @@ from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.metrics import OPEN_IMAGES, Compared
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
 
-GRID = np.linspace(0.0, 1.0, 101)  # thresholds of the F1 curves
 SHOWN_SCORE = 0.3
 """Detections below this score are left out of the confusion matrix and of the report's gallery."""
 
@@ -57,7 +56,6 @@ class Scores:
     metrics: dict[str, float]  # the twelve COCO numbers and oid/AP50, by name
     matches: BoxMatches  # at coco.IOU_THRESHOLDS
     points: dict[str, OperatingPoint]  # the best threshold of each class with objects and predictions
-    f1: dict[str, np.ndarray]  # F1 at IoU 0.5 over GRID, of each class that has objects
     confusion: Confusion | None  # matched at IoU 0.5 across classes; None with the evaluator pycocotools
 
     def to_json(self) -> dict[str, object]:
@@ -81,7 +79,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     open_images, _ = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
     metrics = {**result.metrics, OPEN_IMAGES: open_images}
     matches = match(truth, predictions, coco.IOU_THRESHOLDS)
-    points, curves = {}, {}
+    points = {}
     for place, name in enumerate(truth.names):
         if not (objects := len(matches.objects(place))):
             continue
@@ -90,13 +88,12 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
         scores = matches.scores[rows][counted]
         right = np.r_[0, np.cumsum(matches.right[rows, 0][counted])]
         f1 = 2 * right / (np.arange(len(right)) + objects)
-        curves[name] = f1[np.searchsorted(-scores, -GRID, side="right")]
         if len(scores):
             # Equal scores are above a threshold together: the last of them counts.
             last = np.flatnonzero(np.r_[scores[1:] != scores[:-1], True])
             best = last[np.argmax(f1[1:][last])]
             points[name] = OperatingPoint(float(scores[best]), float(f1[1:][best]))
-    return Scores(result, metrics, matches, points, curves, confusion)
+    return Scores(result, metrics, matches, points, confusion)
 
 
 def compare(

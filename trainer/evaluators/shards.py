@@ -98,12 +98,6 @@ def evaluate(
         pictures = gallery.worst_images(
             truth, predicted, scores.matches, lambda image_id: dataset.read(rows[image_id])[0]
         )
-        counts = {
-            split: {"images": part.samples, "boxes": part.boxes, "shards": len(part.shards)}
-            for split, part in index.splits.items()
-        }
-        for split, row in index.statistics.items():
-            counts[split] |= {"without boxes": row.images_without_boxes, "crowds": row.crowds}
         step = "" if model.step is None else f" (step {model.step})"
         report = ReportData(
             title=f"{model.config.get('recipe', 'model')} on {dataset.split}",
@@ -113,10 +107,7 @@ def evaluate(
             compared=compared,
             gallery=pictures,
             training=read_rows(training),
-            dataset=counts,
             warnings=index.warnings,
-            statistics=index.statistics,
-            trained_boxes=index.class_counts.get("train", {}),
             config=model.config,
             versions={
                 "model": f"{model.uri}{step}",

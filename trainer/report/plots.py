@@ -7,8 +7,6 @@ import numpy as np
 
 from trainer.data.statistics import BINS, SplitStatistics
 from trainer.evaluation.coco import RECALLS, CocoResult
-from trainer.evaluation.scoring import GRID as THRESHOLDS
-from trainer.evaluation.scoring import Scores
 from trainer.report.figures import GRID, SERIES, TEXT, Plot, as_plot, figure
 
 _POINTS = 400
@@ -21,38 +19,23 @@ def precision_recall(result: CocoResult) -> Plot | None:
     curves = {
         name: result.precision[0, :, place] for place, name in enumerate(rows) if rows[name]["AP50"] >= 0
     }
-    return _class_curves("Precision and recall at IoU 0.5", ("recall", "precision"), RECALLS, curves, rows)
-
-
-def f1(scores: Scores) -> Plot | None:
-    """Plot F1 over the score threshold, as `precision_recall` does."""
-    return _class_curves("F1 at IoU 0.5", ("threshold", "F1"), THRESHOLDS, scores.f1, scores.coco.per_class)
-
-
-def _class_curves(
-    title: str,
-    axes_labels: tuple[str, str],
-    x: np.ndarray,
-    curves: Mapping[str, np.ndarray],
-    per_class: Mapping[str, Mapping[str, float]],
-) -> Plot | None:
     if not curves:
         return None
     few = len(curves) < len(SERIES)
-    named = list(curves) if few else sorted(curves, key=lambda name: per_class[name]["AP50"])[:_MAX_CURVES]
+    named = list(curves) if few else sorted(curves, key=lambda name: rows[name]["AP50"])[:_MAX_CURVES]
     legend = list(zip(SERIES, named, strict=False))
-    drawn, axes = figure(*axes_labels)
+    drawn, axes = figure("recall", "precision")
     every = np.stack(list(curves.values()))
     if not few:
-        axes.fill_between(x, *np.percentile(every, [10, 90], axis=0), color=GRID, alpha=0.6, lw=0)
+        axes.fill_between(RECALLS, *np.percentile(every, [10, 90], axis=0), color=GRID, alpha=0.6, lw=0)
         legend.append((GRID, f"middle 80 % of {len(curves)} classes"))
     for color, name in zip(SERIES, named, strict=False):
-        axes.plot(x, curves[name], color=color)
+        axes.plot(RECALLS, curves[name], color=color)
     if len(curves) > 1:
-        axes.plot(x, every.mean(axis=0), color=TEXT, linestyle=(0, (4, 2)), linewidth=1.4)
+        axes.plot(RECALLS, every.mean(axis=0), color=TEXT, linestyle=(0, (4, 2)), linewidth=1.4)
         legend.append((TEXT, "mean"))
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    return as_plot(title, drawn, legend)
+    return as_plot("Precision and recall at IoU 0.5", drawn, legend)
 
 
 def training(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:

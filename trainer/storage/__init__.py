@@ -8,14 +8,12 @@ its errors are StorageErrors.
 import errno
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -24,7 +22,7 @@ from trainer.base import json_files
 from trainer.base.errors import DamagedError, StorageError
 from trainer.base.json_files import Model
 from trainer.base.os_errors import missing, translate_oserror
-from trainer.base.temporary_folders import temporary_folder
+from trainer.base.temporary_folders import is_left_over, temporary_folder, temporary_suffix
 from trainer.storage.uris import (
     CLOUDS,
     OBJECT_STORES,
@@ -52,7 +50,6 @@ __all__ = [
 Content = TypeVar("Content")
 
 _STALE_SECONDS = 3600
-_OWNER = re.compile(r"\.(\d+)-([0-9a-f]{8})-[0-9a-f]{8}\.tmp$")
 _NOT_FOUND_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NO_HARD_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -290,10 +287,8 @@ def remove_stale(uri: str) -> None:
     if not is_local(uri):
         return
     for path in local_path(uri).rglob(".*.tmp"):
-        owner = _OWNER.search(path.name)
-        is_dead = owner is not None and owner[2] == _host() and not os.path.exists(f"/proc/{owner[1]}")
         with suppress(OSError):
-            if is_dead or time.time() - path.stat().st_mtime > _STALE_SECONDS:
+            if is_left_over(path.name) or time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
 
 
@@ -336,9 +331,9 @@ def _state(status: os.stat_result) -> FileState:
 def _temporary(uri: str) -> Iterator[tuple[Path, Path]]:
     """Give a temporary path and the final one; after an error the temporary file is removed."""
     target = local_path(uri)
-    owner = f"{os.getpid()}-{_host()}-{secrets.token_hex(4)}"
     # A name has at most 255 bytes.
-    temporary = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:100])}.{owner}.tmp")
+    name = os.fsdecode(os.fsencode(target.name)[:100])
+    temporary = target.with_name(f".{name}{temporary_suffix()}")
     try:
         with translate_oserror(uri, "write"):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -347,16 +342,6 @@ def _temporary(uri: str) -> Iterator[tuple[Path, Path]]:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-@lru_cache
-def _host() -> str:
-    """Return a name of the boot and the container, within which process ids are unique."""
-    try:
-        parts = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return "unknown"  # Matches no name: temporary files stay for an hour.
-    return hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -1,12 +1,10 @@
 """The metrics of a run while it trains: metrics.jsonl and TensorBoard events."""
 
 import json
-import logging
-import re
 import shutil
 import threading
-import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from trainer import storage
@@ -14,9 +12,6 @@ from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
 
 METRICS = "metrics.jsonl"  # file of the rows, in the run's folder
-_SEALED = re.compile(r', "([^"]*)": "([^"]{8})"\}$')
-"""End of a row, with the CRC-32 of its beginning; matches damaged ones too."""
-_LOG = logging.getLogger("train")
 
 
 class TrainingLog:
@@ -50,7 +45,7 @@ class TrainingLog:
         kept = [row for row in rows if row["step"] <= last[row["kind"]]]
         self.validation = next((row for row in reversed(kept) if row["kind"] == "val"), None)
         """Row of the last validation, if any."""
-        storage.write_bytes(str(path), "".join(map(_line, kept)).encode())
+        storage.write_bytes(str(path), "".join(f"{json.dumps(row)}\n" for row in kept).encode())
         with translate_oserror(output_uri, "write"):
             self._file = path.open("a")
             board = self._folder / "tensorboard"
@@ -59,7 +54,7 @@ class TrainingLog:
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
         """Write one row; `kind` is "train" or "val", row["step"] the optimizer steps done."""
         with self._lock, translate_oserror(self._uri, "write"):
-            self._file.write(_line({"kind": kind, **row}))
+            self._file.write(json.dumps({"kind": kind, **row}) + "\n")
             self._file.flush()
             for name, value in row.items():
                 if name != "step":
@@ -88,33 +83,14 @@ class TrainingLog:
 
 
 def read_rows(output_uri: str) -> list[dict[str, Any]]:
-    """Return the rows of a run's metrics.jsonl, without damaged ones and a truncated last one."""
+    """Return the rows of a run's metrics.jsonl, without unreadable ones, such as a truncated last one."""
     uri = storage.join(output_uri, METRICS)
     if not storage.exists(uri):
         return []
-    rows, damaged = [], 0
-    lines = storage.read_bytes(uri).decode(errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        sealed = _SEALED.search(line)
-        try:
+    rows = []
+    for line in storage.read_bytes(uri).decode(errors="replace").splitlines():
+        with suppress(ValueError, TypeError):
             row = json.loads(line)
-            sound = sealed is not None and row.pop("crc32") == _crc(line[: sealed.start()])
-        except (ValueError, KeyError, AttributeError):
-            sound = False
-        if sound:
-            rows.append(row)
-        elif number < len(lines):
-            damaged += 1
-    if damaged:
-        _LOG.warning("%s: %d of %d rows are damaged and were left out", uri, damaged, len(lines))
+            if {"kind", "step"} <= set(row):
+                rows.append(row)
     return rows
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    """Return a row with its hash; the file as a whole cannot have one, because it grows."""
-    text = json.dumps(row)[:-1]
-    return f'{text}, "crc32": "{_crc(text)}"}}\n'
-
-
-def _crc(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"

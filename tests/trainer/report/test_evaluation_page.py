@@ -27,7 +27,6 @@ def scores(per_class, **changes):
         "metrics": dict.fromkeys(coco.METRICS, 0.25) | {"coco/APs": -1.0},
         "matches": SimpleNamespace(rows=[0]),
         "points": {},
-        "f1": {},
         "confusion": None,
     }
     return Scores(**(values | changes))
@@ -58,8 +57,6 @@ def data(per_class=None, changed=None, **changes):
                 (MarkedBox((500, 20, 30, 40), "dog", matched=False, score=0.77),),
             )
         ],
-        "dataset": {"train": {"images": 9, "boxes": 12345}, "test": {"images": 2}},
-        "trained_boxes": {"cat": 4321},
         "config": {"train": {"lr": 0.01, "milestones": [0.5, 0.75]}, "recipe": "debug"},
         "versions": {"torch": "2.15.0"},
     }
@@ -119,8 +116,6 @@ def test_page_shows_everything():
         "AR100",
         "0.250",
         NAMES[1],
-        "4,321",
-        "12,345",
         "Loss",
         "a&b.jpg",
         "1 object, 1 missed; 1 false",
@@ -145,7 +140,7 @@ def test_every_color_is_defined_for_light_and_dark():
 def test_parts_that_are_not_given_are_left_out():
     bare = ReportData("m", "val", 1, scores({"cat": row(0.3)}))
     text = Page(evaluation_page.html(bare)).text.split("</style>")[-1]
-    for part in ("Gate", "Training", "Worst images", "How it was made", "trained on"):
+    for part in ("Gate", "Training", "Worst images", "How it was made"):
         assert part not in text
     assert "No image has an error" in Page(evaluation_page.html(data(gallery=[]))).text
 
