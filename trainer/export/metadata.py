@@ -56,17 +56,6 @@ class Agreement:
 
 
 @dataclass(config=STRICT, frozen=True)
-class Latency:
-    """Times of requests of one image."""
-
-    p50_ms: float
-    p95_ms: float
-    runs: int
-    threads: int
-    cpu: str
-
-
-@dataclass(config=STRICT, frozen=True)
 class Check:
     """Result of the check of one exported file."""
 
@@ -75,7 +64,6 @@ class Check:
     ap: float  # COCO AP of the file; -1 if the images have no boxes
     ap_change: float  # the difference to the AP of the trained model
     matches: Agreement
-    latency: Latency
 
 
 @dataclass(config=STRICT, frozen=True)

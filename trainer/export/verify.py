@@ -4,8 +4,6 @@ Compares COCO AP and single detections, then batches, an image without objects a
 """
 
 import logging
-import platform
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,15 +23,13 @@ from trainer.data.transforms import fit
 from trainer.evaluation import coco
 from trainer.evaluation.inference import to_image_boxes
 from trainer.evaluation.truth_and_predictions import Predictions
-from trainer.export.formats import FORMATS, ExportedModel, OnnxRuntime
-from trainer.export.metadata import Agreement, Check, Latency
+from trainer.export.formats import FORMATS, ExportedModel
+from trainer.export.metadata import Agreement, Check
 from trainer.export.quantize import evenly_spread
 from trainer.model.architecture import Architecture, Detections
 
 _LOG = logging.getLogger("export")
 _BATCH = 8
-_LATENCY_RUNS = 50
-_LATENCY_SECONDS = 5.0
 _VERSIONS_FIX = "use the versions of torch, onnx and onnxruntime in constraints.txt; nothing was published"
 
 
@@ -142,17 +138,15 @@ def verify(
         matches, change = comparisons[name].result(), ap[name] - ap[""]
         _check_agreement(name, change, matches, len(indices), config)
         _check_edges(name, model, first, square)
-        timing = latency(model.runtime, first[:1].numpy())
-        checks[name] = Check(model.runtime.name, len(indices), ap[name], change, matches, timing)
+        checks[name] = Check(model.runtime.name, len(indices), ap[name], change, matches)
         if matches.detections:
             _LOG.info(
-                "%s in %s: AP %+.4f, %.1f%% of %d detections match, %.1f ms an image",
+                "%s in %s: AP %+.4f, %.1f%% of %d detections match",
                 name,
                 model.runtime.name,
                 change,
                 matches.matched * 100,
                 matches.detections,
-                timing.p50_ms,
             )
         else:
             text = "%s: the model detects nothing in %d images, so the check is not meaningful; train longer"
@@ -166,25 +160,6 @@ def _tolerance(name: str) -> Tolerance:
 
 def _running(name: str, failing: str) -> AbstractContextManager[None]:
     return translated(ExportError, f"the exported model ({name}) {failing}", fix=_VERSIONS_FIX)
-
-
-def latency(runtime: OnnxRuntime, image: np.ndarray) -> Latency:
-    """Time requests of one image uint8 [1, 3, S, S], after three for warming up."""
-    times: list[float] = []
-    end = time.perf_counter() + _LATENCY_SECONDS
-    for number in range(_LATENCY_RUNS + 3):
-        start = time.perf_counter()
-        runtime.run(image)
-        if number >= 3:
-            times.append(time.perf_counter() - start)
-        if len(times) >= 10 and time.perf_counter() > end:
-            break
-    p50, p95 = np.percentile(times, [50, 95]) * 1000
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.is_file() else []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    cpu = next(models, platform.processor() or platform.machine())
-    return Latency(round(float(p50), 3), round(float(p95), 3), len(times), runtime.threads, cpu)
 
 
 def _check_agreement(name: str, change: float, matches: Agreement, images: int, config: Config) -> None:
