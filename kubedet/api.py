@@ -51,7 +51,7 @@ __all__ = [
     "cluster_manifests", "compile", "data_inspect", "data_merge", "data_preview", "data_prune",
     "data_verify", "doctor", "evaluate", "job_exec", "job_fields", "job_list", "job_logs", "job_render",
     "job_status", "job_stop", "job_submit", "load", "model_list", "model_promote",
-    "model_rollback", "model_show", "model_verify", "predict", "recipes_explain", "recipes_list",
+    "model_show", "model_verify", "predict", "recipes_explain", "recipes_list",
     "recipes_show", "recipes_space", "run", "schedule_create", "schedule_delete", "schedule_history",
     "schedule_list", "schedule_run", "serve", "submit", "tune", "weights_fetch",
 ]  # fmt: skip
@@ -639,20 +639,6 @@ def model_promote(
 
 
 @public
-def model_rollback(name: Name, *, other_classes: bool = False, data_root: Uri = DATA_ROOT) -> str:
-    """Make the version before the current one current again; return it.
-
-    Args:
-        name: name of the model, as in `kubedet model list`
-        other_classes: allow classes that differ from those of the current version
-        data_root: where published models are
-    """
-    from trainer.export import published_models
-
-    return published_models.rollback(data_root, name, other_classes=other_classes).version
-
-
-@public
 def data_inspect(
     uri: Uri,
     *,
@@ -783,8 +769,8 @@ def data_prune(
     """Delete old runs, versions and data that nothing needs.
 
     Runs with their checkpoints, versions of models, shards, raw tables and images of a data root are deleted.
-    The newest and the unfinished runs are kept, current, signed and registered versions, targets of `model
-    rollback`, what these need, and young files.
+    The newest and the unfinished runs are kept, current, signed and registered versions, what these
+    need, and young files.
 
     Args:
         keep: how many of the newest runs, and of previous versions, are kept

@@ -82,7 +82,6 @@ COMMANDS: Mapping[str, Entry] = {
     "model show": Entry(api.model_show, models.show_card),
     "model verify": Entry(api.model_verify, models.show_verified),
     "model promote": Entry(api.model_promote, say("current version of {name}: {result}")),
-    "model rollback": Entry(api.model_rollback, say("current version of {name}: {result}")),
     "job submit": Entry(api.job_submit, jobs.show_submitted),
     "job render": Entry(api.job_render, jobs.show_text),
     "job fields": Entry(api.job_fields, models.show_explanations),

@@ -180,8 +180,9 @@ class Pruning:
             bundles |= {f"{name}/{version}": exported for version, exported in versions.items()}
             if current := published_models.current(self._root, name):
                 self._keep(f"models/{name}/{current.version}", "the current version")
-                for earlier in current.history[-self._keep_last :]:
-                    self._keep(f"models/{name}/{earlier}", "`model rollback` selects it")
+                earlier = [version for version in versions if version != current.version]
+                for version in earlier[-self._keep_last :]:
+                    self._keep(f"models/{name}/{version}", f"one of the newest {self._keep_last}")
         for path, artifact in self.select("models"):
             exported, shown = bundles.get(path), path.replace("/", "@")
             if exported is None:

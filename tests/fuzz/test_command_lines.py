@@ -116,7 +116,6 @@ COMMANDS = (
     ("model", "show", "x", "--data-root", "{}"),
     ("model", "promote", "{}", "v1"),
     ("model", "promote", "x", "{}"),
-    ("model", "rollback", "{}"),
     ("serve", "{}", "--port", "0"),
     ("serve", NOWHERE, "--port", "{}"),
     ("job", "render", "--spec", "{}"),

@@ -29,7 +29,6 @@ def all_commands(root: str, capsys) -> None:
         ("show", "odd"),
         ("verify", "odd"),
         ("show", "odd@v1"),
-        ("rollback", "odd"),
         ("promote", "odd", "v1"),
     ):
         refused("model", *words, "--data-root", root, capsys=capsys)
@@ -63,7 +62,7 @@ def test_spoiled_files(models, capsys, name):
     run()
 
 
-WRONG = [b"", b"[]", b'{"version": "v1", "history": 5}', b"[" * 9000]
+WRONG = [b"", b"[]", b'{"version": "v1", "classes": 5}', b"[" * 9000]
 
 
 @pytest.mark.parametrize("bad", ["current", f"v2/{bundle.METADATA}"])

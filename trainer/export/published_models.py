@@ -4,7 +4,6 @@
 """
 
 import logging
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Literal
@@ -19,7 +18,6 @@ from trainer.export import bundle
 from trainer.export.bundle import Bundle
 
 _LOG = logging.getLogger("model")
-_MAX_HISTORY = 100
 RENAME_FIX = (
     "choose another model name with --set export.name=NAME; or, if the model's users expect other classes, "
     "--set export.other_classes=true"
@@ -41,7 +39,6 @@ class CurrentModel:
     fingerprint: str  # fingerprint of the shards
     metrics: dict[str, float]
     classes: list[str]  # names by label
-    history: list[str]  # versions that were current before, oldest first
     promoted: str = ""  # time of the promotion
     kind: Literal["current model"] = "current model"
     form: Literal[1] = 1
@@ -116,30 +113,33 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
 
 def promote(data_root: str, name: str, version: str, *, other_classes: bool = False) -> CurrentModel:
     """Make a version current, after comparing all its files with their checksums."""
+    chosen = bundle.load(_version_uri(data_root, name, version))
+    storage.touch(storage.join(chosen.uri, bundle.CHECKSUMS))  # `data prune` keeps what is new.
+    _check_identity(chosen)
+    fix = "add --other-classes if the model's users expect them"
     try:
-        before = current(data_root, name, besides=version)
-    except (DamagedError, FormError) as error:
-        before = None
-        _LOG.warning("%s; it is replaced, and its history is lost", error.message)
-    history = before.history if before else []
-    if before and before.version != version:  # Equal if a retried step promotes it again.
-        history = [*history, before.version][-_MAX_HISTORY:]
-    return _switch(data_root, name, version, history, other_classes)
-
-
-def rollback(data_root: str, name: str, *, other_classes: bool = False) -> CurrentModel:
-    """Make the previous version current again."""
-    now = current(data_root, name)
-    history = now.history if now else []
-    # Pruned versions are skipped.
-    while history and not bundle.exists(storage.join(folder(data_root, name), history[-1])):
-        history = history[:-1]
-    if not history:
-        raise StorageError(
-            f"{name} has no previous current version",
-            fix="choose one by name: kubedet model promote NAME VERSION",
+        check_classes(
+            data_root, name, chosen.class_names, other_classes=other_classes, fix=fix, besides=version
         )
-    return _switch(data_root, name, history[-1], history[:-1], other_classes)
+    except (DamagedError, FormError) as error:  # The classes are unknown.
+        _LOG.warning("%s; it is replaced", error.message)
+    chosen.check()
+    metadata = chosen.metadata
+    record = CurrentModel(
+        name=name,
+        version=version,
+        digest=chosen.digest,
+        model=storage.absolute(chosen.uri),
+        checkpoint=metadata.trained_on.checkpoint,
+        evaluation=metadata.metrics.evaluation,
+        fingerprint=metadata.trained_on.shards,
+        metrics=metadata.metrics.values,
+        classes=chosen.class_names,
+        promoted=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    storage.remove_stale(folder(data_root, name))
+    storage.write_json(storage.join(folder(data_root, name), CURRENT), asdict(record))
+    return record
 
 
 def names(data_root: str) -> list[str]:
@@ -222,34 +222,6 @@ def _check_identity(chosen: Bundle) -> None:
             f"{chosen.uri} contains {is_named[0]} {is_named[1]}, not {name} {version}",
             fix="do not use it: restore that version, or export the model again",
         )
-
-
-def _switch(data_root: str, name: str, version: str, history: list[str], other_classes: bool) -> CurrentModel:
-    chosen = bundle.load(_version_uri(data_root, name, version))
-    storage.touch(storage.join(chosen.uri, bundle.CHECKSUMS))  # `data prune` keeps what is new.
-    _check_identity(chosen)
-    # If `current` is damaged, its classes are unknown: promoting a version repairs it.
-    with suppress(DamagedError, FormError):
-        fix = "add --other-classes if the model's users expect them"
-        check_classes(data_root, name, chosen.class_names, other_classes=other_classes, fix=fix)
-    chosen.check()
-    metadata = chosen.metadata
-    record = CurrentModel(
-        name=name,
-        version=version,
-        digest=chosen.digest,
-        model=storage.absolute(chosen.uri),
-        checkpoint=metadata.trained_on.checkpoint,
-        evaluation=metadata.metrics.evaluation,
-        fingerprint=metadata.trained_on.shards,
-        metrics=metadata.metrics.values,
-        classes=chosen.class_names,
-        history=history,
-        promoted=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    storage.remove_stale(folder(data_root, name))
-    storage.write_json(storage.join(folder(data_root, name), CURRENT), asdict(record))
-    return record
 
 
 def _version_uri(data_root: str, name: str, version: str) -> str:

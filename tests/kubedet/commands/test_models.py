@@ -142,11 +142,11 @@ def test_predict_refuses(kubedet, published, images, tmp_path, words, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_versions_are_listed_promoted_and_rolled_back(kubedet, published):
+def test_versions_are_listed_and_promoted(kubedet, published):
     code, out, _ = kubedet("model", "list")
     assert code == 0 and out.splitlines()[0] == "pets"
     assert [line[:4] for line in out.splitlines()[1:]] == ["  v1", "* v2"]
-    assert kubedet("model", "rollback", "pets")[1] == "current version of pets: v1\n"
+    assert kubedet("model", "promote", "pets", "v1")[1] == "current version of pets: v1\n"
     assert "* v1" in kubedet("model", "list")[1]
     assert kubedet("model", "promote", "pets", "v2")[1] == "current version of pets: v2\n"
     assert "# pets v2" in kubedet("model", "show", "pets")[1]

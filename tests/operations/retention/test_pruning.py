@@ -61,7 +61,7 @@ def test_what_is_needed_is_kept_and_the_rest_is_deleted(root):
     assert readable(root, new)
     assert published_models.current(str(root), "sample").version == "v4"
     assert prune(root).summary == "nothing: 0.0 MB"
-    assert published_models.rollback(str(root), "sample").version == "v3"
+    assert published_models.promote(str(root), "sample", "v3").version == "v3"
 
 
 @pytest.mark.slow

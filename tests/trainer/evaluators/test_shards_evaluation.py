@@ -276,7 +276,6 @@ def write_pointer(root, **changes):
         "checkpoint": str(checkpoint),
         "evaluation": "",
         "fingerprint": "f",
-        "history": [],
     }
     place.write_text(json.dumps(record | changes))
 

@@ -25,22 +25,19 @@ def _bundle(tmp_path, version, hour=8):
 def test_publishing_makes_a_version_current(tmp_path, root):
     now = published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
     assert asdict(now).items() <= storage.read_json(str(tmp_path / "data_root/models/pets/current")).items()
-    assert now.model == f"{root}/models/pets/v1" and now.version == "v1" and now.history == []
+    assert now.model == f"{root}/models/pets/v1" and now.version == "v1"
     assert now.evaluation == "/runs/a/evaluation" and now.metrics["coco/AP"] == 0.08
     assert now.fingerprint == "f00d" and now.checkpoint == "/runs/a/best.pt"
     bundle.load(now.model).check()
 
 
-def test_promote_and_roll_back(tmp_path, root):
+def test_promote(tmp_path, root):
     for hour, version in enumerate(("v1", "v2", "v3"), start=1):
         published_models.publish(_bundle(tmp_path, version, hour), root, "pets")
     assert [*published_models.versions(root, "pets")[0]] == ["v1", "v2", "v3"]
     assert published_models.names(root) == ["pets"]
-    assert published_models.rollback(root, "pets").version == "v2"
-    assert published_models.rollback(root, "pets").version == "v1"
-    with pytest.raises(StorageError, match="pets has no previous current version"):
-        published_models.rollback(root, "pets")
-    assert published_models.promote(root, "pets", "v3").history == ["v1"]
+    assert published_models.promote(root, "pets", "v2").version == "v2"
+    assert published_models.current(root, "pets").version == "v2"
     with pytest.raises(StorageError, match=r"(?s)no version v9.*v1, v2, v3"):
         published_models.promote(root, "pets", "v9")
 
@@ -57,7 +54,7 @@ def test_a_damaged_version_does_not_become_current(tmp_path, root):
     published_models.publish(_bundle(tmp_path, "v2"), root, "pets")
     (tmp_path / "data_root/models/pets/v1/model.onnx").write_bytes(b"changed")
     with pytest.raises(StorageError, match=r"model\.onnx: its bytes have changed"):
-        published_models.rollback(root, "pets")
+        published_models.promote(root, "pets", "v1")
     with pytest.raises(StorageError, match=r"model\.onnx"):
         published_models.publish(str(tmp_path / "made" / "v1"), root, "pets")
     assert published_models.current(root, "pets").version == "v2"
@@ -97,10 +94,10 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
         published_models.publish(swapped, root, "pets")
     assert published_models.publish(other, root, "pets", other_classes=True).classes == ["cat", "ace"]
     with pytest.raises(ConfigError) as caught:
-        published_models.rollback(root, "pets")
+        published_models.promote(root, "pets", "v1")
     assert "--other-classes" in caught.value.fix
     assert published_models.current(root, "pets").version == "v2"
-    assert published_models.rollback(root, "pets", other_classes=True).version == "v1"
+    assert published_models.promote(root, "pets", "v1", other_classes=True).version == "v1"
 
 
 @pytest.mark.parametrize("ids", [["0", 1], [None, 0], [0, 2], [0, 0]])
@@ -129,5 +126,5 @@ def test_promoting_repairs_a_damaged_current(tmp_path, root, content, caplog):
     with pytest.raises(KubedetError, match="current"):
         published_models.publish(_bundle(tmp_path, "v3", 10), root, "pets")
     repaired = published_models.promote(root, "pets", "v2")
-    assert "its history is lost" in caplog.text and repaired.history == []
-    assert published_models.current(root, "pets") == replace(before, history=[], promoted=repaired.promoted)
+    assert "it is replaced" in caplog.text
+    assert published_models.current(root, "pets") == replace(before, promoted=repaired.promoted)
