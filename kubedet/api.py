@@ -1022,7 +1022,7 @@ def doctor(
             repeated
         access: the cluster of the runs; without a host, Kubeflow Pipelines is not checked
     """
-    from trainer.launching.machine_checks import Needs, check_machine, writable
+    from trainer.launching.machine_checks import check_machine, writable
 
     if local and (credentials or claim or resource):
         raise ConfigError(
@@ -1030,7 +1030,7 @@ def doctor(
         )
     resources = _read_resources(resource) | ({"nvidia.com/gpu": gpus} if gpus else {})
     if local:
-        return check_machine(Needs(gpus, output=data_root))
+        return check_machine(gpus, data_root)
     from pipelines.preflight import check_cluster
 
     place = Access.find(access.host, access.namespace, access.ca)

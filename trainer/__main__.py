@@ -147,10 +147,6 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("arguments", nargs="+", metavar="-- VERB ...", help="verb to run")
     doctor.add_argument("--gpus", type=int, default=0, help="required GPUs")
     doctor.add_argument("--rdma", action="store_true", help="require RDMA: a device, locked memory")
-    doctor.add_argument("--interface", default="", help="required network interface, with an address")
-    doctor.add_argument("--shared-memory", default="0", metavar="SIZE", help="required /dev/shm, e.g. 8Gi")
-    doctor.add_argument("--output", default="", metavar="URI", help="folder that must be writable")
-    doctor.add_argument("--json", action="store_true", help="a JSON list of title, state, detail and fix")
     return parser
 
 
@@ -264,14 +260,7 @@ def _launch(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from trainer.launching import machine_checks
 
-    needs = machine_checks.Needs(
-        gpus=options.gpus,
-        rdma=options.rdma,
-        interface=options.interface,
-        shared_memory=machine_checks.size(options.shared_memory),
-        output=options.output,
-    )
-    checks = machine_checks.report(machine_checks.examine(needs), as_json=options.json)
+    checks = machine_checks.report(machine_checks.examine(options.gpus, rdma=options.rdma))
     return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
 
 

@@ -105,11 +105,10 @@ def show_lines(lines: Iterator[str]) -> None:
         print(line, flush=True)
 
 
-def show_checks(checks: "Iterable[Check]", *, json: bool = False) -> int:
+def show_checks(checks: "Iterable[Check]") -> int:
     """Print each check when it is known; return 1 if something is missing."""
     from trainer.launching import machine_checks
 
-    missing = sum(check.state == "missing" for check in machine_checks.report(checks, as_json=json))
-    if not json:
-        print(f"\n{missing} missing" if missing else "\na run has what it needs")
+    missing = sum(check.state == "missing" for check in machine_checks.report(checks))
+    print(f"\n{missing} missing" if missing else "\na run has what it needs")
     return EXIT_FAILURE if missing else 0
