@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 _MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024  # Bytes of images in flight, estimated by their mean size.
-_BLOCK_BYTES = 4 * 1024 * 1024
 _LISTERS = 16
 _PART, _MIN_PARTS, _MAX_PARTS = 200, 4, 256
 """Images of a part, as far as that gives a number of parts between these: the report of what was fetched
@@ -356,11 +355,8 @@ def _copy(source: Source, excluded: frozenset[str], image: _Image) -> _Image:
     if image.failure:
         return image
     if image.size:  # By a killed download. The shard step replaces it if it is damaged.
-        actual = hashlib.sha256()
         try:
-            with storage.open_reader(image.target) as file:
-                while block := file.read(_BLOCK_BYTES):
-                    actual.update(block)
+            actual = hashlib.sha256(storage.read_bytes(image.target))
         except (DamagedError, MissingError):
             return image
         return _left_out(image) if actual.hexdigest() in excluded else replace(image, sha256=actual.digest())

@@ -50,7 +50,6 @@ from trainer.storage.uris import CLOUDS, WEB, FileState, check_digest, check_pla
 
 PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
 THREADS = 16  # pieces of one file that are read at the same time
-AHEAD = 8  # pieces that a file that is read step by step fetches ahead
 PART = 8 * 1024 * 1024  # bytes of one write request; more if an object would have too many parts
 _MAX_PARTS = 10_000
 _UPLOAD_THREADS = 6
@@ -328,21 +327,20 @@ class _File:
             data = bytes(data) + bytes(part.data) if data else part.data
         return data
 
-    def pieces(self, start: int, stop: int, at_first: int = THREADS, ahead: int = THREADS) -> Iterator[Any]:
-        """Yield bytes in pieces; prefetch `ahead` pieces, or `at_first` pieces while the first is read."""
+    def pieces(self, start: int, stop: int) -> Iterator[Any]:
+        """Yield bytes in pieces, several of which are read at the same time."""
         fetched: deque[Future[Any]] = deque()
-        begin, most = start, at_first
-        with DaemonThreadPool(min(ahead, 1 + (stop - start) // PIECE), "read") as threads:
+        begin = start
+        with DaemonThreadPool(min(THREADS, 1 + (stop - start) // PIECE), "read") as threads:
             while fetched or begin < stop:
-                while begin < stop and len(fetched) <= most:
+                while begin < stop and len(fetched) <= THREADS:
                     fetched.append(threads.submit(self.piece, begin, min(begin + PIECE, stop)))
                     begin += PIECE
                 yield wait_for(fetched.popleft())
-                most = ahead
 
-    def blocks(self, sha256: str = "", ahead: int = THREADS) -> Iterator[Any]:
+    def blocks(self, sha256: str = "") -> Iterator[Any]:
         """Yield the content in buffers, in order, and check its hash before the last one."""
-        known, blocks = self.sha256, self.pieces(0, self.size, ahead, ahead)
+        known, blocks = self.sha256, self.pieces(0, self.size)
         if not self.has_parts:
             known, blocks = _stream(self.uri)
         expected, digest, received = sha256 or known, hashlib.sha256(), 0
@@ -430,22 +428,18 @@ def open_reader(uri: str) -> IO[bytes]:
     if file.has_parts and file.size <= PIECE:
         return io.BytesIO(b"".join(file.blocks()))
     if file.has_parts:
-        return io.BufferedReader(_Reader(file), 128 * 1024)
+        return io.BufferedReader(_Reader(file), PIECE)
     with tempfile.NamedTemporaryFile(prefix="kubedet-") as copied:
         copy(uri, Path(copied.name))
         return open(copied.name, "rb")
 
 
 class _Reader(io.RawIOBase):
-    """A file for one thread. If it is read in order, its hash is checked before its last bytes."""
+    """A file of a server, for one thread."""
 
     def __init__(self, file: _File) -> None:
         super().__init__()
-        self._file = file
-        self._blocks: Any = file.blocks(ahead=AHEAD)
-        self._block: Any = b""
-        self._begin = -PIECE  # of the current block
-        self._position = 0
+        self._file, self._position = file, 0
 
     def readable(self) -> bool:
         return True
@@ -460,27 +454,17 @@ class _Reader(io.RawIOBase):
         self._position = base + offset
         return self._position
 
+    def readall(self) -> bytes:
+        start, self._position = self._position, self._file.size
+        return b"".join(self._file.pieces(start, self._file.size))
+
     def readinto(self, buffer: Any) -> int:
-        if self._position >= self._file.size:
-            return 0
-        start = self._position % PIECE
-        begin = self._position - start
-        if begin != self._begin:
-            if begin != self._begin + PIECE:  # Fetch more only when reading goes on from here.
-                self._blocks = self._file.pieces(begin, self._file.size, 0, AHEAD)
-                if begin == 0:
-                    self._blocks = self._file.blocks(ahead=AHEAD)
-            self._block, self._begin = b"", -2 * PIECE  # If the next line fails, the block is fetched again.
-            self._block, self._begin = next(self._blocks), begin
         view = memoryview(buffer).cast("B")
-        data = memoryview(self._block)[start : start + len(view)]
+        stop = min(self._position + len(view), self._file.size)
+        data = retry(self._file.piece)(self._position, stop)[: len(view)]
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
-
-    def close(self) -> None:
-        self._blocks.close()
-        super().close()
 
 
 @retry

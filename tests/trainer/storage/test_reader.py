@@ -26,8 +26,7 @@ def data(bucket, monkeypatch):
 def test_from_start_to_end(proxy, data):
     with storage.open_reader("s3://bucket/big") as file:
         assert b"".join(iter(lambda: file.read(10_000), b"")) == data
-    ranges = [[*line.split(), ""][2] for line in proxy.requests]
-    assert len(ranges) == len(set(ranges)) == 16  # each piece once
+    assert len(proxy.requests) == len(set(proxy.requests)) == 16  # Each piece once.
 
 
 def test_anywhere(proxy, data):
@@ -42,28 +41,12 @@ def test_anywhere(proxy, data):
             file.seek(-1)
 
 
-def test_memory_holds_a_window(proxy, data, monkeypatch):
-    monkeypatch.setattr(objects, "AHEAD", 3)
-    with storage.open_reader("s3://bucket/big") as file:
-        file.read(1)
-        file.read(100_000)
-        assert len(proxy.requests) <= 7
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cut", "drop", "stall"])
 def test_breaks_do_not_show(proxy, data, kind):
     proxy.fail(kind, times=5, after=KB, parts=True)
     with storage.open_reader("s3://bucket/big") as file:
         assert file.read() == data
-
-
-def test_damage_shows_before_the_end(proxy, data):
-    storage.write_bytes("s3://bucket/big", data)
-    proxy.fail("corrupt", times=8, after=5, parts=True)
-    with storage.open_reader("s3://bucket/big") as file, pytest.raises(StorageError, match="is damaged"):
-        while file.read(KB):
-            pass
 
 
 def test_a_small_file_is_asked_for_once_and_again_if_it_is_altered(proxy):
