@@ -119,20 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     verb("weights", _step, "checkpoint", "output")
     launch, doctor = verb("launch", _launch), verb("doctor", _doctor)
     launch.add_argument("--nproc", help="processes on this machine (else PET_NPROC_PER_NODE)")
-    launch.add_argument("--nnodes", help="machines, or MIN:MAX of an elastic run (else PET_NNODES)")
-    launch.add_argument(
-        "--node-rank",
-        type=int,
-        metavar="N",
-        help="number of this machine, from 0 (else PET_NODE_RANK); the "
-        "first hosts the rendezvous. With --rdzv-endpoint alone the machines number themselves",
-    )
-    launch.add_argument(
-        "--rdzv-endpoint",
-        metavar="HOST[:PORT]",
-        help="name of the first machine and a free port on it "
-        "(default: 29500; else PET_RDZV_ENDPOINT or PET_MASTER_ADDR)",
-    )
     launch.add_argument("--heartbeat", metavar="URI", help="file that the launcher of this job rewrites")
     launch.add_argument(
         "--heartbeat-timeout",
@@ -243,18 +229,15 @@ def _launch(options: argparse.Namespace) -> int:
     chosen = os.environ.get(_CPP_LOG_LEVEL)
     os.environ[_CPP_LOG_LEVEL] = chosen or "FATAL"
     from trainer.launching.heartbeat import Watch
-    from trainer.launching.launch import launch, rendezvous_options
+    from trainer.launching.launch import launch
 
     if not chosen:
         del os.environ[_CPP_LOG_LEVEL]  # Not for the workers.
-    place = rendezvous_options(
-        nnodes=options.nnodes, node_rank=options.node_rank, endpoint=options.rdzv_endpoint
-    )
     nproc = ["--nproc-per-node", options.nproc] if options.nproc else []
     watch = None
     if options.heartbeat:
         watch = Watch(options.heartbeat, options.heartbeat_timeout, options.heartbeat_exit)
-    return launch(options.arguments, [*nproc, *place], watch)
+    return launch(options.arguments, nproc, watch)
 
 
 def _doctor(options: argparse.Namespace) -> int:

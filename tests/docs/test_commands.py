@@ -71,8 +71,6 @@ OTHERS = {
     "kubectl",
     "oc",
     "docker",
-    "srun",
-    "sbatch",
     "trtexec",
     "tritonserver",
     "mlnx_qos",

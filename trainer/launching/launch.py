@@ -33,7 +33,6 @@ from torch.distributed.run import config_from_args, parse_args, parse_min_max_nn
 
 from trainer.base import die_with_parent, events
 from trainer.base.errors import EXIT_RETRY, ConfigError, LaunchError
-from trainer.base.safe_text import whole_number
 from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import threads_of_process
 from trainer.launching import heartbeat, worker_failures
@@ -133,40 +132,6 @@ def _wait_for_peers(config: LaunchConfig) -> None:
     if config.max_nodes > 1:
         with exit_on_signal(_exit_codes):
             time.sleep(worker_failures.node_grace())
-
-
-def rendezvous_options(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) -> list[str]:
-    """Return torchrun's options for manually started machines; None keeps a PET_* variable.
-
-    `nnodes` is a number of machines or "MIN:MAX"; `endpoint` is HOST or HOST:PORT of the first machine, with
-    which machines without a `node_rank` number themselves.
-    """
-    fewest, _, most = (nnodes or os.environ.get("PET_NNODES", "1")).partition(":")
-    elastic = most not in ("", fewest)
-    address = endpoint or os.environ.get("PET_RDZV_ENDPOINT") or os.environ.get("PET_MASTER_ADDR")
-    if nnodes not in (None, "1") and not address:
-        raise ConfigError(
-            f"{nnodes} machines need a rendezvous endpoint",
-            fix="on each, set the first machine and a free port on it: --rdzv-endpoint HOST:29500",
-        )
-    if elastic and node_rank is not None:
-        raise ConfigError(
-            f"machines of an elastic run ({fewest}:{most}) do not have fixed numbers",
-            fix="omit --node-rank: the machines number themselves",
-        )
-    count = whole_number(fewest)
-    if node_rank is not None and count is not None and not 0 <= node_rank < count:
-        raise ConfigError(
-            f"--node-rank {node_rank} is not one of {fewest} machines",
-            fix="count them from 0, and use the same --nnodes on all of them",
-        )
-    options = ["--nnodes", nnodes] if nnodes else []
-    options += ["--node-rank", str(node_rank)] if node_rank is not None else []
-    if endpoint:
-        fixed = node_rank is not None or "PET_NODE_RANK" in os.environ
-        place = endpoint if ":" in endpoint else f"{endpoint}:{_DEFAULT_PORT}"
-        options += ["--rdzv-endpoint", place, "--rdzv-backend", "static" if fixed and not elastic else "c10d"]
-    return options
 
 
 def _settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, list[str]]:
