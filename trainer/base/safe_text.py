@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 MAX_DEPTH = 100  # most levels of nested lists and mappings
-MAX_VALUES = 100_000  # most values of a text; YAML aliases count each time
+MAX_VALUES = 100_000  # most values of a text
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _DIGITS = 18
 _SPACES = re.compile(r"(\s+)")
@@ -112,11 +112,11 @@ def json_value(text: str | bytes) -> Any:
 
 
 def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> Any:
-    """Parse YAML strictly: JSON's values only, and no duplicate keys. Dates remain text.
+    """Parse YAML strictly: JSON's values only, no duplicate keys and no aliases. Dates remain text.
 
     At most `longest` characters or bytes: parsing 100,000 may take a second. With `plain_text` numbers,
     `true` and `null` remain text too. Other texts are ValueErrors of one line, and too large ones
-    UnboundedError: aliases and merges count as often as they occur, before anything is built.
+    UnboundedError.
     """
     import yaml
 
@@ -129,10 +129,7 @@ def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> 
             line = error.object.count(b"\n", 0, error.start) + 1
             raise ValueError(f"line {line} is not UTF-8: save the file as UTF-8") from None
     try:
-        loader = _loader(plain_text)(text)
-        node = loader.get_single_node()
-        _count_nodes(node, {})
-        value = None if node is None else loader.construct_document(node)
+        value = yaml.load(text, _loader(plain_text))  # noqa: S506 - it derives from a safe loader
     except RecursionError:
         raise UnboundedError(_TOO_DEEP) from None
     except yaml.YAMLError as error:
@@ -155,23 +152,6 @@ def _yaml_problem(error: Any) -> str:
     return problem
 
 
-def _count_nodes(node: Any, counts: dict[Any, int], depth: int = 0) -> int:
-    """Return the values below a YAML node, with aliases repeated; raise UnboundedError above MAX_VALUES."""
-    if node is None or isinstance(node.value, str):
-        return 1
-    if node not in counts:
-        if depth > MAX_DEPTH:  # An alias of a node that contains it, too.
-            raise UnboundedError(_TOO_DEEP)
-        parts = node.value
-        if parts and isinstance(parts[0], tuple):
-            keys = [key for key, _ in parts if not isinstance(key.value, str)]
-            parts = [*keys, *(value for _, value in parts)]
-        counts[node] = 1 + sum(_count_nodes(part, counts, depth + 1) for part in parts)
-        if counts[node] > MAX_VALUES:
-            raise UnboundedError(f"more than {MAX_VALUES} values")
-    return counts[node]
-
-
 @cache
 def _loader(plain_text: bool) -> Any:
     import yaml
@@ -179,15 +159,21 @@ def _loader(plain_text: bool) -> Any:
     base = yaml.BaseLoader if plain_text else yaml.SafeLoader
 
     class Loader(base):  # type: ignore[misc, valid-type]
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            if self.check_event(yaml.events.AliasEvent):  # A few of them could stand for millions of values.
+                mark = self.peek_event().start_mark
+                raise yaml.composer.ComposerError(None, None, "aliases (*name) are not supported", mark)
+            node: yaml.Node | None = super().compose_node(parent, index)
+            return node
+
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             keys = set()
             for key, _ in getattr(node, "value", []):
-                if key.tag != "tag:yaml.org,2002:merge":
-                    name = self.construct_object(key)
-                    if name in keys:
-                        problem = f"{name!r} occurs twice"
-                        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-                    keys.add(name)
+                name = self.construct_object(key)
+                if name in keys:
+                    problem = f"{name!r} occurs twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                keys.add(name)
             return dict(super().construct_mapping(node, deep))
 
     Loader.yaml_implicit_resolvers = {
