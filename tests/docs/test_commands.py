@@ -39,8 +39,6 @@ from trainer.data import sources
 from trainer.evaluation import gate
 from trainer.export import published_models
 from trainer.model import recipes
-from trainer.steps import records
-from trainer.steps.manifests import Shards
 from trainer.training.loop import train
 
 ROOT = Path(__file__).parents[2]
@@ -134,11 +132,6 @@ def finished(made_once, data_root, shards, tiny):
         root, uri = folder / "data_root", shards.replace(data_root, str(folder / "data_root"))
         first = root / "runs/first"
         train(tiny(train__epochs=1), uri, str(first / "train"))
-        manifest = Shards(
-            data_root=str(root), uri=uri, fingerprint=Path(uri).name, samples={}, boxes={}, recipe="debug",
-            overrides={},
-        )  # fmt: skip
-        records.record_run(manifest, str(first), run_id="", image="", weights="", overrides={})
         categories = json.loads(Path(uri, "index.json").read_text())["categories"]
         classes = [{"id": i, "name": it["name"], "original_id": it["id"]} for i, it in enumerate(categories)]
         for number, name in enumerate(("first", "a"), 1):
@@ -146,7 +139,6 @@ def finished(made_once, data_root, shards, tiny):
                 root / "runs" / name / "model", version=f"v{number}", name="cards", classes=classes
             )
             published_models.publish(bundle, str(root), "cards")
-            records.PublishedRecord("cards", f"v{number}", "first", "").write(str(root))
         scored = ["--shards", uri, "-o", str(first / "evaluation")]
         assert cli.main(["evaluate", str(first / "train/best.pt"), *scored]) == 0
         for name, made in (("first", "first"), ("second", "first"), ("a", "a")):
@@ -161,10 +153,7 @@ def folder(finished, tmp_path, monkeypatch):
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     (index,) = Path("data_root/shards").glob("*/index.json")
-    (raw,) = Path("data_root/raw").glob("*/manifest.json")
-    names = {"shards/0123abcd": index, "raw/0123abcd": raw, "raw/4567cdef": raw}
-    for name, file in names.items():
-        monkeypatch.setitem(STAND_INS, f"data_root/{name}", str(file.parent))
+    monkeypatch.setitem(STAND_INS, "data_root/shards/0123abcd", str(index.parent))
     picture = io.BytesIO()
     Image.new("RGB", (192, 96), "white").save(picture, "JPEG")
     boxes = json.dumps(
@@ -191,8 +180,6 @@ def folder(finished, tmp_path, monkeypatch):
         write(f"{name}/images/b.jpg", picture.getvalue())
     for name in ("photo.jpg", "photos/new.jpg", "images/a.jpg"):
         write(name, picture.getvalue())
-    write("cards/data.yaml", b"names: [ace]\ntrain: images\n")
-    write("VOCdevkit/VOC2012/x", b"")
     write("runs/tune-small/best.yaml", blocks("tuning", "yaml")[1].encode())
     write("job.yaml", b"name: a\nimage: i:1\ncommand: ['true']\n")
     Path("deploy").symlink_to(ROOT / "deploy")

@@ -98,16 +98,13 @@ def test_predictions_are_those_of_the_command(model, folder, request):
         ("none.jpg", "none.jpg cannot be read: No such file"),
         (["photo.jpg", "broken.jpg"], "broken.jpg: damaged or cut off"),
         (b"junk", "the image: not an image that can be read"),
-        (memoryview(b"junk"), "the image: not an image that can be read"),
         (io.StringIO("photo.jpg"), "StringIO object .* cannot be used"),
         (["photo.jpg", 7], r"images\[1\] cannot be used: it is int"),
-        (None, "the image cannot be used: it is NoneType"),
         (np.zeros((3, 8, 8), np.float32), r"it is an array of float32 \[3, 8, 8\]"),
         (
             np.zeros((2, 8, 8, 1), np.uint8),
             r"images\[0\] cannot be used: it is an array of uint8 \[8, 8, 1\]",
         ),
-        (np.zeros((0, 8, 3), np.uint8), r"array of uint8 \[0, 8, 3\]"),
     ],
 )
 def test_unusable_images_are_named(folder, images, message):
@@ -125,21 +122,16 @@ def test_unusable_images_are_named(folder, images, message):
     ("call", "message"),
     [
         (lambda: kubedet.load("runs/first"), "runs/first is not a bundle"),
-        (lambda: kubedet.load("none.pt"), r"none\.pt"),
         (lambda: kubedet.load("pets", tile=7), "the side of a tile must be at least 64 pixels"),
         (lambda: kubedet.load("pets", format="tflite"), "no format tflite"),
         (lambda: kubedet.load("pets").predict("photo.jpg", score=30), "from 0 to 1, not 30"),
-        (lambda: kubedet.load("pets").predict("photo.jpg", score="0.3"), "from 0 to 1, not '0.3'"),
         (lambda: kubedet.load(None), "model: "),
-        (lambda: kubedet.evaluate(7, shards="nowhere"), "model: "),
         (lambda: kubedet.run(nproc="two"), "nproc: "),
         (lambda: kubedet.run(source="coco:/nowhere"), "/nowhere"),
-        (lambda: kubedet.run(minutes=-1), "minutes: "),
         (lambda: kubedet.run(source="https://user:word@host/x.zip"), "name or password"),
         (lambda: kubedet.evaluate("runs/first/model", shards="nowhere"), "nowhere is not a folder of shards"),
         (lambda: kubedet.submit(PipelineRun(source="cards.zip", data_root="s3://b/r")), "no pod finds"),
         (lambda: kubedet.submit(PipelineRun(data_root="s3://b/r", nodes="2")), "run.nodes: "),
-        (lambda: kubedet.compile(gpus=-1), "gpus"),
         (lambda: kubedet.compile(output="photo.jpg/p.yaml"), "cannot write"),
     ],
 )

@@ -106,13 +106,6 @@ def test_predict_replaces_only_what_it_wrote(kubedet, published, images):
     assert kubedet("predict", "pets", "images", "-o", "out")[0] == 0
 
 
-def test_predict_in_tiles(kubedet, published, images, tmp_path):
-    code, out, _ = kubedet("predict", "pets", "images", "-o", "out", "--tile", "96", "--score", "0.5")
-    assert code == 0 and "images/a.jpg: 3 dog <b>" in out  # One in each of three tiles.
-    code, _, err = kubedet("predict", "pets", "images", "-o", "out", "--tile", "7")
-    assert code == 2 and "the side of a tile must be at least 64 pixels" in err
-
-
 def test_predict_does_the_other_images(kubedet, published, images):
     (images / "c.jpg").write_text("junk")
     code, out, err = kubedet("predict", "pets", "images/a.jpg", "images/c.jpg", "none.jpg", "-o", "out")

@@ -133,15 +133,6 @@ def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server,
     assert capsys.readouterr().err.endswith(error)
 
 
-@pytest.mark.parametrize(
-    ("state", "message"), [("CANCELED", "was stopped"), ("SKIPPED", "ended with the state skipped")]
-)
-def test_a_run_that_was_stopped_has_not_succeeded(kfp_server, capsys, state, message):
-    kfp_server.states = [state]
-    assert cli.main([*ARGUMENTS, "--wait"]) == 1
-    assert message in capsys.readouterr().err
-
-
 def test_what_steps_recorded_is_shown_at_the_end(kfp_server, served_cluster, capsys):
     recorded = {"exitCode": 0, "message": "held back\ncoco/AP 0.1 < 0.5"}
     kfp_server.started = lambda run: run_pods.put(
@@ -186,25 +177,24 @@ def test_what_may_keep_pods_from_starting_is_a_warning(kfp_server, cluster, caps
     assert shown.count("warning: ") == shown.count("\n  fix: ") == 2
 
 
-def test_a_terminated_run_was_stopped_and_has_not_failed(kfp_server, capsys):
-    history = [{"state": state} for state in ("PENDING", "RUNNING", "CANCELING", "FAILED")]
-    train = [{"display_name": "train", "state": "FAILED"}]
-    kfp_server.states = ["RUNNING", ("FAILED", train, {"state_history": history})]
-    assert cli.main([*ARGUMENTS, "--wait"]) == 1
-    shown = capsys.readouterr()
-    assert (
-        "the run try was stopped" in shown.err and "failed" not in shown.err + shown.out.partition("\n   ")[2]
-    )
-    assert "Train: stopped" in shown.out
+TERMINATED = {"state_history": [{"state": state} for state in ("RUNNING", "CANCELING", "FAILED")]}
+TOOK = {"created_at": "2026-11-21T07:00:00Z", "finished_at": "2026-11-21T07:10:02Z"}
 
 
-def test_a_run_that_reached_its_deadline(kfp_server, capsys):
-    times = {"created_at": "2026-11-21T07:00:00Z", "finished_at": "2026-11-21T07:10:02Z"}
-    kfp_server.states = [("FAILED", [], times)]
-    assert cli.main([*ARGUMENTS, "--wait", "--deadline", "600"]) == 1
-    assert "reached its deadline of 600 s\n  fix: raise --deadline" in capsys.readouterr().err
-    assert cli.main([*ARGUMENTS, "--wait", "--deadline", "900"]) == 1
-    assert "deadline" not in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("state", "options", "message"),
+    [
+        ("CANCELED", [], "was stopped"),
+        ("SKIPPED", [], "ended with the state skipped"),
+        (("FAILED", [], TERMINATED), [], "the run try was stopped"),
+        (("FAILED", [], TOOK), ["--deadline", "600"], "reached its deadline of 600 s"),
+        (("FAILED", [], TOOK), ["--deadline", "900"], "the run try failed"),
+    ],
+)
+def test_a_run_that_did_not_succeed_says_why(kfp_server, capsys, state, options, message):
+    kfp_server.states = ["RUNNING", state]
+    assert cli.main([*ARGUMENTS, "--wait", *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_waiting_says_once_why_a_step_does_not_start_and_that_it_is_over(kfp_server, served_cluster, capsys):

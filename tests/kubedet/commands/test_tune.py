@@ -1,7 +1,6 @@
 """`kubedet tune`, and `--recipe FILE`."""
 
 import shutil
-import sys
 
 import pytest
 import yaml
@@ -9,7 +8,6 @@ from scripted_training import ScriptedTraining
 
 from kubedet import cli
 from operations.tuning import search
-from operations.tuning.space import parse
 from trainer.model import recipes
 
 SOURCE = "sample:images=24,seed=3,size=96"
@@ -46,11 +44,6 @@ def test_a_search_writes_a_table_and_a_recipe_that_a_search_takes(tune, data_roo
     assert "there is nothing to search" in err  # The file sets it all.
 
 
-def test_a_space_is_printed_as_a_file_that_is_read(kubedet):
-    code, out, _ = kubedet("recipes", "space", "debug")
-    assert code == 0 and parse(out, "debug", {}, "the file") == parse("", "debug", {}, "the recipe")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -66,16 +59,6 @@ def test_mistakes_are_refused_before_any_trial(tune, words, said):
     assert code == 2
     assert said in err
     assert len(ScriptedTraining.begun) == 0
-
-
-def test_without_optuna_it_says_what_to_install(tune, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    for module in ("operations.tuning.search", "pipelines.tuning"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-        monkeypatch.delattr(module, raising=False)
-    code, _, err = tune()
-    assert code == 2
-    assert "[train]" in err
 
 
 SUBMIT = [
