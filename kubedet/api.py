@@ -740,7 +740,6 @@ def data_merge(
     corrections: Annotated[Sequence[str], "CORRECTIONS"],
     *,
     output: Folder,
-    keep_overlaps: bool = False,
 ) -> "MergeResult":
     """Merge a set with corrections of it, as a labelling tool exports them, into a new COCO set.
 
@@ -751,11 +750,10 @@ def data_merge(
         source: the data set, as the source of a run
         corrections: more sets, e.g. corrections.zip; if several have an image, the last one wins
         output: folder of the new set; its last part names the models
-        keep_overlaps: accept corrected images with boxes of different classes in the same place
     """
     from trainer.data.merging import merge
 
-    return merge(source, list(corrections), output, keep_overlaps=keep_overlaps)
+    return merge(source, list(corrections), output)
 
 
 @public

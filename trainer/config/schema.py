@@ -55,7 +55,7 @@ class DataConfig:
     """Maximum number of images per split, chosen by a hash of their names, so that a larger number only adds
     images; 0 keeps all."""
     boxes_from: Literal["bbox", "segmentation"] = "bbox"
-    """Source of the boxes of a COCO JSON: bbox, or the segmentation (polygons and RLE) if there is one."""
+    """Source of the boxes of a COCO JSON: bbox, or the polygons of the segmentation if there are any."""
     box_format: Literal["auto", "xywh", "xyxy", "normalised"] = "auto"
     """Format of bbox in a COCO JSON: [x, y, width, height] in pixels, [x1, y1, x2, y2] in pixels, or [x, y,
     width, height] as fractions of the image. auto reads xywh, and fails if the boxes almost certainly have

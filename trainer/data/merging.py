@@ -10,12 +10,11 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -33,7 +32,6 @@ from trainer.storage import outputs
 
 _READ_AHEAD = 32  # Images that are read at the same time.
 _MAX_BAD_FRACTION = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
-SAME_PLACE = 0.9  # IoU from which two boxes are in the same place.
 
 
 class WrittenBox(NamedTuple):
@@ -66,7 +64,7 @@ class CocoWriter:
         self._ids = {item.name: item.original_id for item in categories}
         self._names: set[tuple[str, str]] = set()
         self._splits: dict[str, dict[str, list[Mapping[str, object]]]] = {}
-        """Images and annotations of each split,in COCO's format."""
+        """Images and annotations of each split, in COCO's format."""
         self.images, self.boxes = Counter[str](), Counter[str]()  # Counts by split.
 
     def add(self, split: str, image: _Image, boxes: Sequence[WrittenBox]) -> str:
@@ -143,14 +141,13 @@ class _Correction(NamedTuple):
     origin: _SourceSet
 
 
-def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: bool = False) -> MergeResult:
+def merge(base: str, corrections: Sequence[str], output: str) -> MergeResult:
     """Write a new COCO set atomically.
 
     Args:
         base: the set, as `trainer.data.sources` takes it.
         corrections: one or more sets; later ones override earlier ones.
         output: a folder on this machine that does not exist, or is empty.
-        keep_overlaps: accept corrected images that have boxes of different classes in the same place.
     """
     if not storage.is_local(output):
         raise DataError(f"the set cannot be written to {output}", fix="write to a local folder, and copy it")
@@ -169,8 +166,6 @@ def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: 
             if before and sorted(before.boxes) != sorted(image.boxes):
                 merged.contested.append(f"{image.name} of {corrected.text}, {before.origin.text}")
             by_digest[image.digest] = _Correction(row, image.boxes, corrected)
-    if not keep_overlaps:
-        _refuse_overlaps(by_digest.values())
     with _new_folder(folder) as unfinished:
         info = {"description": f"{base_set.source.uri} with corrections", "corrections": list(corrections)}
         writer = CocoWriter(unfinished, categories, info)
@@ -210,27 +205,6 @@ def _categories(base: _SourceSet, others: Sequence[_SourceSet], merged: MergeRes
     first = max(kept, default=0) + 1
     all_ids = [*kept, *range(first, first + len(merged.new_classes))]
     return list(map(Category, [*base.names, *merged.new_classes], all_ids))
-
-
-def _refuse_overlaps(corrections: Iterable[_Correction]) -> None:
-    """Raise DataError if corrected images have boxes of different classes in the same place."""
-    found = []
-    for row, boxes, origin in corrections:
-        single = [box for box in boxes if not box.iscrowd]
-        names: set[str] = set()
-        for one, other in combinations(single, 2):
-            (x, y, width, height), (left, top, wide, high) = one.bbox, other.bbox
-            shared_width = max(min(x + width, left + wide) - max(x, left), 0.0)
-            shared = shared_width * max(min(y + height, top + high) - max(y, top), 0.0)
-            union = width * height + wide * high - shared
-            if one.name != other.name and shared and shared >= SAME_PLACE * union:
-                names |= {one.name, other.name}
-        if names:
-            found.append(f"{row['file_name']} of {origin.text} ({', '.join(sorted(names))})")
-    if found:
-        problem = f"{len(found)} corrected images have boxes of different classes in the same place"
-        fix = "keep one box at each place; if classes such as person and woman overlap, add --keep-overlaps"
-        raise DataError(f"{problem}: {', '.join(found[:10])}", fix=fix)
 
 
 def _write_base(

@@ -25,7 +25,7 @@ BOX_UNKNOWN_CATEGORY = "box of an unknown category"
 BOX_UNKNOWN_IMAGE = "box of an unknown image"
 BOX_ABSENT = "annotation without a box"
 BOX_ONLY_SEGMENTATION = "annotation with a segmentation and no box"
-SEGMENTATION_UNUSABLE = "segmentation that is neither polygons nor RLE"
+SEGMENTATION_UNUSABLE = "segmentation that is not polygons"
 LABEL_LINE = "label line that cannot be used"
 UNLISTED_BOXES = (
     BOX_UNKNOWN_IMAGE, BOX_ABSENT, BOX_ONLY_SEGMENTATION, BOX_NOT_FINITE, SEGMENTATION_UNUSABLE, LABEL_LINE,
@@ -42,8 +42,7 @@ _REMEDIES = {
     BOX_NOT_FINITE: "write each box as four numbers, without quotation marks, with decimal points",
     BOX_UNKNOWN_CATEGORY: "list its category; category_id must be an integer, as the id of the category",
     BOX_UNKNOWN_IMAGE: 'write image_id as the id of the image: 7 and "7" differ',
-    SEGMENTATION_UNUSABLE: "write polygons [[x1, y1, x2, y2, ...]], or RLE with size and counts; or leave "
-    "data.boxes_from at bbox",
+    SEGMENTATION_UNUSABLE: "write polygons [[x1, y1, x2, y2, ...]], or leave data.boxes_from at bbox",
     LABEL_LINE: "write lines `class x y width height`, or `class x1 y1 x2 y2 x3 y3 ...`: the class counted "
     "from 0, and shares of the image's sides from 0 to 1",
 }

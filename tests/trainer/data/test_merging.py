@@ -216,24 +216,3 @@ def test_nothing_is_written_over_and_an_empty_folder_is_taken(base, tmp_path):
         merge(base, [corrections], str(tmp_path / "out"))
     with pytest.raises(DataError, match="cannot be written to s3://"):
         merge(base, [corrections], "s3://bucket/out")
-
-
-def test_corrections_with_several_classes_in_one_place_are_refused_unless_asked_for(base, tmp_path):
-    places = [[1, 2, 10, 10], [1, 2, 10, 9.8], [20, 2, 10, 10]]
-    crowd = (9, [1, 2, 10, 10], {"iscrowd": 1})
-    data = {"x.jpg": jpeg(0)}
-    for number, (boxes, refused) in enumerate(
-        [
-            ([(3, places[0]), (9, places[1])], True),
-            ([(3, places[0]), (3, places[1]), (9, places[2])], False),
-            ([(3, places[0]), crowd], False),
-        ]
-    ):
-        corrections = write_zip(tmp_path / f"{number}.zip", [("x.jpg", boxes)], data=data)
-        output = str(tmp_path / f"more{number}")
-        if refused:
-            with pytest.raises(DataError, match=r"x\.jpg of .*0\.zip \(cat, dog\)"):
-                merge(base, [corrections], output)
-            assert not Path(output).exists()
-        merge(base, [corrections], output, keep_overlaps=refused)
-        assert len(content(output)["train"]["a.jpg"]) == len(boxes)

@@ -329,12 +329,12 @@ def is_fetched(text: str) -> bool:
 def parse_box(annotation: Mapping[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
     """Return an annotation's box [x, y, width, height], or the reason why it has none."""
     segmentation = annotation.get("segmentation")
-    if reading.boxes_from == "segmentation" and segmentation:
-        of_form = _box_of_rle if isinstance(segmentation, dict) else _box_of_polygons
-        return of_form(segmentation) or reasons.SEGMENTATION_UNUSABLE
+    is_outline = bool(segmentation) and not isinstance(segmentation, dict)  # A mask as RLE has a bbox.
+    if reading.boxes_from == "segmentation" and is_outline:
+        return _box_of_polygons(segmentation) or reasons.SEGMENTATION_UNUSABLE
     bbox = annotation.get("bbox")
     if bbox is None or bbox == []:
-        return reasons.BOX_ONLY_SEGMENTATION if segmentation else reasons.BOX_ABSENT
+        return reasons.BOX_ONLY_SEGMENTATION if is_outline else reasons.BOX_ABSENT
     if not isinstance(bbox, list) or len(bbox) != 4 or not _are_finite(bbox):
         return reasons.BOX_NOT_FINITE
     x, y, width, height = map(float, bbox)
@@ -357,44 +357,6 @@ def _box_of_polygons(polygons: Any) -> tuple[float, ...] | None:
 
 def _are_finite(values: list[Any]) -> bool:
     return all(type(value) in (int, float) and abs(value) < 1e9 for value in values)
-
-
-def _box_of_rle(mask: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Return the extent of a mask {"size": [height, width], "counts": runs}, compressed or not."""
-    size, counts = mask.get("size"), mask.get("counts")
-    if not isinstance(size, list) or len(size) != 2 or not all(isinstance(side, int) for side in size):
-        return None
-    if min(size) < 1 or size[0] * size[1] >= 2**31:
-        return None
-    from pycocotools import mask as library
-
-    # The library reads past the end of runs that are cut off, and trusts their sum.
-    runs = counts if isinstance(counts, list) else _decompressed(counts)
-    if not all(isinstance(run, int) and run >= 0 for run in runs) or sum(runs) != size[0] * size[1]:
-        return None
-    return tuple(map(float, library.toBbox(library.frPyObjects({"size": size, "counts": runs}, *size))))
-
-
-def _decompressed(counts: Any) -> list[int]:
-    """Return the runs of a compressed RLE; [] if it is none.
-
-    A character has five bits of a number; the sixth says that it continues. From the third run on each is the
-    difference to the last but one.
-    """
-    runs: list[int] = []
-    number = bits = 0
-    for byte in counts.encode("ascii", "replace") if isinstance(counts, str) else b"":
-        part = byte - 48
-        if not 0 <= part < 64 or bits > 30:
-            return []
-        number |= (part & 0x1F) << bits
-        bits += 5
-        if not part & 0x20:
-            if part & 0x10:
-                number -= 1 << bits
-            runs.append(number + (runs[-2] if len(runs) > 2 else 0))
-            number = bits = 0
-    return [] if bits else runs
 
 
 _SPLIT_FOLDERS = {

@@ -11,7 +11,6 @@ Corners that coincide are a slip of the annotator: such a box has no area.
 """
 
 import hashlib
-import json
 import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict
@@ -20,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import PurePosixPath
-from tempfile import TemporaryFile
 from xml.parsers import expat
 
 from trainer import storage
@@ -45,7 +43,7 @@ from trainer.data.sources.source import (
 _INVALID_TOKEN = expat.errors.codes[expat.errors.XML_ERROR_INVALID_TOKEN]
 
 
-@dataclass
+@dataclass(slots=True)
 class VocAnnotation:
     """The content of one XML file."""
 
@@ -127,7 +125,8 @@ class VocSource(Source):
 
     def listing(self) -> Listing:
         """Read all annotation files."""
-        digest, problems, annotations, names = hashlib.sha256(), Problems(), _Annotations(), set[str]()
+        digest, problems, names = hashlib.sha256(), Problems(), set[str]()
+        annotations: dict[str, VocAnnotation] = {}
         layout = _Layout(self.folder, problems)
         keys = sorted({key for keys in layout.splits.values() for key in keys if key in layout.xml})
         uris = [storage.join(layout.root, layout.xml[key]) for key in keys]
@@ -137,7 +136,7 @@ class VocSource(Source):
             annotation = parse_xml(text)
             if isinstance(data, MissingError):
                 annotation.fault = data.message
-            annotations.add(key, annotation)
+            annotations[key] = annotation
             names.update(label for label, _, _ in annotation.objects)
             for reason, item in annotation.bad_objects:
                 problems.add(reason, f"{item} in {uri}")
@@ -160,38 +159,23 @@ class VocSource(Source):
         )
 
 
-class _Annotations:
-    """The content of XML files on disk; only their offsets are in memory."""
-
-    def __init__(self) -> None:
-        self._lines = TemporaryFile()  # noqa: SIM115 (open as long as the object exists)
-        self._offsets: dict[str, int] = {}
-
-    def add(self, key: str, annotation: VocAnnotation) -> None:
-        self._offsets[key] = self._lines.tell()
-        self._lines.write(json.dumps(vars(annotation)).encode() + b"\n")
-
-    def get(self, key: str) -> VocAnnotation:
-        if key not in self._offsets:
-            return VocAnnotation(fault=f"no Annotations/{key}.xml")
-        self._lines.seek(self._offsets[key])
-        return VocAnnotation(**json.loads(self._lines.readline()))
-
-
 def _entries(
-    keys: list[str], annotations: _Annotations, layout: "_Layout", categories: list[Category], _: Problems
+    keys: list[str],
+    annotations: dict[str, VocAnnotation],
+    layout: "_Layout",
+    categories: list[Category],
+    _: Problems,
 ) -> Iterator[Entry]:
     """Yield the images of a split."""
     positions = {category.name: position for position, category in enumerate(categories)}
     for key in keys:
-        annotation = annotations.get(key)
+        annotation = annotations.get(key) or VocAnnotation(fault=f"no Annotations/{key}.xml")
         image = layout.image(key, annotation.file_name)
         if isinstance(image, str):
             yield Entry(key, "", 0, 0, [], fault=(reasons.IMAGE_MISSING, image))
             continue
         boxes = [
-            Box(positions.get(label, UNKNOWN), tuple(bbox), 0.0, crowd)
-            for label, bbox, crowd in annotation.objects
+            Box(positions.get(label, UNKNOWN), bbox, 0.0, crowd) for label, bbox, crowd in annotation.objects
         ]
         yield Entry(
             image.name,

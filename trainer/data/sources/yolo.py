@@ -241,20 +241,17 @@ class YoloSource(Source):
                 if place := self._resolve(text, bases):
                     splits.setdefault(split, []).append(place)
                     continue
-                near, folders = self._folders_near(text, bases)
-                alike = [near] if near not in ("", *bases) else []
-                alike += [storage.join(near, name) for name in folders]
-                alike = [place for place in alike if parse_split(place.rpartition("/")[2]) == split]
-                if split == "test" and not any(map(_has_images, alike)):
+                if split == "test":
                     left_out.append(f"{key}: {text}")  # Roboflow lists a test that it did not export.
-                else:
-                    fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
-                    problem = f"{uri}: there are no images for {key}: {text}"
-                    problem += f"; looked at {', '.join(_candidates(text, bases))}"
-                    problem += f"; {near} has {', '.join(folders)}" if folders else ""
-                    fix = f"write path and {key} relative to the folder of the file{fetch}"
-                    fix += f"; or remove {key}: then images of train are held out" if split != "train" else ""
-                    raise DataError(problem, fix=fix)
+                    continue
+                near, folders = self._folders_near(text, bases)
+                fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
+                problem = f"{uri}: there are no images for {key}: {text}"
+                problem += f"; looked at {', '.join(_candidates(text, bases))}"
+                problem += f"; {near} has {', '.join(folders)}" if folders else ""
+                fix = f"write path and {key} relative to the folder of the file{fetch}"
+                fix += f"; or remove {key}: then images of train are held out" if split == "val" else ""
+                raise DataError(problem, fix=fix)
         if "train" not in splits:
             raise DataError(f"{uri} has no key train", fix=FIX)
         return Description(bases[0], names, splits, "kpt_shape" in form, tuple(left_out))
