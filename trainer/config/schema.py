@@ -63,10 +63,6 @@ class DataConfig:
     empty_images: Literal["auto", "keep", "drop"] = "auto"
     """Images without a box of the kept classes: auto drops them if the source does not annotate every object
     (Open Images)."""
-    min_side: Count = 0
-    """Minimum length of the shorter side of a stored image, in pixels; 0 keeps all."""
-    min_box_side: NonNegative = 0.0
-    """Minimum length of the shorter side of a box, in pixels of the image in the shard."""
     shard_bytes: Positive = 64 * 1024 * 1024
     """Target size of a shard, in bytes."""
     max_side: Positive = 1600

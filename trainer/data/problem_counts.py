@@ -48,8 +48,6 @@ _REMEDIES = {
 }
 
 BOX_CLIPPED = "box clipped to the image"
-BOX_SMALL = "box smaller than data.min_box_side"
-IMAGE_SMALL = "image smaller than data.min_side"
 SIZE_DIFFERS = "image size differs from the annotated one"
 IMAGE_RESIZED = "image resized since it was annotated"
 SIZE_EXCHANGED = "annotated width and height exchanged"

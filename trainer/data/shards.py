@@ -49,10 +49,10 @@ from trainer.launching.shared_work import SharedWork, shared_work
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = ("shard_bytes", "min_side", "max_side", "jpeg_quality", "min_box_side", "decode_check")
-"""Keys of the section `data` that decide on shards, in the order of their fingerprint."""
-_TILED = ("tile", "tile_overlap", "empty_images")
-"""Further ones of shards of tiles: the fingerprint of others is that of earlier versions."""
+SETTINGS = (
+    "shard_bytes", "max_side", "jpeg_quality", "decode_check", "tile", "tile_overlap", "empty_images",
+)  # fmt: skip
+"""Keys of the section `data` that decide on shards."""
 
 MIN_SIDE = 0.1  # Boxes with a shorter side, in pixels, count as having no area.
 _ROUNDING = 1e-6  # Pixels outside of the image that are rounding errors of boxes as shares of its sides.
@@ -105,7 +105,7 @@ def shards_uri(raw: RawManifest, data_root: str, config: DataConfig) -> str:
 
 def _settings(config: DataConfig) -> dict[str, Any]:
     """Return the keys of the section `data` that decide on shards, with their values."""
-    return {key: getattr(config, key) for key in (*SETTINGS, *(_TILED if config.tile else ()))}
+    return {key: getattr(config, key) for key in SETTINGS}
 
 
 def find_finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
@@ -243,17 +243,14 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
                 quarantined.append(Quarantined(name, str(error)))
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
                 continue
-            if min(normal.stored_width, normal.stored_height) < config.min_side:
-                problems.add(reasons.IMAGE_SMALL, f"{name}: {normal.stored_width}x{normal.stored_height}")
-                continue
-            whole = _record(row, normal, labels, config.min_box_side, problems)
+            whole = _record(row, normal, labels, problems)
             chosen = hash_fraction(row["key"], "near duplicates") < hashed
             picture = plausibility.picture_hash(normal.jpeg) if chosen else plausibility.NO_HASH
             for number, (window, jpeg) in enumerate(zip(places, jpegs, strict=True)):
                 key, record = row["key"], whole
                 if len(places) > 1:
                     # In names of images there is no @.
-                    key, record = f"{key}@{window[0]}x{window[1]}", _tile(whole, window, number, config)
+                    key, record = f"{key}@{window[0]}x{window[1]}", _tile(whole, window, number)
                     if config.empty_images == "drop" and not record["annotations"]:
                         continue
                 text = json.dumps(record).encode()
@@ -329,7 +326,7 @@ def _read_image(task: ShardTask, row: RawRow, sha256: str) -> bytes:
     return data
 
 
-def _record(row: RawRow, normal: NormalImage, labels: int, min_side: float, problems: Problems) -> Record:
+def _record(row: RawRow, normal: NormalImage, labels: int, problems: Problems) -> Record:
     """Return the record of a sample: its cleaned boxes in pixels of the stored image."""
     name, size = row["file_name"], (row["width"], row["height"])
     boxes: list[Annotation] = []
@@ -345,7 +342,7 @@ def _record(row: RawRow, normal: NormalImage, labels: int, min_side: float, prob
         "file_name": name,
         "width": normal.width,
         "height": normal.height,
-        "annotations": clean(boxes, normal.width, normal.height, labels, problems, name, min_side),
+        "annotations": clean(boxes, normal.width, normal.height, labels, problems, name),
     }
     if row["original_id"] != "null":
         record["original_id"] = json.loads(row["original_id"])
@@ -354,37 +351,28 @@ def _record(row: RawRow, normal: NormalImage, labels: int, min_side: float, prob
     return record
 
 
-def _tile(whole: Record, window: tiles.Window, number: int, config: DataConfig) -> Record:
+def _tile(whole: Record, window: tiles.Window, number: int) -> Record:
     """Return the record of a tile of an image."""
     return {
         **whole,
         "image_id": whole["image_id"] + number * tiles.TILE_ID_STEP,
         "width": window[2],
         "height": window[3],
-        "annotations": tiles.cut(whole["annotations"], window, config.min_box_side),
+        "annotations": tiles.cut(whole["annotations"], window),
         "tile": list(window),
     }
 
 
 def clean(
-    annotations: list[Annotation],
-    width: int,
-    height: int,
-    labels: int,
-    problems: Problems,
-    where: str,
-    min_side: float = 0.0,
+    annotations: list[Annotation], width: int, height: int, labels: int, problems: Problems, where: str
 ) -> list[Annotation]:
     """Return the usable boxes of one image, clipped to it; count the others in `problems`.
 
-    `labels` is the number of categories, `where` names the image in examples, and `min_side` is the shortest
-    side of a box in pixels.
+    `labels` is the number of categories, and `where` names the image in examples.
     """
     kept: list[Annotation] = []
     for annotation in annotations:
         reason, box = _check_box(annotation, width, height, labels)
-        if box is not None and min(box[2:]) < min_side:
-            reason, box = reasons.BOX_SMALL, None
         if reason:
             problems.add(reason, f"{where} {[round(value, 2) for value in annotation['bbox']]}")
         if box is not None:
@@ -502,8 +490,7 @@ def _check(
     found = plausibility.check_samples(problems, {split: part.statistics for split, part in splits.items()})
     raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
-        fix = "accept smaller images with data.min_side, or repair the source"
-        raise DataError(f"no training image is left in {uri}: {problems.summary()}", fix=fix)
+        raise DataError(f"no training image is left in {uri}: {problems.summary()}", fix="repair the source")
     found.check(where)
     named, warnings = plausibility.near_duplicates(
         {split: np.concatenate(part.hashes) for split, part in splits.items()},

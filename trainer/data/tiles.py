@@ -40,12 +40,11 @@ def _starts(side: int, size: int, overlap: float) -> list[int]:
     return [round(number * (side - size) / gaps) for number in range(gaps + 1)]
 
 
-def cut(annotations: list[Annotation], window: Window, min_side: float) -> list[Annotation]:
+def cut(annotations: list[Annotation], window: Window) -> list[Annotation]:
     """Return the boxes of an image in pixels of a tile.
 
     A box is clipped to the tile, and kept if at least a quarter of it is inside, as in crops of the
-    augmentation. Crowds are kept whatever their share. Parts with a side below `min_side` or one pixel are
-    dropped.
+    augmentation. Crowds are kept whatever their share. Parts with a side below one pixel are dropped.
     """
     left, top, width, height = window
     kept: list[Annotation] = []
@@ -53,7 +52,7 @@ def cut(annotations: list[Annotation], window: Window, min_side: float) -> list[
         x, y, w, h = item["bbox"]
         x1, y1 = max(x - left, 0.0), max(y - top, 0.0)
         x2, y2 = min(x + w - left, float(width)), min(y + h - top, float(height))
-        if min(x2 - x1, y2 - y1) < max(min_side, _MIN_SIDE):
+        if min(x2 - x1, y2 - y1) < _MIN_SIDE:
             continue
         share = (x2 - x1) * (y2 - y1) / (w * h)
         if item["iscrowd"] or share >= MIN_VISIBLE:

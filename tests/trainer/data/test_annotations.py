@@ -106,13 +106,6 @@ def test_classes_filter_by_name_and_order(rows):
     assert [labels(row) for row in read["val"]] == [[0]]
 
 
-def test_a_class_without_boxes_is_kept_and_noted(rows):
-    source_listing = listing(train=[entry("a.jpg", 0)], val=[entry("b.jpg", 1)])
-    categories, _ = rows(source_listing)
-    assert len(categories) == 3
-    assert source_listing.problems.examples[reasons.CLASS_WITHOUT_BOXES] == ["dog", "cow"]
-
-
 def test_no_box_at_all_is_an_error(rows):
     with pytest.raises(DataError, match="no training image has a box of cat, dog, cow"):
         rows(listing(train=[entry("a.jpg"), entry("b.jpg", UNKNOWN)]))

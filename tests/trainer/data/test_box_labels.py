@@ -1,13 +1,10 @@
 """Boxes with their names in images, and fonts."""
 
 import itertools
-from pathlib import Path
 
-import matplotlib
 import numpy as np
 from PIL import Image
 
-from trainer.data import box_labels
 from trainer.data.box_labels import LabeledBox, draw_boxes, text_renderer
 
 CANVAS = (400, 300)
@@ -30,18 +27,6 @@ def test_first_boxes_lie_on_top_and_no_frame_crosses_a_name():
     name = np.asarray(image)[84:99, 100:130]
     assert not (name == (0xD5, 0x5E, 0x00)).all(axis=2).any(), "a frame of the other box"
     assert (name == (0x00, 0x72, 0xB2)).all(axis=2).any()
-
-
-def test_a_text_takes_a_font_that_has_its_letters(monkeypatch, tmp_path):
-    (tmp_path / "broken.ttf").write_text("no font")
-    other = Path(matplotlib.get_data_path(), "fonts", "ttf", "STIXGeneral.ttf")
-    monkeypatch.setattr(box_labels, "_system_fonts", lambda: [tmp_path / "broken.ttf", other])
-    box_labels._font_with.cache_clear()
-    assert box_labels._font_with(frozenset("ño кошка")).name == "DejaVuSans.ttf"
-    missing = box_labels._characters(other) - box_labels._characters(box_labels._dejavu())
-    assert box_labels._font_with(frozenset({"a", chr(min(missing))})) == other
-    assert box_labels._font_with(frozenset("\U000e0fff")).name == "DejaVuSans.ttf"  # In no font.
-    box_labels._font_with.cache_clear()
 
 
 def test_long_names_are_cut_at_either_end():

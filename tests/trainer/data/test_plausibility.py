@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pillow_heif
 import pytest
 from PIL import Image
 from source_rows import shards_of
@@ -20,7 +19,6 @@ from trainer.data.images import normalize
 from trainer.data.raw_manifest import Category
 from trainer.report.shards_page import page
 
-pillow_heif.register_heif_opener()
 SIZE = 160, 120
 Form = dict[str, Any]
 
@@ -43,7 +41,7 @@ def scenes() -> list[tuple[Image.Image, list[list[float]]]]:
 def make(tmp_path, scenes) -> Callable[..., Path]:
     """Write a COCO set of 20 training images, 5 for validation and 5 for the test; return its folder."""
 
-    def write(change: Callable[[str, Form], None] = lambda split, form: None, suffix: str = ".jpg") -> Path:
+    def write(change: Callable[[str, Form], None] = lambda split, form: None) -> Path:
         root, number = tmp_path / "set", 0
         (root / "annotations").mkdir(parents=True)
         (root / "images").mkdir()
@@ -51,7 +49,7 @@ def make(tmp_path, scenes) -> Callable[..., Path]:
             form: Form = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "Cat"}]}
             for _ in range(count):
                 picture, boxes = scenes[number]
-                name = f"{number}{suffix}"
+                name = f"{number}.jpg"
                 picture.save(root / "images" / name)
                 form["images"].append({"id": number, "file_name": name, "width": SIZE[0], "height": SIZE[1]})
                 form["annotations"] += [
@@ -183,14 +181,6 @@ def only_in_val(split: str, form: Form) -> None:
 def test_what_may_be_meant_is_a_warning_or_passes(make, inspect, change, options, shown):
     code, out, _ = inspect(make(change), *options)
     assert code == 0 and shown in out
-
-
-@pytest.mark.slow
-def test_heic_is_read(make, inspect):
-    root = make(suffix=".heic")
-    code, out, _ = inspect(root)
-    assert code == 0 and "no problems" in out
-    assert normalize(next((root / "images").iterdir()).read_bytes(), 1600, 95).width == SIZE[0]
 
 
 def test_twelve_bits_in_a_16_bit_file_are_scaled_by_their_range(scenes):

@@ -206,37 +206,6 @@ def test_a_data_root_in_an_object_store_gives_the_same_shards(make_coco, bucket,
     assert made(root, "s3://bucket/data") == remote
 
 
-def test_small_boxes_are_left_out_where_asked(make_coco, tmp_path):
-    raw = download(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
-    indexes = [shard(raw, str(tmp_path), replace(CONFIG, min_box_side=side)) for side in (0.0, 8.0)]
-    assert len({index.uri for index in indexes}) == 2
-    annotations = [ShardDataset(index.uri, "train").read(0)[1]["annotations"] for index in indexes]
-    assert list(map(len, annotations)) == [2, 2]
-    with pytest.raises(DataError):
-        shard(raw, str(tmp_path), replace(CONFIG, min_box_side=9.0))
-
-
-def test_small_images_are_left_out_where_asked(make_coco, make_jpeg, tmp_path):
-    root = make_coco(train=["a.jpg", "b.jpg", "narrow.jpg"], val=["v.jpg"])
-    (root / "train" / "narrow.jpg").write_bytes(make_jpeg(60, 25))
-    raw = download(str(root), str(tmp_path), CONFIG)
-    config = replace(CONFIG, max_bad_fraction=0)
-    indexes = [shard(raw, str(tmp_path), replace(config, min_side=side)) for side in (0, 25, 26)]
-    assert len({index.uri for index in indexes}) == 3
-    assert [index.splits["train"].samples for index in indexes] == [3, 3, 2]
-    assert indexes[2].problems == {reasons.IMAGE_SMALL: 1} and indexes[2].quarantined == []
-    sidecar = json.loads((Path(indexes[2].uri) / "train-00000.json").read_text())
-    assert sidecar["problems"][reasons.IMAGE_SMALL]["examples"] == ["narrow.jpg: 60x25"]
-
-
-def test_where_no_image_is_left_it_says_so(make_coco, tmp_path):
-    raw = download(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
-    with pytest.raises(DataError, match=r"no training image is left in .*min_side: 2") as caught:
-        shard(raw, str(tmp_path), replace(CONFIG, min_side=31))
-    assert "data.min_side" in caught.value.fix
-    assert not list((tmp_path / "shards").rglob("index.json"))
-
-
 NAN = float("nan")
 
 
@@ -278,14 +247,6 @@ def test_boxes_that_stick_out_are_clipped():
 def test_the_area_of_the_source_is_kept():
     kept = clean([annotation(0, 0, 5, 5, area=7.5), annotation(0, 0, 5, 5)], 20, 10, 1, Problems(), "x")
     assert [box["area"] for box in kept] == [7.5, 25]
-
-
-def test_boxes_below_a_side_are_counted_and_are_no_error():
-    problems = Problems()
-    boxes = [annotation(1, 1, 3, 9), annotation(1, 1, 4, 4), annotation(18, 1, 4, 9)]
-    kept = clean(boxes, 20, 10, 2, problems, "x.jpg", min_side=4)
-    assert [box["bbox"] for box in kept] == [[1, 1, 4, 4]]
-    assert problems.counts == {reasons.BOX_SMALL: 2} and reasons.BOX_SMALL not in reasons.BAD_BOXES
 
 
 def test_what_arithmetic_leaves_outside_is_not_counted():

@@ -13,10 +13,7 @@ from source_rows import shards_of
 
 from trainer.config.schema import DataConfig
 from trainer.data import tiles
-from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import shard, shards_uri
-from trainer.data.verification import repair
 
 CONFIG = DataConfig(processes=1, shard_bytes=100_000, tile=100, tile_overlap=0.2, jpeg_quality=100)
 
@@ -45,12 +42,11 @@ def test_tiles_cover_an_image_and_share_what_they_must(side, overlap):
 def test_boxes_at_the_border_of_a_tile():
     boxes = [[10, 0, 40, 8], [35, 0, 20, 8], [45, 0, 20, 8], [46, 0, 20, 8], [0, 20, 100, 1.5], [60, 0, 9, 9]]
     items = [{"category_id": 0, "bbox": box, "area": box[2] * box[3] / 2, "iscrowd": 0} for box in boxes]
-    kept = tiles.cut(items, (20, 0, 30, 100), 0.0)
+    kept = tiles.cut(items, (20, 0, 30, 100))
     # Three quarters, the same, exactly a quarter; less than that, and outside, are dropped.
     assert [item["bbox"] for item in kept] == [[0, 0, 30, 8], [15, 0, 15, 8], [25, 0, 5, 8], [0, 20, 30, 1.5]]
     assert [item["area"] for item in kept] == [120, 60, 20, 22.5]
-    assert [item["bbox"][3] for item in tiles.cut(items, (20, 0, 30, 100), 2.0)] == [8, 8, 8]
-    crowd = tiles.cut([{**items[3], "iscrowd": 1}], (20, 0, 30, 100), 0.0)
+    crowd = tiles.cut([{**items[3], "iscrowd": 1}], (20, 0, 30, 100))
     assert [item["bbox"] for item in crowd] == [[26, 0, 4, 8]]
 
 
@@ -101,22 +97,3 @@ def test_training_images_are_cut_and_others_stay_whole(large, tmp_path):
         assert "a@75x0.jpg" in tar.getnames() or "b@75x0.jpg" in tar.getnames()
     dropped = made(large, tmp_path / "data", replace(CONFIG, empty_images="drop"))
     assert dropped.samples["train"] < 12 and dropped.splits["train"].boxes == index.splits["train"].boxes
-
-
-def test_their_fingerprint_is_their_own_and_shards_without_tiles_keep_theirs(large, tmp_path):
-    raw = download(large, str(tmp_path), CONFIG)
-    tiled = [CONFIG, replace(CONFIG, tile=120), replace(CONFIG, tile_overlap=0.3)]
-    plain = [replace(CONFIG, tile=0), replace(CONFIG, tile=0, tile_overlap=0.3)]
-    places = [shards_uri(raw, str(tmp_path), config) for config in tiled + plain]
-    assert len(set(places)) == 4 and places[3] == places[4]
-
-
-def test_they_are_repaired(large, tmp_path):
-    raw = download(large, str(tmp_path), CONFIG)
-    index = shard(raw, str(tmp_path), CONFIG)
-    tar = Path(index.uri) / index.splits["train"].shards[0].name
-    sound = tar.read_bytes()
-    tar.write_bytes(sound[:-1000] + bytes(1000 - 1) + b"x")
-    assert not repair(index.uri).problems and tar.read_bytes() == sound
-    before = tar.stat().st_mtime_ns
-    assert shard(raw, str(tmp_path), CONFIG) == index and tar.stat().st_mtime_ns == before

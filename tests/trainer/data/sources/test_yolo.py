@@ -175,9 +175,10 @@ def test_from_a_bucket_to_shards(make_yolo, bucket, tmp_path):
     exif[0x0112] = 6  # Displayed as 30 x 40.
     turned.save(root / "images" / "val" / "c.jpg", exif=exif)
     shutil.copytree(root, bucket / "my" / "set")
-    raw = download("yolo:s3://bucket/my/set", str(tmp_path / "data"), DataConfig())
+    config = DataConfig(processes=1)
+    raw = download("yolo:s3://bucket/my/set", str(tmp_path / "data"), config)
     assert raw.splits == {"train": SplitCounts(2, 2), "val": SplitCounts(1, 1)}
-    index = shard(raw, str(tmp_path / "data"), DataConfig())
+    index = shard(raw, str(tmp_path / "data"), config)
     _, record = ShardDataset(index.uri, "val").read(0)
     assert (record["width"], record["height"]) == (30, 40)
     assert record["annotations"][0]["bbox"] == [0, 0, 15, 10]
