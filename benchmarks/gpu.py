@@ -35,7 +35,11 @@ LACKING = [
 GLIBC = ("2014", "1", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
 SHOWN = ("images_per_second", "ratio", "share", "peak", "waits", "ap", "first_batch")
 """Beginnings, or parts between underscores, of the figures that the table shows."""
-_GPU_TESTS = ("test_gpu_kernels.py", "test_loop_compile.py", "test_fake_gpu.py")
+_GPU_TESTS = (
+    "model/retinanet/test_anchor_matching.py",
+    "training/test_loop_compile.py",
+    "training/test_fake_gpu.py",
+)
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,7 @@ class Stage:
 
 _STEP = "-m benchmarks.step --images 16 --rounds 10 --network graphs --cases"
 _DETR = "-m benchmarks.detr_step --images 16 --rounds 10 --network graphs --cases"
-_TESTS = "-m pytest -p no:cacheprovider -q " + " ".join(
-    f"tests/trainer/training/{name}" for name in _GPU_TESTS
-)
+_TESTS = "-m pytest -p no:cacheprovider -q " + " ".join(f"tests/trainer/{name}" for name in _GPU_TESTS)
 _SMALL = "--rounds 1 --images 1 --no-compile"
 STAGES = {
     "doctor": Stage(60, "-m trainer doctor --gpus 1", "-m trainer doctor"),

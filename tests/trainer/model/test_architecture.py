@@ -13,7 +13,6 @@ from trainer.config import architectures
 from trainer.config.architectures import Entry
 from trainer.config.parsing import from_json, with_overrides
 from trainer.model import recipes
-from trainer.steps import starting_weights
 from trainer.trackers.training_log import read_rows
 from trainer.training.loop import train
 
@@ -45,33 +44,6 @@ def test_a_toy_of_one_file_and_one_line_lives_the_whole_life(config, shards, tmp
     card = (tmp_path / "model" / "MODEL_CARD.md").read_text()
     assert "An object detector: a toy, 5 classes" in card and "suppressed" not in card
     assert "loss_objects" not in card and "objects" in (tmp_path / "evaluation" / "report.html").read_text()
-
-
-@pytest.fixture
-def conditional(monkeypatch):
-    """Register Conditional DETR; return the options of a small one."""
-    pytest.importorskip("transformers")
-    place = "conditional_detr:Conditional"
-    monkeypatch.setitem(architectures.ARCHITECTURES, "conditional", Entry(f"{place}Options", place))
-    return architectures.options_class("conditional")(queries=9, width=32, layers=2, score_threshold=0.0)
-
-
-@pytest.mark.slow
-def test_weights_choose_the_sizes_of_a_detr(conditional, tiny, shards, tmp_path):
-    small = dataclasses.replace(tiny(train__optimizer="adamw", train__lr=1e-4), model=conditional)
-    config = dataclasses.replace(small, train=dataclasses.replace(small.train, epochs=1))
-    lived = live(config, shards, tmp_path / "first", 3)
-    assert lived["formats"]["onnx"]["matches"]["matched"] >= 0.98
-    rows = [row for row in read_rows(str(tmp_path / "first" / "whole")) if row["kind"] == "train"]
-    assert {"loss_loss_ce", "loss_loss_ce_0", "loss_loss_giou_0"} <= rows[0].keys()
-    saved = str(tmp_path / "first" / "weights.safetensors")
-    assert (tmp_path / "first" / "weights.safetensors" / "config.json").is_file()
-    given = {"model.architecture": "conditional", "model.weights": saved}
-    values = starting_weights.implied("debug", given, str(tmp_path))
-    assert values == {"model.queries": 9, "model.width": 32, "model.layers": 2}
-    starting_weights.secure("debug", given, str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"are of model\.layers=2, not of 3"):
-        starting_weights.secure("debug", given | {"model.layers": 3}, str(tmp_path))
 
 
 def test_options_of_another_architecture_are_refused_by_name(config):

@@ -6,6 +6,7 @@ from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
 from trainer.data.batch import PADDING
+from trainer.model import fused_functions
 from trainer.model.retinanet import anchor_matching
 from trainer.model.retinanet.anchor_matching import match
 from trainer.model.retinanet.focal import BACKGROUND, IGNORED
@@ -60,3 +61,27 @@ def test_an_overlap_of_exactly_a_threshold_belongs_to_the_better_side():
     assert matched.tolist() == [0, 0, IGNORED, IGNORED, BACKGROUND]
     matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
     assert torch.equal(matched, matcher(box_iou(boxes[0], anchors)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(
+    fused_functions.missing_tool("cuda") is not None, reason="nothing is compiled for GPUs here"
+)
+@pytest.mark.parametrize(("images", "targets"), [(3, 8), (2, 64), (1, 1024)])
+def test_compiled_and_eager_matches_are_equal_to_the_bit(images, targets):
+    generator = torch.Generator().manual_seed(targets)
+    anchors = random_boxes(50_000, generator) * 7
+    # Every other target is an anchor moved by a little: overlaps on both sides of each threshold.
+    boxes = torch.stack([random_boxes(targets, generator) * 7 for _ in range(images)])
+    boxes[:, ::2] = anchors[: targets // 2] + torch.rand(targets // 2, 1, generator=generator) * 12
+    labels = torch.randint(PADDING, 3, (images, targets), generator=generator)
+    on_device = [each.cuda() for each in (boxes, labels, anchors)]
+    eager = match(*on_device)
+    try:
+        assert fused_functions.choose(True, on_device[0].device)
+        compiled = match(*on_device)
+        assert fused_functions._Choice.compiles, "the compiler failed"
+    finally:
+        fused_functions.choose(False, on_device[0].device)
+    assert torch.equal(compiled, eager) and torch.equal(compiled.cpu(), match(boxes, labels, anchors))
+    assert {BACKGROUND, IGNORED} < set(compiled.unique().tolist())
