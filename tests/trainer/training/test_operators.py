@@ -15,38 +15,26 @@ from trainer.training.state import TrainState
 _PYRAMID = {"model.backbone_width": 16, "model.fpn_channels": 32}
 # One wait is for the guard's result of the step before, which a GPU has long sent. The others are of a pass.
 MOST = {
-    "small": ({}, 2500, 1),
     "coco_r50": (_PYRAMID, 1500, 1),
     "dfine_s": ({"model.width": 0.25}, 3100, 2),
-    "dfine_l": ({"model.width": 0.25}, 3900, 2),
-    "rtdetr_r50": ({"model.width": 0.25}, 3500, 2),
     "rfdetr_finetune": ({"model.width": 0.25}, 3500, 2),
-    "deimv2": ({"model.width": 0.25}, 3500, 2),
 }
 """Overrides that leave the counts as they are; operators except views, and waits, of a step of one pass with
 four images in bf16."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", MOST)
-def test_a_step_launches_few_operators_and_waits_seldom(recipe):
+@pytest.mark.parametrize(("recipe", "passes"), [*((recipe, 1) for recipe in MOST), ("dfine_s", 3)])
+def test_a_step_launches_few_operators_and_waits_seldom(recipe, passes):
     _, operators, waits = MOST[recipe]
-    counted = counted_step(recipe, passes=1)
+    counted = counted_step(recipe, passes)
     print(f"{counted.operators} operators, {counted.waits} waits")
-    assert 500 < counted.operators <= operators and counted.waits <= waits
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["small", "dfine_s", "rtdetr_r50"])
-def test_each_pass_waits_as_often_as_one(recipe):
-    waits, passes = MOST[recipe][2], 3
-    assert counted_step(recipe, passes).waits <= 1 + passes * (waits - 1)
+    assert counted.waits <= 1 + passes * (waits - 1)
+    assert passes > 1 or 500 < counted.operators <= operators
 
 
 def counted_step(recipe, passes):
     overrides = MOST[recipe][0]
-    if recipe not in recipes.RECIPES:
-        recipe, overrides = "debug", overrides | {"model.architecture": recipe}
     config, device = without_weights(recipes.load(recipe, overrides)), torch.device("cpu")
     config = dataclasses.replace(
         config, train=dataclasses.replace(config.train, compile="off", precision="bf16")
