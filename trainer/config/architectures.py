@@ -31,7 +31,7 @@ _DETR = ("detr", "transformers", "scipy")
 ARCHITECTURES = {
     "retinanet": _entry("retinanet", "retinanet", "RetinaNet"),
     "dfine": _entry("dfine", "dfine", "DFine", *_DETR),
-    "rtdetr": _entry("dfine", "rtdetr", "RTDetr", *_DETR),
+    "rtdetr": _entry("dfine", "dfine", "RTDetr", *_DETR),
     "rfdetr": _entry("rfdetr", "rfdetr", "RFDetr", *_DETR),
     "deimv2": _entry("deimv2", "deimv2", "Deimv2", *_DETR),
 }

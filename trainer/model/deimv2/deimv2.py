@@ -1,35 +1,84 @@
-"""DEIMv2 (arXiv:2509.20787): transformers' network with its authors' selection of queries and losses."""
+"""DEIMv2 (Huang et al. 2025, arXiv:2509.20787): the network of transformers with its authors' selection of
+queries, losses, and other parts that transformers computes in a different way.
+
+Sources: `DEIMTransformer` and `TransformerDecoder` in engine/deim, `VisionTransformer` in
+engine/backbone/vit_tiny.py and `DinoVisionTransformer` in engine/backbone/dinov3 of
+github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4), and `state_dict` of its networks for the names of tensors.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import Deimv2ForObjectDetection
-from transformers.models.deimv2.modeling_deimv2 import Deimv2EncoderLayer
+from transformers.models.deimv2 import modeling_deimv2 as library
+from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTEmbeddings, DINOv3ViTLayerScale
 
 from trainer.model.architecture import UpstreamWeights
-from trainer.model.deimv2 import tensor_names
-from trainer.model.deimv2.network import Decoder, adapt_dino, adapt_layers
 from trainer.model.deimv2.options import Deimv2Options
 from trainer.model.detr.criterion import Criterion, mal
 from trainer.model.detr.detector import Detr
-from trainer.model.detr.modules import adapt_types, draw_first_weights
-from trainer.model.detr.tensor_names import TensorRules
+from trainer.model.detr.modules import ExactIntegral, adapt_types, draw_first_weights, replace_modules
+from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, Rules, TensorRules
 
 _WEIGHTS = {"mal": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
+_DEIM_DINO: Rules = (
+    (r"^.*(mask_token|rope_embed\.periods|bias_mask)$", ""),  # constants
+    (r"^(dinov3\.)?(_model\.)?(?=(cls_token|storage_tokens|patch_embed|blocks|norm)\b)", "backbone."),
+    (r"^backbone\.blocks\.", "backbone.model.layer."),
+    (r"^backbone\.cls_token$", "backbone.embeddings.cls_token"),
+    (r"^backbone\.storage_tokens$", "backbone.embeddings.register_tokens"),
+    (r"^backbone\.patch_embed\.proj\.", "backbone.embeddings.patch_embeddings."),
+    (r"\.attn\.proj\.", ".attention.o_proj."),
+    (r"\.attn\.", ".attention."),
+    (r"\.ls(\d)\.gamma$", r".layer_scale\1.lambda1"),
+    (r"\.mlp\.w1\.", ".mlp.gate_proj."),
+    (r"\.mlp\.(fc1|w2)\.", ".mlp.up_proj."),
+    (r"\.mlp\.(fc2|w3)\.", ".mlp.down_proj."),
+    (r"^(conv|norm)s\.(\d)\.", r"fusion_proj.\2.\1."),
+    (r"^sta\.(stem\.0|conv2\.0|conv[34]\.1)\.", r"sta.\1.conv."),
+    (r"^sta\.(stem\.1|conv2\.1|conv[34]\.2)\.", r"sta.\1.norm."),
+    (r"^sta\.stem\.\d\.", "spatial_tuning_adapter.stem_conv."),
+    (r"^sta\.conv(\d)\.\d\.", r"spatial_tuning_adapter.conv\1."),
+)
+"""Backbone of DEIMv2 on DINOv3, and DINOv3 by Meta."""
+_DEIM_LITE: Rules = (
+    (r"(_blocks?(?:\.\d+)?)\.cv1\.", r"\1.conv1."),
+    (r"(_blocks?(?:\.\d+)?)\.cv2\.0\.", r"\1.csp_rep1."),
+    (r"(_blocks?(?:\.\d+)?)\.cv2\.1\.", r"\1.csp_rep1.conv2."),
+    (r"(_blocks?(?:\.\d+)?)\.cv3\.0\.", r"\1.csp_rep2."),
+    (r"(_blocks?(?:\.\d+)?)\.cv3\.1\.", r"\1.csp_rep2.conv2."),
+    (r"(_blocks?(?:\.\d+)?)\.cv4\.", r"\1.conv2."),
+    (r"^encoder\.down_sample(\d)\.1\.", r"encoder.down_conv\1.conv."),
+    (r"^encoder\.down_sample(\d)\.2\.", r"encoder.down_conv\1.norm."),
+    (r"^encoder\.bi_fusion\.cv\.", "encoder.bi_fusion_conv."),
+    (r"^encoder\.input_proj\.(?=\d)", "encoder.input+proj."),
+    (r"^(decoder\..*)\.scale$", r"\1.weight"),
+    (r"\.swish_ffn\.w3\.", ".mlp.down_proj."),
+    *HYBRID,
+    *DFINE_MLP,
+    (r"\+", "_"),
+)
+"""Encoder and decoder of the sizes of DEIMv2 with `LiteEncoder`, which has the projections of its inputs."""
+_DEIM: Rules = ((r"^encoder\.input_proj\.", "conv_encoder.encoder_input_proj."), *_DEIM_LITE)
+_HGNET_SIZES = TensorRules("model.conv_encoder.model.", HGNET, _DEIM)
+_LITE_SIZES = TensorRules("model.conv_encoder.model.", HGNET, _DEIM_LITE)
+_DINO_SIZES = TensorRules("model.conv_encoder.", _DEIM_DINO, _DEIM)
 
 
 class Deimv2(Detr):
-    """DEIMv2 (Huang et al. 2025)."""
+    """DEIMv2."""
 
     config: Deimv2Options
     upstream = Deimv2ForObjectDetection
     label = "DEIMv2"
     unfolds_boxes = True
-    checking = (Deimv2EncoderLayer,)
+    checking = (library.Deimv2EncoderLayer,)
 
     def __init__(self, config: Deimv2Options, num_classes: int) -> None:
         self.pixel_scale = config.dino
+        self.tensor_rules = _DINO_SIZES if config.dino else _LITE_SIZES if config.lite else _HGNET_SIZES
         super().__init__(config, num_classes)
         self.needs_global_matches = not config.lite
 
@@ -48,12 +97,6 @@ class Deimv2(Detr):
     def backbone(self) -> Any:
         return self.model.conv_encoder.backbone if self.config.dino else self.model.conv_encoder.model
 
-    @property
-    def tensor_rules(self) -> TensorRules:
-        if self.config.dino:
-            return tensor_names.DINO_SIZES
-        return tensor_names.LITE_SIZES if self.config.lite else tensor_names.HGNET_SIZES
-
     def make_criterion(self) -> Criterion:
         bins = 0 if self.config.lite else self.library_config.max_num_bins
         return Criterion(bins, self.library_config.reg_scale, weights=_WEIGHTS, classification=mal)
@@ -68,3 +111,72 @@ class Deimv2(Detr):
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights under the names of transformers' modules, some of which the network does not have."""
         return UpstreamWeights(self.state_dict(), len(names))
+
+
+class DecoderLayer(library.Deimv2DecoderLayer):
+    """A layer that knows a query's location from its first box, not from the box of the layer before."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Tensor | None = None,
+        *,
+        first_position: Tensor,
+        **inputs: Any,
+    ) -> Tensor:
+        return super().forward(hidden_states, first_position, **inputs)
+
+
+class Decoder(library.Deimv2Decoder):
+    """The decoder with such layers, and the heads of transformers' own."""
+
+    def __init__(self, config: Any, part: library.Deimv2Decoder) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.class_embed, self.bbox_embed = part.class_embed, part.bbox_embed
+        self.integral = ExactIntegral(config)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def forward(self, *, reference_points: Tensor, **inputs: Any) -> Any:
+        position = self.query_pos_head(reference_points.sigmoid()).clamp(min=-10, max=10)
+        return super().forward(reference_points=reference_points, first_position=position, **inputs)
+
+
+class _RMSNorm(nn.RMSNorm):
+    """In the precision of the weights: transformers' computes in fp32, also of fp64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+def adapt_layers(model: nn.Module) -> None:
+    """Replace norms, and the activation of heads and decoder, in place."""
+    replace_modules(
+        model, library.Deimv2RMSNorm, lambda norm: _RMSNorm(len(norm.weight), norm.variance_epsilon)
+    )
+    for name, module in model.named_modules():
+        if isinstance(module, library.Deimv2MLP) and not name.startswith("encoder."):
+            module.act = nn.SiLU()  # `mlp_act` in configs/base/deimv2.yml
+
+
+class PatchEmbeddings(nn.Module):
+    """Class token, register tokens if there are any, and patches of an image; without a mask token."""
+
+    def __init__(self, part: DINOv3ViTEmbeddings) -> None:
+        super().__init__()
+        self.cls_token, self.patch_embeddings = part.cls_token, part.patch_embeddings
+        self.register_tokens = part.register_tokens if part.config.num_register_tokens else None
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        patches = self.patch_embeddings(pixels).flatten(2).transpose(1, 2)
+        tokens = [token for token in (self.cls_token, self.register_tokens) if token is not None]
+        return torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in tokens), patches], dim=1)
+
+
+def adapt_dino(backbone: Any) -> None:
+    """Replace what DINOv3 has and the authors' vision transformers have not, in place."""
+    backbone.embeddings = PatchEmbeddings(backbone.embeddings)
+    if not backbone.config.num_register_tokens:
+        # The authors' smaller network has neither a last norm nor scales of layers.
+        backbone.norm = nn.Identity()
+        replace_modules(backbone, DINOv3ViTLayerScale, lambda scale: nn.Identity())

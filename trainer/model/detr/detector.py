@@ -59,6 +59,7 @@ class Detr(Architecture):
     needs_part = True
     upstream: ClassVar[type[PreTrainedModel]]  # transformers' class of the whole detector
     label: ClassVar[str]  # human-readable name, without the size
+    tensor_rules: TensorRules  # how the authors' names of tensors become those of this network
     unfolds_boxes: ClassVar[bool] = False  # see `denoising`
     checking: ClassVar[tuple[type[nn.Module], ...]] = ()
     """Layers that check for values that are not finite, see `train`."""
@@ -99,11 +100,6 @@ class Detr(Architecture):
     def backbone(self) -> Any:
         """The part whose weights may come from a classifier."""
         return self.model.backbone
-
-    @property
-    @abstractmethod
-    def tensor_rules(self) -> TensorRules:
-        """How the authors' names of tensors become those of this network."""
 
     @abstractmethod
     def make_criterion(self) -> Criterion:

@@ -1,20 +1,42 @@
-"""D-FINE (Peng et al. 2024)."""
+"""D-FINE (Peng et al. 2024, arXiv:2410.13842) and RT-DETRv2 (Lv et al. 2024, arXiv:2407.17140).
+
+Sources of the names of tensors: `state_dict` of the networks in src/zoo/dfine of github.com/Peterande/D-FINE
+(4a1f73a) and in rtdetrv2_pytorch/src/zoo/rtdetr of github.com/lyuwenyu/RT-DETR (068dfde).
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DFineForObjectDetection
+from transformers import DFineForObjectDetection, RTDetrV2ForObjectDetection
 from transformers.models.d_fine import modeling_d_fine as d_fine
+from transformers.models.rt_detr_v2 import modeling_rt_detr_v2 as rt_detr
 
 from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, apply_in_convolutions
-from trainer.model.detr.criterion import Criterion, at_least_fp32
+from trainer.model.detr.criterion import Criterion
 from trainer.model.detr.detector import Detr
-from trainer.model.detr.modules import adapt_types, draw_first_weights
-from trainer.model.detr.tensor_names import TensorRules
-from trainer.model.dfine import tensor_names
+from trainer.model.detr.modules import XAVIER, ExactIntegral, adapt_types, draw_first_weights
+from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, Rules, TensorRules
 from trainer.model.dfine.deformable_attention import sample_features
-from trainer.model.dfine.options import DFineOptions
+from trainer.model.dfine.options import DFineOptions, RTDetrOptions
+
+_XAVIER = XAVIER + r"|decoder_input_proj\.\d+\.0"  # D-FINE's authors leave these to PyTorch
+_RESNET: Rules = (
+    *((rf"^conv1\.conv1_{place + 1}\.", f"embedder.embedder.{place}.") for place in range(3)),
+    (r"^res_layers\.(\d+)\.blocks\.", r"encoder.stages.\1.layers."),
+    *((rf"\.branch2{letter}\.", f".layer.{place}.") for place, letter in enumerate("abc")),
+    (r"\.short\.conv\.(?=conv|norm)", ".shortcut.1."),
+    (r"\.short\.", ".shortcut."),
+    (r"\.conv\.", ".convolution."),
+    (r"\.norm\.", ".normalization."),
+)
+"""ResNet-vd."""
+_RTDETR_MLP: Rules = (
+    (r"\.num_points_scale$", ".n_points_scale"),
+    (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
+)
+_DFINE = TensorRules("model.backbone.model.", HGNET, (*HYBRID, *DFINE_MLP))
+_RTDETR = TensorRules("model.backbone.model.", _RESNET, (*HYBRID, *_RTDETR_MLP))
 
 
 class DFine(Detr):
@@ -26,6 +48,7 @@ class DFine(Detr):
     label = "D-FINE"
     unfolds_boxes = True
     checking = (d_fine.DFineEncoderLayer,)
+    tensor_rules = _DFINE
 
     def compose(self, whole: Any) -> None:
         # Without the outer model, which has the heads a second time under other names.
@@ -34,23 +57,44 @@ class DFine(Detr):
         adapt_types(self.model)
         apply_in_convolutions(self.backbone, (d_fine.DFineFrozenBatchNorm2d,), TRANSFORMERS_PAIRS)
         decoder = self.model.decoder
-        decoder.integral = _ExactIntegral(self.library_config)
+        decoder.integral = ExactIntegral(self.library_config)
         for layer in decoder.layers:
             layer.encoder_attn.ms_deformable_attn_core = sample_features
         if self.config.frozen_stem:
             self.backbone.model.embedder.requires_grad_(False)
 
-    @property
-    def tensor_rules(self) -> TensorRules:
-        return tensor_names.DFINE
-
     def make_criterion(self) -> Criterion:
         return Criterion(self.library_config.max_num_bins, self.library_config.reg_scale)
 
 
-class _ExactIntegral(d_fine.DFineIntegral):
-    """Mean distances of distributions in fp32: in bf16 boxes would have a precision of eight bits."""
+class RTDetr(Detr):
+    """RT-DETRv2."""
 
-    def forward(self, pred_corners: Tensor, project: Tensor) -> Tensor:
-        with torch.autocast(pred_corners.device.type, enabled=False):
-            return super().forward(at_least_fp32(pred_corners), project)
+    config: RTDetrOptions
+    upstream = RTDetrV2ForObjectDetection
+    label = "RT-DETRv2"
+    checking = (rt_detr.RTDetrV2EncoderLayer,)
+    tensor_rules = _RTDETR
+
+    def compose(self, whole: Any) -> None:
+        # Without the outer model, which has the heads a second time under other names.
+        self.model = whole.model
+        draw_first_weights(self.model, self.backbone, _XAVIER)
+        apply_in_convolutions(self.backbone, (rt_detr.RTDetrV2FrozenBatchNorm2d,), TRANSFORMERS_PAIRS)
+        if self.config.frozen_stem:
+            self.backbone.model.embedder.requires_grad_(False)
+
+    def make_criterion(self) -> Criterion:
+        return Criterion()
+
+    def connect_layers(self, boxes: Tensor) -> Tensor:
+        """Let each layer's box also train the box of the layer before, which transformers detaches.
+
+        Only gradients change. Source: `TransformerDecoder` in
+        rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of github.com/lyuwenyu/RT-DETR (068dfde).
+        """
+        if not torch.is_grad_enabled():
+            return boxes
+        later, before = boxes[:, 1:], rt_detr.inverse_sigmoid(boxes[:, :-1])
+        slope = (later * (1 - later)).detach()
+        return torch.cat([boxes[:, :1], later + slope * (before - before.detach())], dim=1)

@@ -18,8 +18,7 @@ from trainer.model.detr.criterion import Criterion, Outputs, ia_bce
 from trainer.model.detr.denoising import Denoising
 from trainer.model.detr.detector import Detr
 from trainer.model.detr.modules import FIRST_LOGIT, draw_layers, integers
-from trainer.model.detr.tensor_names import TensorRules
-from trainer.model.rfdetr import tensor_names
+from trainer.model.detr.tensor_names import Rules, TensorRules
 from trainer.model.rfdetr.options import RFDetrOptions
 from trainer.model.weights import class_outputs, select_outputs
 
@@ -28,6 +27,31 @@ _COMPONENT_DECAY = 0.7
 """Learning rate of the decoder relative to the rest; twice a factor of the vision transformer's."""
 _PLAIN = ("gamma", "embeddings", "bias", "norm")
 """Parts of names of the vision transformer's weights that do not decay."""
+_GROUP: Rules = (
+    (r"^transformer\.", ""),
+    (r"^refpoint_embed\.", "reference_point_embed."),
+    (r"^decoder\.norm\.", "decoder.layernorm."),
+    (r"\.norm1\.", ".self_attn_layer_norm."),
+    (r"\.norm2\.", ".cross_attn_layer_norm."),
+    (r"\.norm3\.", ".layer_norm."),
+    (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
+    (r"\.out_proj\.", ".o_proj."),
+)
+"""Names of the decoder's tensors; source: `state_dict` of the networks in rfdetr/models of
+github.com/roboflow/rf-detr (35ac6ab)."""
+_DINO: Rules = (
+    (r"^0\.encoder\.(encoder\.)?", "backbone."),
+    (r"^0\.projector\.", "projector."),
+    (r"\.attention\.attention\.(q|k|v)(?:uery|ey|alue)\.", r".attention.\1_proj."),
+    (r"\.attention\.output\.(dense\.)?", ".attention.o_proj."),
+    (r"\.m\.(\d+)\.", r".bottlenecks.\1."),
+    (r"\.cv(\d)\.", r".conv\1."),
+    (r"^(projector\..*)\.bn\.", r"\1.norm."),
+    (r"^projector\.stages\.0\.0\.", "projector.projector_layer."),
+    (r"^projector\.stages\.0\.1\.", "projector.layer_norm."),
+)
+"""Names of the backbone's."""
+_NAMES = TensorRules("model.backbone.", _DINO, _GROUP, outer_heads=("class_embed.", "bbox_embed."))
 
 
 class RFDetr(Detr):
@@ -38,6 +62,7 @@ class RFDetr(Detr):
     label = "RF-DETR"
     pixel_scale = True
     heads = ("class_embed.", "model.enc_out_class_embed.")
+    tensor_rules = _NAMES
 
     def compose(self, whole: Any) -> None:
         self.model, self.class_embed, self.bbox_embed = whole.model, whole.class_embed, whole.bbox_embed
@@ -46,10 +71,6 @@ class RFDetr(Detr):
         if token is not None:
             token.requires_grad_(False)
         _draw_first_weights(self)
-
-    @property
-    def tensor_rules(self) -> TensorRules:
-        return tensor_names.RFDETR
 
     def make_criterion(self) -> Criterion:
         return Criterion(groups=self.config.groups, weights=_WEIGHTS, classification=ia_bce)

@@ -89,7 +89,7 @@ def test_of_classes_that_were_not_looked_for_nothing_is_learnt(architecture, net
     assert some | {classes: whole[classes]} == pytest.approx(whole)
 
 
-# transformers' DEIMv2 differs from the authors' (deimv2/network.py): see test_detr_layouts.py.
+# transformers' DEIMv2 differs from the authors' (deimv2/deimv2.py): see test_detr_layouts.py.
 @pytest.mark.parametrize("architecture", [name for name in DETRS if name != "deimv2"])
 def test_detections_are_those_of_transformers(architecture, network, batch):
     detector, sample = network(architecture, score_threshold=0.0).eval(), batch([1, 1])
