@@ -18,6 +18,7 @@ _EXTRA = {
     "operations.tuning.search": "tune",
     "trainer.export": "export",
     "trainer.steps.export": "export",
+    "trainer.steps.program": "export",
     "trainer.trackers.mlflow_tracker": "mlflow",
     "trainer.trackers.wandb_tracker": "wandb",
     "trainer.model.detr": "detr",
