@@ -57,7 +57,6 @@ class StockDetector(RetinaNet):
         boxes: Tensor,
         labels: Tensor,
         color: Tensor | None = None,
-        verified: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Losses of a batch, as `RetinaNet.forward`."""
         features = self.features(self.normalize(images, color))

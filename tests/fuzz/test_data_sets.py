@@ -140,7 +140,7 @@ def test_csv_and_hierarchies_of_open_images(mirror, capsys):  # noqa: F811
     def inspect(data, path):
         path.write_bytes(data.draw(damaged(whole[path])))
         try:
-            text = f"openimages:base={mirror}/base,pixels={mirror}/pixels,labels=all"
+            text = f"openimages:base={mirror}/base,pixels={mirror}/pixels"
             refused("data", "inspect", text, capsys=capsys)
         finally:
             path.write_bytes(whole[path])

@@ -235,9 +235,6 @@ class TrainConfig:
     """Epochs of warm-up, instead of warmup_steps; 0 uses those."""
     warmup_shape: Literal["linear", "quadratic"] = "linear"
     """How the learning rate rises in the warm-up."""
-    negatives: Literal["all", "verified"] = "all"
-    """Classes without a box that are trained as absent: all, or those verified in the image (federated loss;
-    Open Images with labels=all)."""
     clip_norm: NonNegative = 0.0
     """Maximum norm of the gradient; 0 disables clipping."""
     precision: Precision = "bf16"

@@ -20,10 +20,6 @@ class Batch(NamedTuple):
     image_ids: list[int]  # ids of the images, on the host
     scales: list[tuple[float, float, float, float]]  # pixels of the square for a stored one, x y x y
     counts: list[int]  # targets of each image, on the host
-    verified: Tensor | None = None
-    """bool [B, C]: the classes whose absence is known where an image has no box of them; None where that is
-    known of all."""
-
     windows: Sequence[tuple[int, int, int, int]] = ()
     """Left, top, width and height of each picture in its image, in an evaluation."""
 
@@ -45,9 +41,8 @@ class Batch(NamedTuple):
         with torch.cuda.stream(copying):
             images, boxes, labels = (copy_to_device(part) for part in (self.images, self.boxes, self.labels))
             color = copy_to_device(self.color) if self.color is not None else None
-            verified = copy_to_device(self.verified) if self.verified is not None else None
         computing.wait_stream(copying)
-        return self._replace(images=images, boxes=boxes, labels=labels, color=color, verified=verified)
+        return self._replace(images=images, boxes=boxes, labels=labels, color=color)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

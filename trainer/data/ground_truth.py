@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trainer.data.raw_manifest import Category
-from trainer.data.samples import IndexedRecord, Record
+from trainer.data.samples import IndexedRecord
 
 _IMAGE_KEYS = ("file_name", "width", "height", "original_id", "extra")
 
@@ -40,24 +40,6 @@ class Classes:
         for label, present in self._known(answers):
             labels |= {label} | (self._above if present else self._below).get(label, set())
         return sorted(labels)
-
-    def negatives(self, record: Record) -> list[int]:
-        """Return the labels of which an image has no objects but those with boxes.
-
-        These are the classes that people found to be absent, with the classes below, and those that they
-        found and therefore boxed. Excluded are the classes above a present one, whose objects have no boxes,
-        classes with a box around a group, which is no target, and those of which only some are boxed.
-        """
-        known = self._known(record.get("extra", {}).get("verified", {}))
-        present = {box["category_id"] for box in record["annotations"]} | {
-            label for label, value in known if value
-        }
-        groups = {box["category_id"] for box in record["annotations"] if box["iscrowd"]}
-        absent = {label for label, value in known if not value} - present
-        below = {lower for label in absent for lower in self._below.get(label, ())}
-        above = {higher for label in present for higher in self._above.get(label, ())}
-        partly = set(self.labels(record.get("extra", {}).get("not_exhaustive", ())))
-        return sorted((present | absent | below) - above - groups - partly)
 
     def labels(self, names: Iterable[str]) -> list[int]:
         """Return the labels of classes by their names; other names are left out."""

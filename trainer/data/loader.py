@@ -18,7 +18,6 @@ from trainer.data.augmentation import Augmentation, Plan
 from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
-from trainer.data.samples import Record
 from trainer.data.shard_index import ShardDataset
 from trainer.data.tiles import Window, windows
 from trainer.data.transforms import Scales, move_boxes, sample_draws, whole_view
@@ -38,7 +37,6 @@ class LoadedSample(NamedTuple):
     labels: np.ndarray  # int64 [M]
     scales: Scales  # pixels of the square for one pixel of the stored image
     color: np.ndarray | None  # fp32 [3, 4], or None
-    verified: np.ndarray | None = None  # bool [C], or None
     window: Window = (0, 0, 0, 0)  # of the image, in an evaluation
 
 
@@ -57,14 +55,12 @@ class TrainLoader:
         max_bad_fraction: float,
         epochs: int | None = None,
         weights: np.ndarray | None = None,
-        verified: bool = False,
     ) -> None:
         """Prepare to read `global_batch` samples a step on all ranks, at most `batch_size` in a pass.
 
         `max_bad_fraction` of the samples may be damaged; `epochs` is None if the training has no end; for
-        `weights` see `image_weights`; `verified`: whether batches have `Batch.verified`.
+        `weights` see `image_weights`.
         """
-        self._verified = verified
         self._dataset, self._config, self._world = dataset, config, world
         self._global_batch, self._batch_size, self._seed = global_batch, batch_size, seed
         self.passes = forward_passes(global_batch, batch_size, world.size)
@@ -136,10 +132,9 @@ class TrainLoader:
                         boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
                         labels.append(names)
             color = self._augmentation.color(plan.place, sample_draws(self._seed, *plan.place))
-            verified = self._negatives([record for tiles in samples for _, record in tiles])
             image_id, scales = samples[0][0][1]["image_id"], picture.layers[0][0].view.scales
             targets = np.concatenate(boxes), np.concatenate(labels)
-            loaded.append(LoadedSample(image_id, *targets, scales, color, verified))
+            loaded.append(LoadedSample(image_id, *targets, scales, color))
         return loaded
 
     def _load_single(self, places: Sequence[Place], squares: Tensor) -> list[LoadedSample]:
@@ -163,7 +158,6 @@ class TrainLoader:
                 *move_boxes(record["annotations"], view, canvas),
                 view.scales,
                 augmentation.color(place, numbers),
-                self._negatives([record]),
             )
             for (_, record), place, view, numbers in zip(samples, places, views, draws, strict=True)
         ]
@@ -172,15 +166,6 @@ class TrainLoader:
             sample if sound else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
             for sample, sound in zip(loaded, decoded, strict=True)
         ]
-
-    def _negatives(self, records: Sequence[Record]) -> np.ndarray | None:
-        """Return the classes that may be negatives in each of the images of a picture."""
-        if not self._verified:
-            return None
-        flags = np.zeros((len(records), len(self._dataset.categories)), bool)
-        for row, record in zip(flags, records, strict=True):
-            row[self._dataset.names.negatives(record)] = True
-        return np.logical_and.reduce(flags, axis=0)
 
 
 class EvalLoader:
@@ -270,7 +255,6 @@ class _PendingBatch:
             boxes[row, : len(sample.labels)] = sample.boxes
             labels[row, : len(sample.labels)] = sample.labels
         colors = [sample.color for sample in loaded if sample.color is not None]
-        verified = [sample.verified for sample in loaded if sample.verified is not None]
 
         def tensor(values: np.ndarray) -> Tensor:
             made = torch.from_numpy(values)
@@ -284,7 +268,6 @@ class _PendingBatch:
             image_ids=[sample.image_id for sample in loaded],
             scales=[sample.scales for sample in loaded],
             counts=[len(sample.labels) for sample in loaded],
-            verified=tensor(np.stack(verified)) if verified else None,
             windows=[sample.window for sample in loaded],
         ).to(device)
 

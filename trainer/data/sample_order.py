@@ -130,9 +130,6 @@ def rank_positions(start: int, whole: int, batch_size: int, *, world_size: int, 
     return [range(*edge) for edge in pairwise(edges)]
 
 
-_CHECKED_IMAGES = 64  # images that `check_verified` reads
-
-
 def image_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -> np.ndarray | None:
     """Return how often each sample is read relative to others; None if all are read alike.
 
@@ -151,15 +148,6 @@ def image_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -
             weights = class_shares(images, labels, len(dataset))
     weights = broadcast(weights, world)
     return weights
-
-
-def check_verified(dataset: ShardDataset) -> None:
-    """Check that images list their verified classes, from a few of them."""
-    few = np.unique(np.linspace(0, len(dataset) - 1, _CHECKED_IMAGES).astype(int)).tolist()
-    if not any("verified" in dataset.read(index)[1].get("extra", {}) for index in few):
-        problem = f"of {len(few)} images in {dataset.uri} no image lists the classes that were searched for"
-        fix = "use a source that does (openimages:labels=all), or set train.negatives=all"
-        raise DataError(f"train.negatives=verified: {problem}", fix=fix)
 
 
 def repeat_factors(images: np.ndarray, labels: np.ndarray, samples: int, threshold: float) -> np.ndarray:

@@ -61,8 +61,8 @@ class OpenImages:
     subset: Literal["all", "mlperf"] = "all"  # mlperf: the 264 classes of MLPerf's detector.
     hierarchy: Literal["keep", "expand", "none"] = "keep"
     """keep: for evaluation; expand: each object also has a box of every class above its own."""
-    labels: Literal["keep", "all", "none"] = "keep"
-    """The verified classes of validation and test images (keep), also those of train (all)."""
+    labels: Literal["keep", "none"] = "keep"
+    """Whether validation and test images list their verified classes."""
     base: str = "https://storage.googleapis.com/openimages"  # URI of the folder with the CSV files.
     pixels: str = "https://open-images-dataset.s3.amazonaws.com"
     """URI of the folder with <split>/<image id>.jpg, read anonymously."""

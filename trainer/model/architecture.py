@@ -86,7 +86,6 @@ class Architecture(nn.Module, ABC):
         boxes: Tensor,
         labels: Tensor,
         color: Tensor | None = None,
-        verified: Tensor | None = None,
     ) -> Mapping[str, Tensor]:
         """Losses of a batch, called under the autocast of the network.
 
@@ -96,8 +95,6 @@ class Architecture(nn.Module, ABC):
             labels: int64 [B, M]; PADDING where a row is padding.
             color: fp32 [B, 3, 4], an affine map of RGB in 0..1 for each image (photometric
                 augmentation), or None.
-            verified: bool [B, C], the classes that may be negatives of each image (targets always count), or
-                None for all.
 
         Returns:
             A scalar for each of `loss_names`, a mean over the images; their sum is minimized.

@@ -17,7 +17,7 @@ from trainer.base.errors import ConfigError, Interrupted
 from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.data.loader import TrainLoader
-from trainer.data.sample_order import check_verified, global_batch, image_weights
+from trainer.data.sample_order import global_batch, image_weights
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.inference import predict_split
 from trainer.launching import job_status
@@ -89,8 +89,6 @@ class _Run:
                 f"train.patience={config.train.patience} needs a validation split, which {shards_uri} lacks",
                 fix="set train.patience=0, or create shards with data.val_fraction above 0",
             )
-        if config.train.negatives == "verified":
-            check_verified(self.train_set)
         if saved is None:
             parsing.check_frozen(config)
         scaled, explanation = scale_to_batch(config.train, self.global_batch)
@@ -111,7 +109,6 @@ class _Run:
             max_bad_fraction=config.data.max_bad_fraction,
             epochs=config.train.epochs,
             weights=image_weights(self.train_set, config.loader, world),
-            verified=config.train.negatives == "verified",
         )
         self.resumed_from: int | None = saved["step"] if saved else None
         best: Best | None = None

@@ -103,8 +103,6 @@ class TrainStep:
         if self._state.detector.needs_part:
             alone = World(0, 1, self._state.world.device)
             more["part"] = part or self._parts([batch], len(batch.image_ids), alone)[0]
-        if batch.verified is not None:
-            more["verified"] = batch.verified
         with autocast(self._state.world.device, self._config.precision):
             losses: Mapping[str, Tensor] = self._model(
                 batch.images, batch.boxes, batch.labels, batch.color, **more

@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
 from trainer.data.raw_manifest import Category
 
@@ -44,26 +42,3 @@ def test_what_is_verified_holds_for_classes_above_or_below():
 
 NAMES = ["Animal", "Cat", "Dog", "Person", "Man", "Tree"]
 HIERARCHY = {"1": [0], "2": [0], "4": [3]}
-
-
-@pytest.mark.parametrize(
-    ("answers", "boxes", "negatives"),
-    [
-        ({}, [], []),
-        ({}, ["Tree"], ["Tree"]),  # all of a class with boxes have them
-        ({"Tree": 0, "gone": 0}, ["Cat"], ["Cat", "Tree"]),  # Animal is where the cat is
-        ({"Animal": 0}, [], ["Animal", "Cat", "Dog"]),
-        ({"Animal": 1, "Dog": 1, "Cat": 0}, ["Dog"], ["Cat", "Dog"]),
-        ({"Man": 1, "Person": 1}, ["Man"], ["Man"]),
-        ({"Cat": 1, "Tree": 0}, ["group of Cat"], ["Tree"]),  # where in the group is not told
-        ({"Cat": 0}, ["Cat"], ["Cat"]),
-    ],
-)
-def test_what_is_known_to_be_absent_beside_the_boxes(answers, boxes, negatives):
-    classes = Classes([Category(label, name, name) for label, name in enumerate(NAMES)], HIERARCHY)
-    annotations = [
-        {"category_id": NAMES.index(name.removeprefix("group of ")), "iscrowd": int(name.startswith("group"))}
-        for name in boxes
-    ]
-    record = {"annotations": annotations, **({"extra": {"verified": answers}} if answers else {})}
-    assert [NAMES[label] for label in classes.negatives(record)] == negatives

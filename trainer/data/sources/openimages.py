@@ -116,7 +116,7 @@ class OpenImagesSource(OpenImages, Source):
         names = [split for split in OPENIMAGES_SPLITS if split in (listed or self.splits.split("+"))]
         splits = {}
         for split in names:
-            takes_labels = self.labels == "all" or (self.labels == "keep" and split != "train")
+            takes_labels = self.labels == "keep" and split != "train"
             read = partial(
                 read_boxes,
                 check_state(storage.join(self.base, BOXES[split])),

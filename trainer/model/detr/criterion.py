@@ -67,8 +67,6 @@ class Targets(NamedTuple):
 
     boxes: Tensor  # [B, M, 4] center and size, relative to the image
     labels: Tensor  # int64 [B, M], PADDING where a row is padding
-    verified: Tensor | None = None
-    """bool [B, C], the classes that may be negatives of each image; None for all."""
 
 
 class QueryMatches(NamedTuple):
@@ -264,8 +262,6 @@ class Criterion:
         index = label.clamp(min=0).expand(value.shape[:-1])[..., None]
         goal = torch.full_like(group.logits, -1.0).scatter_(-1, index, value)
         values = self._classification(group.logits, goal)
-        if targets.verified is not None:
-            values = values * (targets.verified[:, None, None] | (goal >= 0))
         return (values.sum(-1) * group.real).sum((0, 2)) / group.targets
 
     def _distillation(

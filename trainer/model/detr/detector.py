@@ -121,14 +121,13 @@ class Detr(Architecture):
         boxes: Tensor,
         labels: Tensor,
         color: Tensor | None = None,
-        verified: Tensor | None = None,
         part: Part | None = None,
     ) -> dict[str, Tensor]:
         """Losses of a batch, each the sum over all sets of predictions; see `Architecture.forward`."""
         assert part is not None
         outputs, targets, noise = self._predict_for_targets(images, boxes, labels, color, part)
         with torch.autocast(images.device.type, enabled=False):
-            losses = self._criterion(outputs, targets._replace(verified=verified), noise, part)
+            losses = self._criterion(outputs, targets, noise, part)
         # As means over these images, which the step weights by their share of the global batch.
         return {name: losses[name].sum() * part.images / len(images) for name in self.loss_names}
 

@@ -22,9 +22,7 @@ CHUNK_BYTES = 128 * 1024 * 1024
 
 
 @fused
-def focal_and_gradient_(
-    logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None = None
-) -> Tensor:
+def focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Loss of each row of logits, in the pass that writes the gradient over the logits.
 
     With z = x for a negative and -x for a positive logit x, and w = 1 - alpha or alpha:
@@ -34,8 +32,6 @@ def focal_and_gradient_(
         logits: [R, C], a row for each anchor; afterwards the gradient of the sum of the result.
         labels: int [R], class of each row; any negative number makes all classes negative.
         weights: [R], fp32 (fp64 for fp64 logits), factor of each row's loss; 0 for an ignored row.
-        verified: bool [B, C], the classes that may be negatives of each image (Zhou et al. 2021,
-            arXiv:2103.07461); a positive always counts. Each image has R / B rows. None counts all.
 
     Returns:
         [R] in the type of the weights.
@@ -59,10 +55,6 @@ def focal_and_gradient_(
     factor = torch.where(positive, ALPHA, 1 - ALPHA) * (sigmoid * sigmoid)
     slope = factor * (2 * opposite * softplus + sigmoid) * weights[:, None]
     loss = factor * softplus
-    if verified is not None:
-        rows = len(logits) // len(verified)
-        counted = positive | verified[:, None].expand(-1, rows, -1).reshape(logits.shape)
-        loss, slope = torch.where(counted, loss, 0.0), torch.where(counted, slope, 0.0)
     logits.copy_(torch.where(positive, -slope, slope))
     return loss.sum(dim=1) * weights
 
@@ -71,25 +63,25 @@ class _FocalLoss(torch.autograd.Function):
     """Focal loss of logits, which keep their values."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         # The gradient is not multiplied with the loss scale yet: fp16 lacks the range for it.
         kept = torch.float32 if logits.dtype == torch.float16 else logits.dtype
         gradient = logits.detach().to(kept, copy=True)
-        loss = focal_and_gradient_(gradient, labels, weights, verified).sum()
+        loss = focal_and_gradient_(gradient, labels, weights).sum()
         ctx.save_for_backward(gradient)
         ctx.dtype = logits.dtype
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return (gradient * grad).to(ctx.dtype), None, None, None
+        return (gradient * grad).to(ctx.dtype), None, None
 
 
-def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None = None) -> Tensor:
+def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Sum of the losses of `focal_and_gradient_`, which can be differentiated once; labels may be IGNORED."""
-    loss: Tensor = _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights), verified)
+    loss: Tensor = _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights))
     return loss
 
 
@@ -100,7 +92,6 @@ class _ConvFocalLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         dtype: torch.dtype,
-        verified: Tensor | None,
         weight: Tensor,
         bias: Tensor,
         labels: tuple[Tensor, ...],
@@ -108,7 +99,7 @@ class _ConvFocalLoss(torch.autograd.Function):
         *levels: Tensor,
     ) -> Tensor:
         kernel, offset = weight.detach().to(dtype), bias.detach().to(dtype)
-        output_mask = [any(ctx.needs_input_grad[6:]), *ctx.needs_input_grad[2:4]]
+        output_mask = [any(ctx.needs_input_grad[5:]), *ctx.needs_input_grad[1:3]]
         weight_grad: Tensor | None = None
         bias_grad: Tensor | None = None
         loss = torch.zeros((), dtype=torch.promote_types(dtype, torch.float32), device=weight.device)
@@ -128,8 +119,7 @@ class _ConvFocalLoss(torch.autograd.Function):
                 # levels and once for others.
                 rows = logits.permute(0, 2, 3, 1).view(level_labels[images].numel(), -1).data
                 chunk = level_labels[images].flatten().data, level_weights[images].flatten().data
-                shown = None if verified is None else verified[images].data
-                loss += focal_and_gradient_(rows, *chunk, shown).sum()
+                loss += focal_and_gradient_(rows, *chunk).sum()
                 if any(output_mask):
                     grads = conv_backward(logits, features, kernel, output_mask)
                     parts.append(grads[0])
@@ -145,7 +135,7 @@ class _ConvFocalLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         scaled = [None if part is None else part * grad for part in ctx.saved_tensors]
-        return None, None, scaled[0], scaled[1], None, None, *scaled[2:]
+        return None, scaled[0], scaled[1], None, None, *scaled[2:]
 
 
 def _add_gradient(total: Tensor | None, part: Tensor, like: Tensor) -> Tensor:
@@ -183,7 +173,6 @@ def conv_focal_loss(
     bias: Tensor,
     labels: list[Tensor],
     weights: list[Tensor],
-    verified: Tensor | None = None,
 ) -> Tensor:
     """`focal_loss` of the class head's last convolution, in chunks that need the memory of a few images.
 
@@ -200,7 +189,7 @@ def conv_focal_loss(
         labels = _merge_rows(labels, levels, IGNORED)
         counted = _merge_rows(counted, levels, 0.0)
         levels = _merge_levels(levels, 0.0)
-    inputs = dtype, verified, weight, bias, tuple(labels), tuple(counted)
+    inputs = dtype, weight, bias, tuple(labels), tuple(counted)
     loss: Tensor = _ConvFocalLoss.apply(*inputs, *levels)
     return loss
 

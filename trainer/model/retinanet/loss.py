@@ -59,7 +59,6 @@ def retinanet_loss(
     anchors: list[Tensor],
     boxes: Tensor,
     labels: Tensor,
-    verified: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """`classification` and `boxes`: means over the images of the sum over anchors per matched anchor.
 
@@ -72,7 +71,7 @@ def retinanet_loss(
     with torch.autocast(offsets.device.type, enabled=False):
         targets = assign_targets(*pad_targets(boxes, labels), together)
         box = box_loss(offsets, kind, together, targets)
-    classes = classification_loss(features, last, targets, sizes, verified)
+    classes = classification_loss(features, last, targets, sizes)
     return {"classification": classes, "boxes": box}
 
 
@@ -81,7 +80,6 @@ def classification_loss(
     last: nn.Conv2d,
     targets: AnchorTargets,
     sizes: list[int],
-    verified: Tensor | None = None,
 ) -> Tensor:
     """Focal loss of the class head; a scalar. `sizes` are the anchors of each level; see `retinanet_loss`."""
     labels = [part.contiguous() for part in targets.labels.split(sizes, dim=1)]
@@ -89,11 +87,11 @@ def classification_loss(
     assert last.bias is not None
     device = targets.labels.device
     if supports(device):
-        return conv_focal_loss(features, last.weight, last.bias, labels, weights, verified)
+        return conv_focal_loss(features, last.weight, last.bias, labels, weights)
     total = torch.zeros((), device=device)
     for level, names, factors in zip(features, labels, weights, strict=True):
         logits = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
-        total = total + focal_loss(logits, names.flatten(), factors.flatten(), verified)
+        total = total + focal_loss(logits, names.flatten(), factors.flatten())
     return total
 
 

@@ -77,13 +77,12 @@ class RetinaNet(Architecture):
         boxes: Tensor,
         labels: Tensor,
         color: Tensor | None = None,
-        verified: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Losses of a batch: focal loss of the classes, regression loss of the boxes."""
         features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
         anchors = self.anchors([_shape_of(level) for level in features], images.shape[-1])
         last = self.head.classification_head.cls_logits
-        return retinanet_loss(self.box_loss, features, last, offsets, anchors, boxes, labels, verified)
+        return retinanet_loss(self.box_loss, features, last, offsets, anchors, boxes, labels)
 
     def trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
         """The network up to the last classification convolution, for the loss.

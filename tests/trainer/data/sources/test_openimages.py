@@ -69,14 +69,6 @@ def test_unknown_classes_are_told_and_verified_ones_are_kept(mirror):
     # The last has verified classes alone, and no row among the boxes.
     assert [len(row["boxes"]) for row in table_rows["val"]] == [1, 1, 0]
     assert [row["extra"] for row in rows_of(mirror, "labels=none")["val"]] == ["", ""]
-    for_all = rows_of(mirror, "labels=all")
-    assert for_all["val"] == table_rows["val"]
-    assert [json.loads(row["extra"])["verified"] for row in for_all["train"]] == [
-        {"Cat": 1, "Dog": 0},
-        {"Dog": 0},
-        {"Dog": 0},
-        {"Dog": 0, "Animal": 0},
-    ]
 
 
 def test_the_hierarchy_gives_boxes_of_the_classes_above(mirror):

@@ -56,39 +56,6 @@ def test_every_trained_weight_gets_a_gradient_without_any_box(architecture, netw
     assert not lacking
 
 
-@pytest.mark.parametrize("architecture", DETRS)
-def test_of_classes_that_were_not_looked_for_nothing_is_learnt(architecture, network, batch):
-    """But where they have an object. Only the classification asks what is absent."""
-    detector, sample = network(architecture).train(), batch([3, 0])
-    sample.labels[0, :3] = torch.tensor([0, 0, 1])
-    part, classes = sample.part(), detector.loss_names[0]
-
-    def losses(verified):
-        detector.zero_grad()
-        values = detector(sample.images, sample.boxes, sample.labels, part=part, verified=verified)
-        values[classes].backward()
-        heads = [
-            parameter.grad.clone()
-            for name, parameter in detector.named_parameters()
-            if "class_embed" in name and "denoising" not in name and name.endswith("bias")
-        ]
-        assert len(heads) >= 3 and all(len(head) == 3 for head in heads)
-        return {name: value.item() for name, value in values.items()}, torch.stack(heads)
-
-    for module in detector.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = 0.0
-    whole, gradients = losses(None)
-    every, others = losses(torch.ones(2, 3, dtype=torch.bool))
-    assert every == pytest.approx(whole) and torch.allclose(others, gradients, rtol=1e-5, atol=1e-7)
-    # Class 2 is in no image, and nobody looked for it; class 1 is in the first, where nobody looked.
-    some, heads = losses(torch.tensor([[True, False, False], [True, False, False]]))
-    assert not heads[:, 2].any() and torch.allclose(heads[:, 0], gradients[:, 0], rtol=1e-5, atol=1e-7)
-    assert (heads[:, 1] < gradients[:, 1]).all(), "objects alone: each wants a higher logit"
-    assert 0 < some[classes] < whole[classes]
-    assert some | {classes: whole[classes]} == pytest.approx(whole)
-
-
 # transformers' DEIMv2 differs from the authors' (deimv2/deimv2.py): see test_detr_layouts.py.
 @pytest.mark.parametrize("architecture", [name for name in DETRS if name != "deimv2"])
 def test_detections_are_those_of_transformers(architecture, network, batch):

@@ -102,44 +102,19 @@ def test_autocast_decides_the_arithmetic_and_the_form():
         assert not supports(exact.device)
 
 
-def masked_torchvision_loss(logits, labels, weights, verified):
-    """The same loss by torchvision, with the negatives of classes that are not known left out."""
-    positive = torch.zeros_like(logits)
-    rows = labels >= 0
-    positive[rows, labels[rows].long()] = 1
-    each = sigmoid_focal_loss(logits, positive, reduction="none")
-    counted = (positive > 0) | verified.repeat_interleave(len(logits) // len(verified), dim=0)
-    return ((each * counted).sum(dim=1) * weights * (labels != IGNORED)).sum()
-
-
-def test_federated_loss_counts_verified_classes_and_positives():
-    logits = (torch.randn(60, 7) * 3).requires_grad_()
-    labels, weights, verified = labels_for(60, 7), torch.rand(60), torch.rand(3, 7) < 0.4
-    loss = focal_loss(logits, labels, weights, verified)
-    expected = masked_torchvision_loss(logits, labels, weights, verified)
-    assert torch.allclose(loss, expected, rtol=1e-5)
-    (ours,), (theirs,) = (torch.autograd.grad(value * 3, logits) for value in (loss, expected))
-    assert (ours - theirs).norm() < 1e-5 * theirs.norm()
-    unknown = ~verified.repeat_interleave(20, dim=0)
-    unknown[labels >= 0, labels[labels >= 0].long()] = False
-    assert unknown.any() and (ours[unknown] == 0).all()
-
-
 @pytest.mark.parametrize("chunk_bytes", [1, 2000, 10**9])
-@pytest.mark.parametrize("federated", [False, True])
 @pytest.mark.parametrize("shapes", [[(6, 7), (3, 4), (1, 2)], [(9, 4), (5, 7), (3, 2), (2, 1), (1, 1)]])
-def test_convolution_and_loss_in_chunks(shapes, federated, chunk_bytes, monkeypatch):
+def test_convolution_and_loss_in_chunks(shapes, chunk_bytes, monkeypatch):
     monkeypatch.setattr(focal, "CHUNK_BYTES", chunk_bytes)
     last = nn.Conv2d(6, 2 * 4, 3, padding=1)
     levels = [torch.randn(3, 6, *shape, requires_grad=True) for shape in shapes]
     labels = [torch.randint(-2, 4, (3, height * width * 2), dtype=torch.int32) for height, width in shapes]
     weights = [torch.rand(part.shape) for part in labels]
-    verified = torch.tensor([[True, False, False, True], [False] * 4, [True] * 4]) | (not federated)
-    loss = conv_focal_loss(levels, last.weight, last.bias, labels, weights, verified if federated else None)
+    loss = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
     expected = 0
     for level, names, factors in zip(levels, labels, weights, strict=True):
         rows = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
-        expected = expected + masked_torchvision_loss(rows, names.flatten(), factors.flatten(), verified)
+        expected = expected + torchvision_loss(rows, names.flatten(), factors.flatten())
     assert torch.allclose(loss, expected, rtol=1e-5)
     parameters = [*levels, last.weight, last.bias]
     ours, theirs = (torch.autograd.grad(value * 0.5, parameters) for value in (loss, expected))
