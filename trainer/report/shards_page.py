@@ -1,21 +1,15 @@
 """A page about shards: counts, classes, sizes, shapes, and excluded images."""
 
-import logging
 from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.ticker import EngFormatter
 
-from trainer.base.errors import KubedetError
-from trainer.data.images import read_upright
 from trainer.data.shard_folder import ShardIndex
-from trainer.data.shard_index import ShardDataset
 from trainer.data.statistics import SplitStatistics
-from trainer.report.figures import SERIES, Plot, as_plot, bars, figure, render, thumbnail
+from trainer.report.figures import SERIES, Plot, as_plot, bars, figure, render
 from trainer.report.plots import histograms
 
-_LOG = logging.getLogger("data")
-_SIDE = 240
 _BARS = 25  # Classes that the bars name; with more the table of classes is collapsed at first.
 
 
@@ -26,19 +20,7 @@ def page(index: ShardIndex) -> str:
     columns = [counts for split in splits for counts in (split.boxes_of_class, split.images_of_class)]
     rows = [(name, list(counts)) for name, *counts in zip(index.names, *columns, strict=True)]
     rows.sort(key=lambda row: -row[1][0])
-    duplicates, pairs = index.near_duplicates, []
-    try:
-        datasets = {split: ShardDataset(index.uri, split) for pair in duplicates for split in pair.splits}
-        for pair in duplicates:
-            pictures = []
-            for split, name, row in zip(pair.splits, pair.file_names, pair.rows, strict=True):
-                source = thumbnail(read_upright(datasets[split].read(row)[0]), _SIDE)
-                pictures.append({"split": split, "name": name, "source": source})
-            pairs.append(pictures)
-    except KubedetError as error:
-        _LOG.warning("the page has no pictures of near duplicates: %s", error.message)
-        pairs = []
-    return render("shards_page.html.jinja", **vars(index), plots=plots, rows=rows, few=_BARS, pairs=pairs)
+    return render("shards_page.html.jinja", **vars(index), plots=plots, rows=rows, few=_BARS)
 
 
 def class_plots(names: list[str], statistics: Mapping[str, SplitStatistics]) -> list[Plot]:
