@@ -38,9 +38,6 @@ def train(
             if not storage.exists(training.result_uri(folder)):
                 raise
             logger.warning("the training is complete, although its job failed: %s", error)
-        if in_pods and job.restart_policy == "OnFailure" and not storage.exists(training.result_uri(folder)):
-            launchers.remove(request.launcher, job.name, finished=True)
-            raise LaunchError(f"the job {job.name} ended before the training was complete", transient=True)
 
     # Before anything else: a job of an earlier attempt waits for the heartbeat.
     with heartbeat.renewed(storage.join(folder, _HEARTBEAT)) if in_pods else nullcontext():

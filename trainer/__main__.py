@@ -125,10 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=240,
         metavar="SECONDS",
-        help="save a checkpoint and end if the heartbeat has not changed for this long (default: 240)",
-    )
-    launch.add_argument(
-        "--heartbeat-exit", type=int, default=75, metavar="CODE", help="exit code in that case (default: 75)"
+        help="save a checkpoint and end with 75 if the heartbeat is older (default: 240)",
     )
     launch.add_argument("arguments", nargs="+", metavar="-- VERB ...", help="verb to run")
     doctor.add_argument("--gpus", type=int, default=0, help="required GPUs")
@@ -236,7 +233,7 @@ def _launch(options: argparse.Namespace) -> int:
     nproc = ["--nproc-per-node", options.nproc] if options.nproc else []
     watch = None
     if options.heartbeat:
-        watch = Watch(options.heartbeat, options.heartbeat_timeout, options.heartbeat_exit)
+        watch = Watch(options.heartbeat, options.heartbeat_timeout)
     return launch(options.arguments, nproc, watch)
 
 

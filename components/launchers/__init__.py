@@ -58,13 +58,13 @@ def run(launcher: str, job: JobSpec) -> None:
         local.run(job)
 
 
-def remove(launcher: str, name: str, *, finished: bool = False) -> JobStatus:
-    """Delete a job that is not finished, or any with `finished`; returns its last status."""
+def remove(launcher: str, name: str) -> JobStatus:
+    """Delete a job unless it is finished; returns its last status."""
     if not entry(launcher).pods:  # It ends with the process that started it.
         return JobStatus(name, Phase.GONE)
     backend = _backend(launcher)
     status = backend.status(name)
-    if finished or not status.phase.final:
+    if not status.phase.final:
         backend.stop(name)
     return status
 

@@ -82,26 +82,24 @@ def _indexed_job(job: JobSpec) -> list[Body]:
         job,
         env=pod_template.rendezvous(job, f"{job.name}-0.{job.name}"),
         subdomain=job.name,
-        restart_policy="OnFailure" if job.restart_policy == "OnFailure" else "Never",
+        restart_policy="Never",
     )
-    failures = None
-    if job.restart_policy == "ExitCode":
-        # As the operator: a lost node is replaced, a program's error fails the Job.
-        lost = V1PodFailurePolicyOnPodConditionsPattern(type="DisruptionTarget", status="True")
-        codes = V1PodFailurePolicyOnExitCodesRequirement(
-            container_name=pod_template.CONTAINER, operator="NotIn", values=_RETRIED_EXIT_CODES
-        )
-        failures = V1PodFailurePolicy(
-            rules=[
-                V1PodFailurePolicyRule(action="Ignore", on_pod_conditions=[lost]),
-                V1PodFailurePolicyRule(action="FailJob", on_exit_codes=codes),
-            ]
-        )
+    # As the operator: a lost node is replaced, a program's error fails the Job.
+    lost = V1PodFailurePolicyOnPodConditionsPattern(type="DisruptionTarget", status="True")
+    codes = V1PodFailurePolicyOnExitCodesRequirement(
+        container_name=pod_template.CONTAINER, operator="NotIn", values=_RETRIED_EXIT_CODES
+    )
+    failures = V1PodFailurePolicy(
+        rules=[
+            V1PodFailurePolicyRule(action="Ignore", on_pod_conditions=[lost]),
+            V1PodFailurePolicyRule(action="FailJob", on_exit_codes=codes),
+        ]
+    )
     spec = V1JobSpec(
         completion_mode="Indexed",
         completions=job.nodes,
         parallelism=job.nodes,
-        backoff_limit=0 if job.restart_policy == "Never" else job.backoff * job.nodes,
+        backoff_limit=job.backoff * job.nodes,
         pod_failure_policy=failures,
         ttl_seconds_after_finished=job.ttl,
         active_deadline_seconds=job.deadline or None,

@@ -78,15 +78,12 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
     cores = [cpu and f"{amount(cpu).normalize():f}" for cpu in cpus]
     env = {"PET_NPROC_PER_NODE": job.processes} | process_variables(job)
     rdma = job.network.profile == "rdma" and "IPC_LOCK" not in job.capabilities
-    # ExitCode is the Training Operator's; OnFailure is the nearest policy of Run:ai.
-    restart = "Never" if job.restart_policy == "Never" else "OnFailure"
     mount = "{0.claim}:{0.path}{1}" if older else "claimname={0.claim},path={0.path}"
     secret = "{0.name}=SECRET:{0.secret},{0.key}" if older else "{0.name}={0.secret},key={0.key}"
     tolerations = []
     for item in job.tolerations:
         parts = {"operator": item.operator, "key": item.key, "value": item.value, "effect": item.effect}
         tolerations.append(",".join(_pairs({key: value for key, value in parts.items() if value})))
-    clean_pods = "clean-pod-policy" if job.nodes > 1 else ""  # A standard training has no such option.
     options: list[tuple[str, str, str, list[Any]]] = [
         ("runai_queue", "project", "project", [job.runai_queue]),
         ("image", "image", "image", [job.image]),
@@ -109,10 +106,10 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
         ("run_as_non_root", "run-as-non-root", "", [job.run_as_non_root or None]),
         ("env", "environment-variable", "environment", _pairs(env)),
         ("secret_env", "env-secret", "environment", [secret.format(item) for item in job.secret_env]),
-        ("restart_policy", "restart-policy", "", [restart]),
-        ("", "master-restart-policy", "", [restart if job.nodes > 1 else None]),
+        # The nearest to the Training Operator's ExitCode.
+        ("", "restart-policy", "", ["OnFailure"]),
+        ("", "master-restart-policy", "", ["OnFailure" if job.nodes > 1 else None]),
         ("backoff", "backoff-limit", "backoff-limit", [job.backoff]),
-        ("clean_pods", clean_pods, "clean-pod-policy", [job.clean_pods]),
         ("tolerations", "toleration", "toleration", tolerations),
         ("grace_seconds", "termination-grace-period", "", [f"{math.ceil(job.grace_seconds)}s"]),
         ("ttl", "auto-deletion-time-after-completion", "ttl-after-finish", [job.ttl and f"{job.ttl}s"]),

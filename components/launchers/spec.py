@@ -219,13 +219,9 @@ class JobSpec:
 
     elastic: Elastic | None = None
     """Limits of an elastic job; None means a fixed number of nodes."""
-    restart_policy: Literal["ExitCode", "OnFailure", "Never"] = "ExitCode"
-    """ExitCode recreates a pod that ended with 128 or more (killed, preempted, lost its
-    peers); 1 to 127 fail the job."""
     backoff: Count = 10
-    """Maximum number of pod restarts; after more, the launcher deletes the job."""
-    clean_pods: Literal["Running", "All", "None"] = "Running"
-    """Which pods are deleted when the job has ended."""
+    """Maximum number of restarts of a pod that ended with 128 or more (killed, preempted, lost its peers);
+    after more, the launcher deletes the job. 1 to 127 fail the job at once."""
     ttl: Count | None = 86400
     """Seconds after the end of the job until it is deleted; None keeps it."""
     start_timeout: Positive = START_TIMEOUT
@@ -291,10 +287,8 @@ def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
     """Return a job (of `training`) that ends if the heartbeat at `uri` stops, if it has a limit for that."""
     if not job.launcher_timeout:
         return job
-    options = ["--heartbeat", uri, "--heartbeat-timeout", str(job.launcher_timeout)]
-    if job.restart_policy == "OnFailure":  # Any other code would restart the container, which keeps its GPUs.
-        options += ["--heartbeat-exit", "0"]
-    return replace(job, command=training(job.command[len(training(())) :], tuple(options)))
+    options = ("--heartbeat", uri, "--heartbeat-timeout", str(job.launcher_timeout))
+    return replace(job, command=training(job.command[len(training(())) :], options))
 
 
 def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:

@@ -100,7 +100,6 @@ def test_folders_that_the_pods_cannot_access_are_refused(shards, launched, tmp_p
     [
         ({}, ["--heartbeat-timeout", "240"]),
         ({"launcher_timeout": 60}, ["--heartbeat-timeout", "60"]),
-        ({"restart_policy": "OnFailure"}, ["--heartbeat-timeout", "240", "--heartbeat-exit", "0"]),
         ({"launcher_timeout": 0}, None),
     ],
     ids=str,
@@ -114,13 +113,3 @@ def test_a_job_in_pods_ends_without_its_launcher(shards, launched, tmp_path, fie
     assert launch.split()[4:] == ([] if options is None else heartbeat + options)
     main = __main__._parser().parse_args(command[3:])
     assert main.arguments[0] == "train"
-
-
-def test_a_job_that_ends_early_with_code_0_is_removed_and_tried_again(shards, monkeypatch, tmp_path):
-    """With OnFailure a job without a heartbeat ends with 0: any other code would restart its container."""
-    removed = []
-    monkeypatch.setattr(launchers, "run", lambda launcher, job: None)
-    monkeypatch.setattr(launchers, "remove", lambda launcher, name, finished: removed.append(name))
-    with pytest.raises(LaunchError) as caught:
-        training.train(shards, request(tmp_path, restart_policy="OnFailure"), str(tmp_path / "run"))
-    assert caught.value.transient and removed == ["kubedet-0f1e2d3c4b5a-train"]

@@ -64,21 +64,18 @@ class Watch:
 
     The time since the last change is measured by this machine's clock. If this process has seen no change yet
     (a restarted pod), the file's age by its writer's clock is added, and it must stay unchanged for a third
-    of the limit. While the store cannot be read the time does not count. `abandoned` is the exit code of this
-    node if the launcher is gone.
+    of the limit. While the store cannot be read the time does not count.
     """
 
     def __init__(
         self,
         uri: str,
         timeout: float,
-        abandoned: int = EXIT_ABANDONED,
         clock: Clock = CLOCK,
         read: Callable[[str], bytes] = storage.read_bytes,
     ) -> None:
         self._clock, self._read = clock, read
         self.uri, self.timeout, self.interval = uri, timeout, min(5.0, timeout / 18)
-        self.abandoned = abandoned
         self.expired = False
         """Whether the launcher is gone."""
         self._content: bytes | None = None
@@ -143,4 +140,4 @@ class Watch:
         """
         while not self.expired and code == EXIT_RETRY and self.look() > self.timeout / 2:
             self._clock.sleep(self.interval)
-        return self.abandoned if self.expired and code > 127 else code
+        return EXIT_ABANDONED if self.expired and code > 127 else code

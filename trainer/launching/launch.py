@@ -44,7 +44,7 @@ _exit_codes: dict[int, int] = {
     signal.SIGINT: EXIT_RETRY,
     heartbeat.SIGNAL: heartbeat.EXIT_ABANDONED,
 }
-"""Exit code of this node for each signal that stops it; `launch` sets the heartbeat's."""
+"""Exit code of this node for each signal that stops it."""
 _THREADS_UNSET = "set by the launcher"
 """Value of OMP_NUM_THREADS until the number of processes is known: torchrun would warn and set it to 1."""
 
@@ -57,14 +57,12 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
 
     Returns:
         0, or the exit code of the failure that caused others; 143 if this node was stopped or only lost
-        others; `watch.abandoned` if the launcher is gone; 128 + n for signal n.
+        others; EXIT_ABANDONED if the launcher is gone; 128 + n for signal n.
     """
     os.environ[die_with_parent.LAUNCHER] = str(os.getpid())
     for name in list(logging.root.manager.loggerDict):  # Each of them has a level. Failures are printed here.
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    if watch:
-        _exit_codes[heartbeat.SIGNAL] = watch.abandoned
     try:
         with temporary_folder() as folder, handling(_on_hangup, (heartbeat.SIGNAL,)):
             config, program, words = _settings(

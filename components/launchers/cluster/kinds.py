@@ -152,7 +152,7 @@ class PyTorchJob(Kind):
             nproc_per_node=str(job.processes),
             elastic_policy=elastic_policy if job.elastic or job.nodes > 1 else None,
             run_policy=KubeflowOrgV1RunPolicy(
-                clean_pod_policy=job.clean_pods or None,
+                clean_pod_policy="Running",
                 backoff_limit=job.backoff,
                 ttl_seconds_after_finished=job.ttl,
                 active_deadline_seconds=job.deadline or None,
@@ -160,7 +160,7 @@ class PyTorchJob(Kind):
             ),
             pytorch_replica_specs={
                 "Worker": KubeflowOrgV1ReplicaSpec(
-                    replicas=job.nodes, restart_policy=job.restart_policy, template=template
+                    replicas=job.nodes, restart_policy="ExitCode", template=template
                 )
             },
         )
@@ -275,8 +275,7 @@ class TrainJob(Kind):
         return problems
 
     def left_out(self, job: JobSpec) -> list[str]:
-        default = JobSpec(command=("true",))
-        return [name for name in ("clean_pods", "ttl") if getattr(job, name) != getattr(default, name)]
+        return ["ttl"] if job.ttl != JobSpec(command=("true",)).ttl else []
 
     def probe(self) -> Body:
         """Return a job with a runtime that does not exist: a controller that responds reports that."""
@@ -316,8 +315,7 @@ def fits_shared(job: JobSpec) -> bool:
     """Whether the runtime SHARED fits a job: a TrainJob has fields for all of its settings."""
     from kubeflow_trainer_api import models
 
-    default = JobSpec(command=("true",))
-    if job.elastic or (job.restart_policy, job.backoff) != (default.restart_policy, default.backoff):
+    if job.elastic or job.backoff != JobSpec(command=("true",)).backoff:
         return False
     spec = _template(job)["spec"]
     patch = models.TrainerV1alpha1PodSpecPatch.from_dict(spec).to_dict()
@@ -328,8 +326,7 @@ def fits_shared(job: JobSpec) -> bool:
 def _template(job: JobSpec) -> Body:
     # Trainer has no elastic jobs, and would fix their number: the nodes meet by torchrun's c10d.
     env = pod_template.rendezvous(job, f"{job.name}-{_NODE}-0-0.{job.name}") if job.elastic else {}
-    restart = "OnFailure" if job.restart_policy == "OnFailure" else "Never"
-    return to_body(pod_template.template(job, container=_NODE, env=env, restart_policy=restart))
+    return to_body(pod_template.template(job, container=_NODE, env=env, restart_policy="Never"))
 
 
 def _runtime(metadata: Body, job: JobSpec, template: Body) -> "TrainerV1alpha1TrainingRuntime":
@@ -342,33 +339,30 @@ def _runtime(metadata: Body, job: JobSpec, template: Body) -> "TrainerV1alpha1Tr
     from kubeflow_trainer_api import models
 
     restarts = _RESTARTS_PER_BACKOFF * job.backoff
-    jobset_failures = models.JobsetV1alpha2FailurePolicy(max_restarts=0)
-    job_failures: Body
-    if job.restart_policy != "ExitCode":
-        on_failure = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
-        job_failures = {"backoffLimit": restarts * job.nodes if on_failure else 0}
-    else:
-        codes = {"containerName": _NODE, "operator": "In", "values": list(range(1, 128))}
-        lost = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-        rules = [
-            {"action": "Ignore" if job.elastic else "Count", **lost},
-            {"action": "FailJob", "onExitCodes": codes},
-        ]
-        job_failures = {
-            "backoffLimit": restarts * job.nodes if job.elastic else 0,
-            "podFailurePolicy": {"rules": rules},
+    codes = {"containerName": _NODE, "operator": "In", "values": list(range(1, 128))}
+    lost = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    rules = [
+        {"action": "Ignore" if job.elastic else "Count", **lost},
+        {"action": "FailJob", "onExitCodes": codes},
+    ]
+    job_failures: Body = {"podFailurePolicy": {"rules": rules}}
+    if job.elastic:
+        jobset_failures = models.JobsetV1alpha2FailurePolicy(max_restarts=0)
+        success = {"rules": [{"succeededCount": 1}]}
+        job_failures |= {
+            "backoffLimit": restarts * job.nodes,
+            "completionMode": "Indexed",
+            "successPolicy": success,
         }
-        if job.elastic:
-            success = {"rules": [{"succeededCount": 1}]}
-            job_failures |= {"completionMode": "Indexed", "successPolicy": success}
-        else:
-            rule = models.JobsetV1alpha2FailurePolicyRule(
-                name="error", action="FailJobSet", on_job_failure_reasons=["PodFailurePolicy"]
-            )
-            # Recreated after the old pods are gone: rank 0's name must be one.
-            jobset_failures = models.JobsetV1alpha2FailurePolicy(
-                max_restarts=restarts, restart_strategy="BlockingRecreate", rules=[rule]
-            )
+    else:
+        job_failures["backoffLimit"] = 0
+        rule = models.JobsetV1alpha2FailurePolicyRule(
+            name="error", action="FailJobSet", on_job_failure_reasons=["PodFailurePolicy"]
+        )
+        # Recreated after the old pods are gone: rank 0's name must be one.
+        jobset_failures = models.JobsetV1alpha2FailurePolicy(
+            max_restarts=restarts, restart_strategy="BlockingRecreate", rules=[rule]
+        )
     job_template = {"metadata": {"labels": _ANCESTOR_LABEL}, "spec": {**job_failures, "template": template}}
     replicated = models.JobsetV1alpha2ReplicatedJob(
         name=_NODE, template=models.IoK8sApiBatchV1JobTemplateSpec.from_dict(job_template)

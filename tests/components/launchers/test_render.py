@@ -147,20 +147,18 @@ def test_runai_says_what_it_leaves_out_and_quotes() -> None:
     assert words[-3:] == ["sh", "-c", "echo 'a b'; $(x)"]
     assert words[:5] == ["runai", "training", "standard", "submit", "job"]
     # Only a pytorch training has these.
-    assert not {"--workers", "--master-restart-policy", "--clean-pod-policy"} & set(words)
-    assert "clean_pods" in render("runai", job(clean_pods="All")).splitlines()[0]
+    assert not {"--workers", "--master-restart-policy"} & set(words)
 
 
 def test_runais_older_command_lines() -> None:
     spec = job(
         nodes=2,
         run_as_user=7,
-        restart_policy="Never",
         tolerations=[{"key": "gpu", "effect": "NoSchedule"}],
         mounts=[{"claim": "c", "path": "/a", "read_only": True}, {"claim": "d", "path": "/b"}],
     )
     text = render("runai-submit-dist", spec)
-    left_out = "run_as_user, run_as_non_root, restart_policy, grace_seconds"
+    left_out = "run_as_user, run_as_non_root, grace_seconds"
     assert text.splitlines()[0] == f"# Run:ai's command line has no option for: {left_out}"
     options = list(pairwise(shlex.split(text, comments=True)))
     for pair in [("--pvc", "c:/a:ro"), ("--toleration", "operator=Exists,key=gpu,effect=NoSchedule")]:
@@ -213,7 +211,7 @@ def refused(**fields: Any) -> str:
         ({"network": {"hca": "mlx5"}}, "require the profile rdma"),
         ({"network": {"socket_threads": 2}}, "require the profile tcp"),
         ({"network": {"profile": "tcp", "socket_threads": 16, "sockets_per_thread": 8}}, "at most 64"),
-        ({"restart_policy": "Always"}, "restart_policy"),
+        ({"image_pull_policy": "Often"}, "image_pull_policy"),
         ({"command": []}, "command"),
         ({"command": "python"}, "command"),
         ({"grace_seconds": -1}, "grace_seconds"),

@@ -209,7 +209,7 @@ class Run:
             if pod.leaving or self._has_lost_its_peer(pod):
                 pod.exit(EXIT_RETRY)
             elif monitor.expired:
-                pod.exit(monitor.abandoned)
+                pod.exit(heartbeat.EXIT_ABANDONED)
             elif self.broken and rank == 1:
                 pod.say(failed("the loss is nan\n  fix: lower train.lr", 3))
                 pod.exit(3)

@@ -144,6 +144,6 @@ def test_two_elastic_nodes_save_and_end_without_the_launcher(node, port, trainin
 def test_a_node_that_waits_for_others_ends_with_its_launcher(node, port, tmp_path):
     """Nodes that wait for a place on the cluster hold GPUs too."""
     place = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": port}
-    alone = node(["train"], *options(tmp_path / "beat"), "--heartbeat-exit", "0", **place)
-    assert alone.wait(120) == 0
+    alone = node(["train"], *options(tmp_path / "beat"), **place)
+    assert alone.wait(120) == EXIT_ABANDONED
     assert "no heartbeat from the launcher" in alone.output and "Traceback" not in alone.output

@@ -12,23 +12,23 @@ from components.launchers.spec import Elastic
 
 @both
 def test_the_status_reports_pods(backend, simulated, job, first, second, kind):
-    def killed(pod):
+    def fails(pod):
         pod.run(node="node-7")
-        pod.exit(137, "OOMKilled")
+        pod.exit(3, "Error")
 
     simulated.lives |= {
         first: endless,
-        second: killed,
+        second: fails,
         pod_name(kind, 2): lambda pod: pod.wait("ImagePullBackOff", "no such image"),
     }
-    backend.submit(job(nodes=3, restart_policy="Never"))
+    backend.submit(job(nodes=3))
     simulated.clock.until(lambda: backend.status("train").phase is Phase.FAILED)
     status = backend.status("train")
     why = {"pytorchjob": "worker replica(s) failed", "trainjob": "reaching max number of restarts"}
     assert status.nodes == 3 and status.created and why[kind.name] in status.message
     assert status.kind == kind.title
     (pod,) = status.pods
-    assert (plain(pod.name), pod.rank, pod.exit_code, pod.reason) == (second, 1, 137, "OOMKilled")
+    assert (plain(pod.name), pod.rank, pod.exit_code, pod.reason) == (second, 1, 3, "Error")
     assert pod.node == "node-7" and pod.uid and pod.ended
 
 

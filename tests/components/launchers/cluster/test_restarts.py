@@ -85,7 +85,7 @@ def test_a_container_that_is_killed_in_its_pod_is_known_too(run, simulated, firs
 
     simulated.lives[first] = restarts
     with pytest.raises(LaunchError, match="OOMKilled") as error:
-        run(restart_policy="OnFailure")
+        run()
     assert "raise memory_limit" in error.value.fix
 
 
@@ -99,20 +99,16 @@ def cannot_start(code, reason):
 
 
 @both
-@pytest.mark.parametrize(
-    ("code", "reason", "policy"), [(128, "StartError", "ExitCode"), (127, "ContainerCannotRun", "Never")]
-)
-def test_a_program_that_does_not_exist_is_not_tried_again(
-    run, simulated, code, reason, policy, first, second
-):
+@pytest.mark.parametrize(("code", "reason"), [(128, "StartError"), (127, "ContainerCannotRun")])
+def test_a_program_that_does_not_exist_is_not_tried_again(run, simulated, code, reason, first, second):
     simulated.lives |= {first: endless, second: cannot_start(code, reason)}
     begun = simulated.clock.monotonic()
     with pytest.raises(LaunchError) as error:
-        run(nodes=2, command=("no-such-program", "-x"), restart_policy=policy)
+        run(nodes=2, command=("no-such-program", "-x"))
     assert simulated.clock.monotonic() - begun < 60
     assert PROGRAM in error.value.message and second in error.value.message
     assert "holds the program" in error.value.fix
-    if policy == "ExitCode" and code > 127:  # Else the operator has ended the job.
+    if code > 127:  # Else the operator has ended the job.
         assert "program 'no-such-program' of image i:1" in error.value.message
         assert error.value.exit_code == EXIT_USAGE
         assert simulated.job() is None

@@ -14,6 +14,5 @@ runai submit-dist pytorch --name retinanet-dgx \
   --environment PYTORCH_ALLOC_CONF=expandable_segments:True \
   --environment NCCL_DEBUG=WARN \
   --backoff-limit 10 \
-  --clean-pod-policy Running \
   --ttl-after-finish 86400s \
   --command -- python -m trainer launch -- train --config /checkpoints/dgx/config.json --shards /datasets/shards/openimages --output /checkpoints/dgx

@@ -21,6 +21,5 @@ runai submit-dist pytorch --name retinanet-rdma \
   --environment AWS_ACCESS_KEY_ID=SECRET:kubedet-object-store,AWS_ACCESS_KEY_ID \
   --environment AWS_SECRET_ACCESS_KEY=SECRET:kubedet-object-store,AWS_SECRET_ACCESS_KEY \
   --backoff-limit 10 \
-  --clean-pod-policy Running \
   --ttl-after-finish 86400s \
   --command -- python -m trainer launch -- train --config /data/runs/rdma/config.json --set model.sync_batchnorm=true --shards /data/shards/openimages --output /data/runs/rdma

@@ -24,7 +24,6 @@ runai training pytorch submit retinanet-rdma \
   --restart-policy OnFailure \
   --master-restart-policy OnFailure \
   --backoff-limit 10 \
-  --clean-pod-policy Running \
   --termination-grace-period 60s \
   --auto-deletion-time-after-completion 86400s \
   --preemptibility preemptible \

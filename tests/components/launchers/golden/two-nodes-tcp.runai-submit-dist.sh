@@ -17,6 +17,5 @@ runai submit-dist pytorch --name retinanet-tcp \
   --environment NCCL_SOCKET_NTHREADS=4 \
   --environment NCCL_NSOCKS_PERTHREAD=4 \
   --backoff-limit 10 \
-  --clean-pod-policy Running \
   --ttl-after-finish 86400s \
   --command -- python -m trainer launch -- train --config /data/runs/tcp/config.json --shards /data/shards/openimages --output /data/runs/tcp

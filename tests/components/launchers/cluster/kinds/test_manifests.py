@@ -65,16 +65,6 @@ def test_a_node_of_an_elastic_job_is_recreated_alone() -> None:
     assert [rule["action"] for rule in of_job["podFailurePolicy"]["rules"]] == ["Ignore", "FailJob"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "limit", "restart"), [("Never", 0, "Never"), ("OnFailure", 60, "OnFailure")]
-)
-def test_other_policies_are_the_pods_own(policy: str, limit: int, restart: str) -> None:
-    failures, of_job = policies(job(nodes=2, backoff=3, restart_policy=policy))
-    assert (of_job["backoffLimit"], failures) == (limit, {"maxRestarts": 0})
-    assert of_job["template"]["spec"]["restartPolicy"] == restart
-    assert "podFailurePolicy" not in of_job  # The API server takes one with Never alone.
-
-
 def test_a_job_in_a_queue_is_suspended_and_its_pods_have_a_label_of_their_own() -> None:
     runtime, trainjob_manifest = KIND.manifests(job(kueue_queue="team"), lambda *_: False)
     assert trainjob_manifest["spec"]["suspend"] is True

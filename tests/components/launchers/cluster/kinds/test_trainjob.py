@@ -49,8 +49,8 @@ def runtimes(simulated):
 
 
 def test_what_it_has_no_field_for_is_said(backend, job, simulated, caplog):
-    backend.submit(job(clean_pods="All", ttl=60))
-    assert "a TrainJob does not support: clean_pods, ttl" in caplog.text
+    backend.submit(job(ttl=60))
+    assert "a TrainJob does not support: ttl" in caplog.text
     assert "ttl" not in str(simulated.job("train"))
 
 
@@ -87,7 +87,6 @@ def test_the_shared_runtime_is_used_where_it_is_there_and_left_there(backend, jo
         {"spread": (Spread("zone"),)},
         {"backoff": 3},
         {"elastic": TWO, "nodes": 2},
-        {"restart_policy": "Never"},
         {"working_dir": "/code"},
         {"image_pull_policy": "Always"},
     ],
