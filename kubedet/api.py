@@ -86,8 +86,7 @@ def run(
         recipe: a whole configuration: a name (`kubedet recipes list` shows them), or a file as `kubedet tune`
             writes it
         minutes: train for at most so many minutes; the same as --set train.minutes=MINUTES
-        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated; `kubedet
-            recipes explain` lists the keys
+        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
         gate: rules that a model must pass to be exported, e.g. 'coco/AP50 >= 0.5', separated by commas
             (default: the recipe's)
         min_new_images: skip training (and succeed) if fewer images were added, changed or removed since the
@@ -96,7 +95,7 @@ def run(
             of the recipe's epochs unless train.epochs is set
         nproc: training processes (default: one for each GPU; 2 without GPUs)
         name: name of the run (default: the recipe and the time)
-        data_root: where data is kept: a folder or e.g. s3://bucket/prefix
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
         output: where runs go
 
     Raises:
@@ -206,13 +205,13 @@ def tune(
     Args:
         source: images and boxes, as for a run
         recipe: a whole configuration: a name, or a file
-        overrides: change one value of the configuration, e.g. train.epochs=15; may be repeated
+        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
         space: YAML file with the keys to search and their ranges, as `kubedet recipes space` prints it
             (default: the recipe's space)
         trials: number of trials, including those of earlier calls
         parallel: number of concurrent trials
         name: name of the search (default: tune-RECIPE)
-        data_root: where data is kept: a folder or e.g. s3://bucket/prefix
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
         output: where runs go
     """
     from pipelines import tuning
@@ -306,7 +305,7 @@ def load(model: ModelPath, *, data_root: Uri = DATA_ROOT, format: Name = "", til
     Args:
         model: a bundle's folder (RUN/model), which runs in onnxruntime; a checkpoint (RUN/train/best.pt),
             which runs in PyTorch; or NAME or NAME@VERSION of a published model. The first two may be URIs.
-        data_root: where published models are.
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
         format: format of the bundle to run, as for `predict`.
         tile: side of the tiles, in pixels, that images are detected in; 0: the whole image; -1: as trained.
 
@@ -350,7 +349,7 @@ def predict(
             weights in PyTorch)
         annotations: also write the detections as annotations to be corrected in another tool: coco.json, or
             label-studio.json and its labeling configuration
-        data_root: where published models are
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
     """
     from trainer.export.predict import open_model
     from trainer.export.predict_files import find_images, predict_files
@@ -383,7 +382,7 @@ def serve(
             *.example.org; may be repeated. IP addresses, localhost and this machine's name need none
         format: format of the model to run: onnx, onnx-int8, raw (default: the first available, else its
             weights in PyTorch)
-        data_root: where published models are
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
     """
     from trainer.export import published_models
     from trainer.export.predict import open_bundle
@@ -423,7 +422,7 @@ def evaluate(
         gate: rules separated by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'
         nproc: processes that share the images (default: one for each GPU; without GPUs one, which uses all
             cores)
-        overrides: change one value of the configuration, e.g. loader.workers=8; may be repeated
+        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
 
     Examples:
         >>> shards, rule = "data_root/shards/0123abcd", "coco/AP >= 0.99"
@@ -525,7 +524,7 @@ def weights_fetch(
 
     Args:
         names: recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)
-        data_root: where data is kept: a folder or e.g. s3://bucket/prefix
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
     """
     from trainer.weights import weights_mirror
 
@@ -555,7 +554,7 @@ def model_list(*, data_root: Uri = DATA_ROOT) -> list[PublishedModel]:
     """List the published models and their versions.
 
     Args:
-        data_root: where published models are
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
     """
     from trainer.base.errors import DataError, StorageError
     from trainer.export import published_models
@@ -580,7 +579,7 @@ def model_show(model: ModelPath, *, data_root: Uri = DATA_ROOT) -> "Bundle":
 
     Args:
         model: folder or URI of an exported model, or NAME or NAME@VERSION of a published one
-        data_root: where published models are
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
     """
     from trainer.export import published_models
 
@@ -601,7 +600,7 @@ def model_verify(
         model: folder or URI of an exported model, or NAME or NAME@VERSION of a published one
         public_key: PEM file of the signer's key
         at_least: reject a model that was exported before this version
-        data_root: where published models are
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
     """
     from trainer.export import published_models
     from trainer.export.bundle import check_signature
@@ -631,7 +630,7 @@ def model_promote(
         name: name of the model, as in `kubedet model list`
         version: one of its versions
         other_classes: allow classes that differ from those of the current version
-        data_root: where published models are
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
     """
     from trainer.export import published_models
 
@@ -652,7 +651,7 @@ def data_inspect(
     Args:
         uri: a folder DATA_ROOT/shards/FINGERPRINT, also on s3://, or a source: PATH, sample, coco:PATH,
             voc:PATH, ...
-        overrides: change one value of the configuration, e.g. data.box_format=xyxy; may be repeated
+        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
         images: number of images per split to check for damage and size (default: 2000 on this machine, 100
             in an object store, 0 on the web)
     """
@@ -702,7 +701,7 @@ def data_preview(
         split: train, val or test (default: the first)
         seed: seed of the random selection
         recipe: show the inputs of a training with this recipe (only for shards)
-        overrides: change one value of the configuration, e.g. loader.mosaic=1; may be repeated
+        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
         epoch: with a recipe: epoch, from 0
         output: the PNG
     """
@@ -773,7 +772,7 @@ def data_prune(
     Args:
         keep: how many of the newest runs, and of previous versions, are kept
         older_than: delete only what is older; 1 or more, and longer than runs wait in your queue
-        data_root: where data is kept
+        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
         yes: delete; otherwise only show what would be deleted, and why the rest is kept
     """
     from operations import retention

@@ -4,6 +4,7 @@
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from kubedet.commands import Option
     from trainer.config.explanations import Explanation
 
+COMMON = "Options of many commands"
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference.md"
 TITLES = {
@@ -54,21 +56,25 @@ def _commands() -> Iterator[str]:
     from kubedet.cli import COMMANDS, read_entry
     from kubedet.commands import Docstring
 
-    shared = {}
+    groups = {name: read_entry(entry) for name, entry in COMMANDS.items()}
+    own = {name: [item[0] for item in found.values() if len(item) == 1] for name, found in groups.items()}
+    counts = Counter(_line(option) for options in own.values() for option in options)
+    shared = {COMMON: [option for options in own.values() for option in options if counts[_line(option)] > 2]}
     for name, entry in COMMANDS.items():
-        groups = read_entry(entry)
-        own = [option for options in groups.values() if len(options) == 1 for option in options]
-        several = {TITLES[key]: options for key, options in groups.items() if len(options) > 1}
+        several = {TITLES[key]: options for key, options in groups[name].items() if len(options) > 1}
         shared |= several
         yield f"### kubedet {name}"
         yield Docstring.read(entry.function).text
-        if own:
-            yield _list(map(_line, own))
-        if several:
-            yield f"Also: {', '.join(map(_link, several))}."
+        if lines := [line for line in map(_line, own[name]) if counts[line] <= 2]:
+            yield _list(lines)
+        common = [
+            f"`{(*option.flags, option.written)[0]}`" for option in own[name] if counts[_line(option)] > 2
+        ]
+        if several or common:
+            yield f"Also: {', '.join([*map(_link, several), *common])}."
     for title, options in shared.items():
         yield f"### {title}"
-        yield _list(map(_line, options))
+        yield _list(dict.fromkeys(map(_line, options)))
 
 
 def _link(title: str) -> str:
