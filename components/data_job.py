@@ -45,7 +45,7 @@ class DataJob:
         check_workers(self.workers)
         if self.workers == 1:
             return None
-        in_pods = launchers.entry(self.launcher).pods
+        in_pods = launchers.in_pods(self.launcher)
         request = Request(
             launcher=self.launcher,
             nodes=self.workers if in_pods else 1,

@@ -73,7 +73,7 @@ class Request:
 
     def spec(self, arguments: tuple[str, ...]) -> JobSpec:
         """Describe the job that runs `python -m trainer ARGUMENTS`."""
-        in_pods = launchers.entry(self.launcher).pods
+        in_pods = launchers.in_pods(self.launcher)
         problems = [f"  job.{name}: is a parameter of its own" for name in PARAMETERS if name in self.job]
         problems += [f"  job.{name}: is decided by the run" for name in _RUN_FIELDS if name in self.job]
         env: dict[str, Any] = self._value("env", {})

@@ -24,7 +24,7 @@ def train(
 
     `rules` are those of the gate, `warm_start` see `trainer.steps.train.train`.
     """
-    in_pods = launchers.entry(request.launcher).pods
+    in_pods = launchers.in_pods(request.launcher)
     folder = training.run_folder(output, shards, request.run_id)
     job = request.spec(training.arguments(shards, folder))
     if in_pods:

@@ -44,7 +44,7 @@ def follow(submission: Submission, server: Server, run_id: str) -> None:
 def status_command(submission: Submission, server: Server, run_id: str) -> str:
     """Return the command that shows the training job of a run; empty if it has none."""
     compiled = submission.options
-    if compiled.until or compiled.trials or not launchers.entry(submission.get("launcher")).pods:
+    if compiled.until or compiled.trials or not launchers.in_pods(submission.get("launcher")):
         return ""
     where = f" -n {server.namespace}" if server.namespace else ""
     return f"kubedet job status{where} {jobs.name_of(run_id)}"

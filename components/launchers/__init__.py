@@ -1,6 +1,5 @@
 """The register of launchers, all for the same job specification."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from components.launchers.backend import JobStatus, Phase
@@ -11,35 +10,25 @@ if TYPE_CHECKING:
     from components.launchers.cluster.backend import ClusterBackend
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A launcher in the register."""
-
-    meaning: str  # What it does, in words.
-    kinds: tuple[str, ...] = ()
-    """Kinds of jobs that it may create in a cluster, the preferred one first; empty if it runs on this
-    machine."""
-
-    @property
-    def pods(self) -> bool:
-        """Whether a job runs in pods, which need an image, a name and volumes."""
-        return bool(self.kinds)
-
-
-LAUNCHERS = {
-    "local": Entry("processes of this machine or of the step's own pod"),
-    "kubernetes": Entry("a PyTorchJob or a TrainJob: whichever the cluster runs", ("pytorchjob", "trainjob")),
-    "pytorchjob": Entry("a PyTorchJob of the Training Operator", ("pytorchjob",)),
-    "trainjob": Entry("a TrainJob of Kubeflow Trainer", ("trainjob",)),
+LAUNCHERS: dict[str, tuple[str, ...]] = {
+    "local": (),
+    "kubernetes": ("pytorchjob", "trainjob"),
+    "pytorchjob": ("pytorchjob",),
+    "trainjob": ("trainjob",),
 }
+"""The kinds of jobs that each launcher may create in a cluster, the preferred one first. `local` starts
+processes in the step's own pod."""
 DEFAULT = "kubernetes"  # The launcher of a run that names none.
 
 
-def entry(launcher: str) -> Entry:
-    """Return a launcher's entry in the register; ConfigError if there is no such launcher."""
+def in_pods(launcher: str) -> bool:
+    """Whether a launcher runs jobs in pods, which need an image, a name and volumes.
+
+    ConfigError: there is no such launcher.
+    """
     if launcher not in LAUNCHERS:
         raise ConfigError(f"no launcher {launcher!r}", fix=f"use one of: {', '.join(LAUNCHERS)}")
-    return LAUNCHERS[launcher]
+    return bool(LAUNCHERS[launcher])
 
 
 def run(launcher: str, job: JobSpec) -> None:
@@ -48,7 +37,7 @@ def run(launcher: str, job: JobSpec) -> None:
     If it failed, a LaunchError has its error or last lines and its `exit_code`; Interrupted means that it was
     stopped and resumes when it is run again.
     """
-    if entry(launcher).pods:
+    if in_pods(launcher):
         from components.launchers.cluster import watch  # Kubernetes' client takes a second.
 
         watch.run(_backend(launcher, job.namespace), job)
@@ -60,7 +49,7 @@ def run(launcher: str, job: JobSpec) -> None:
 
 def remove(launcher: str, name: str) -> JobStatus:
     """Delete a job unless it is finished; returns its last status."""
-    if not entry(launcher).pods:  # It ends with the process that started it.
+    if not in_pods(launcher):  # It ends with the process that started it.
         return JobStatus(name, Phase.GONE)
     backend = _backend(launcher)
     status = backend.status(name)
@@ -73,4 +62,4 @@ def _backend(launcher: str, namespace: str = "") -> "ClusterBackend":
     from components.launchers.cluster.backend import ClusterBackend
     from components.launchers.cluster.kinds import KINDS
 
-    return ClusterBackend.connect(namespace, kinds=[KINDS[name] for name in entry(launcher).kinds])
+    return ClusterBackend.connect(namespace, kinds=[KINDS[name] for name in LAUNCHERS[launcher]])

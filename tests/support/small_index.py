@@ -7,7 +7,7 @@ def index(samples: dict[str, int], **keys: Any) -> dict[str, Any]:
     splits = {split: {"samples": count, "boxes": 3 * count, "shards": []} for split, count in samples.items()}
     return {
         "kind": "shards",
-        "version": 5,
+        "version": 6,
         "fingerprint": "f00d",
         "raw_fingerprint": "beef",
         "splits": splits,
