@@ -195,30 +195,3 @@ def test_warnings_reach_the_index_and_the_page(make, inspect, tmp_path):
     index = shards_of(f"coco:{make(double_size)}", tmp_path / "data", DataConfig(processes=1))
     assert len(index.warnings) == 1 and index.warnings[0] in page(index).replace("&#34;", '"')
     assert inspect(index.uri)[1].count("warning: ") == 1
-
-
-CVAT = '<?xml version="1.0"?>\n<annotations><version>1.1</version></annotations>'
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "remedy"),
-    [
-        ("annotations.xml", CVAT, "COCO 1.0"),
-        ("default.xml", CVAT, "COCO 1.0"),  # Written by Datumaro.
-        ("a.xml", "<annotation><source><sourceImage/></source></annotation>", "label_me"),
-        ("a.json", '{"version": "5.4", "flags": {}, "shapes": [], "imagePath": "a.jpg"}', "labelme2coco"),
-        ("via_project.json", '{"_via_settings": {}, "_via_img_metadata": {}}', "COCO format"),
-        ("notes.json", '[{"id": 1, "annotations": [{"from_name": "x"}]}]', "in Label Studio, export"),
-        ("via_region_data.json", '{"a.jpg9": {"regions": [], "file_attributes": {}}}', "COCO format"),
-    ],
-)
-def test_forms_of_annotation_tools_name_the_tool_and_the_remedy(
-    inspect, tmp_path, make_jpeg, name, content, remedy
-):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.jpg").write_bytes(make_jpeg())
-    (tmp_path / "a.jpg").write_bytes(make_jpeg())
-    (tmp_path / name).write_text(content)
-    for text in (tmp_path, tmp_path / name):
-        code, _, err = inspect(text)
-        assert code == 2 and name in err and remedy in err

@@ -6,11 +6,9 @@ be a URI that `trainer.storage` reads, and a zip or tar.
 
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,7 +57,6 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
     if uri.lower().endswith(SUFFIXES):
         return ArchiveSource(kind, uri, reading)
     kind = kind or kind_of(uri)
-    refuse_unsupported(uri, kind)
     if not kind:
         fix = f"use {FORMS}; VOC has XML files, COCO annotations/*.json, YOLO data.yaml"
         raise DataError(f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder", fix=fix)
@@ -84,17 +81,6 @@ def _with_reading(source: Source, reading: Reading) -> Source:
                 f"source {source.uri}: data.{name}={value} only applies to COCO annotations", fix=fix
             )
     return source
-
-
-_UNSUPPORTED_FORMATS = (
-    ("CVAT", rb"<annotations[\s>]", "in CVAT, export the task as COCO 1.0, PASCAL VOC 1.1 or YOLO 1.1"),
-    ("LabelMe", rb"<sourceImage", "export as PASCAL VOC or COCO; Datumaro converts `label_me` to `coco`"),
-    ("labelme", rb'"shapes"\s*:', "convert them with labelme2coco, which writes COCO JSON"),
-    ("VIA", rb'"_via_img_metadata"|"file_attributes"\s*:',
-     "in VIA, choose Annotation > Export Annotations (COCO format)"),
-    ("Label Studio", rb'"from_name"\s*:', "in Label Studio, export as COCO or YOLO"),
-)  # fmt: skip
-"""Tools, a pattern of their files, and the remedy."""
 
 
 def kind_of(uri: str) -> str:
@@ -132,24 +118,6 @@ def _has_xml(folder: str, *, recursive: bool) -> bool:
 
 def _head(uri: str) -> bytes:
     return storage.read_range(uri, 0, min(1024 * 1024, storage.size(uri)))
-
-
-def refuse_unsupported(uri: str, kind: str) -> None:
-    """Raise DataError for a folder or file of a `kind` ("" is unknown) in an annotation tool's own format."""
-    # A server whose kind the user names is not accessed before it is listed.
-    if kind == "yolo" or storage.scheme(uri) in storage.WEB or (kind and not storage.is_local(uri)):
-        return
-    files = [uri]
-    if not uri.lower().endswith((".json", ".xml")):
-        files = annotation_files(uri)[:1] if kind == "coco" else []
-        suffixes = (".xml",) if kind else (".json", ".xml")
-        names = (name for name, _ in visible_files(uri) if name.lower().endswith(suffixes))
-        files += [storage.join(uri, name) for name in islice(names, 3)]
-    for file in files:
-        head = _head(file)
-        for tool, pattern, remedy in _UNSUPPORTED_FORMATS:
-            if re.search(pattern, head):
-                raise DataError(f"{file} has annotations in {tool}'s own format", fix=remedy)
 
 
 @dataclass(frozen=True)
@@ -223,7 +191,6 @@ class ArchiveSource(Source):
         roots = ["/".join([unpacked.folder, *shared[:depth]]) for depth in range(len(shared) + 1)]
         for root in reversed(roots):
             kind = kind_of(root)
-            refuse_unsupported(root, kind)
             if kind and self.kind in ("", kind):
                 return kind, root
         if self.kind:

@@ -50,7 +50,7 @@ from trainer.data.sources.source import (
     parse_split,
 )
 
-FIX = "use a file with the lists images, annotations and categories"
+FIX = "use a file with the lists images, annotations and categories, as labeling tools export COCO"
 _BLOCK = 1024 * 1024
 _NAN_PATTERN = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
 _MAX_DEPTH = 5000  # The parser's memory grows with the square of the nesting depth.
