@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from trainer.config.schema import Config, EvaluationConfig
@@ -10,6 +9,7 @@ from trainer.model.detr.recipes import published_training, published_views
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
 from trainer.model.retinanet.recipes import small
 
+Row = tuple[str, str, int, int, int, float, dict[str, Any]]
 _STORAGE = "https://github.com/lyuwenyu/storage/releases/download/v0.1/"
 """Backbones of RT-DETR's authors: `src/nn/backbone/presnet.py`."""
 
@@ -51,24 +51,38 @@ def dfine_finetune() -> Config:
     )
 
 
-def _published(
-    options: Any,
-    size: str,
-    title: str,
-    net: str,
-    *,
-    epochs: int,
-    plain: int,
-    draws: int,
-    backbone_lr: float,
-    frozen: bool = False,
-    **training: Any,
-) -> Callable[[], Config]:
+_DECAY = {"weight_decay": 1.25e-4, "bias_decay": 1.25e-4}
+_DFINE: dict[str, Row] = {
+    "n": ("42.8", "b0", 160, 12, 0, 0.5, {"lr": 8e-4, "images": 128}),
+    "s": ("48.5", "b0", 132, 12, 20, 0.5, {"lr": 2e-4}),
+    "m": ("52.3", "b2", 132, 12, 6, 0.1, {"lr": 2e-4}),
+    "l": ("54.0", "b4", 80, 8, 4, 0.05, {"lr": 2.5e-4, **_DECAY}),
+    "x": ("55.8", "b5", 80, 8, 3, 0.01, {"lr": 2.5e-4, **_DECAY}),
+}  # fmt: skip
+"""Published AP, backbone, epochs, plain epochs and draws of `published_views`, learning rate of the backbone,
+and what else differs from `published_training`."""
+_RTDETR: dict[str, Row] = {
+    "r18": ("48.1", "ResNet18_vd_pretrained", 120, 3, 0, 1.0, {}),
+    "r34": ("49.9", "ResNet34_vd_pretrained", 120, 3, 3, 0.5, {"bias_decay": 0.0}),
+    "r50": ("53.4", "ResNet50_vd_ssld_v2_pretrained", 72, 1, 3, 0.1, {}),
+    "r101": ("54.3", "ResNet101_vd_ssld_pretrained", 72, 1, 3, 0.01, {}),
+}  # fmt: skip
+_TITLES = {"r18": "S", "r34": "M*", "r50": "L", "r101": "X"}  # names of RT-DETRv2's sizes
+_FROZEN = (
+    "l",
+    "x",
+    "r50",
+    "r101",
+)  # sizes whose BatchNorm and first convolutions keep the pretrained weights
+
+
+def _published(options: Any, size: str, row: Row) -> Callable[[], Config]:
     """Return the recipe of a size by its authors' schedule, from their backbone."""
+    score, net, epochs, plain, draws, backbone_lr, training = row
     if options is DFineOptions:
-        place, gpus = f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", 8
+        title, place, gpus = f"D-FINE-{size.upper()}", f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", 8
     else:
-        place, gpus = f"{_STORAGE}{net}_from_paddle.pth", 4
+        title, place, gpus = f"RT-DETRv2-{_TITLES[size]}", f"{_STORAGE}{net}_from_paddle.pth", 4
         training = {"lr": 1e-4, "bias_decay": 1e-4, "images": 16, "warmup": 2000, "ema": 2000} | training
 
     def recipe() -> Config:
@@ -79,8 +93,8 @@ def _published(
                 size=size,
                 weights=place,
                 backbone_lr=backbone_lr,
-                frozen_norm=frozen,
-                frozen_stem=frozen,
+                frozen_norm=size in _FROZEN,
+                frozen_stem=size in _FROZEN,
                 sync_batchnorm=True,
                 score_threshold=0.0,
                 detections_per_image=300,
@@ -88,74 +102,11 @@ def _published(
             train=published_training(epochs, **training),
         )
 
-    name, _, score = title.partition(", ")
     recipe.__name__ = f"{options.architecture}_{size}"
-    recipe.__doc__ = f"{name} on COCO by its authors' schedule for {gpus} GPUs ({score} AP, published)."
+    recipe.__doc__ = f"{title} on COCO by its authors' schedule for {gpus} GPUs ({score} AP, published)."
     return recipe
 
 
-_DECAY = {"weight_decay": 1.25e-4, "bias_decay": 1.25e-4}
-_dfine, _rtdetr = partial(_published, DFineOptions), partial(_published, RTDetrOptions)
-PUBLISHED = (
-    _dfine("n", "D-FINE-N, 42.8", "b0", epochs=160, plain=12, draws=0, backbone_lr=0.5, lr=8e-4, images=128),
-    _dfine("s", "D-FINE-S, 48.5", "b0", epochs=132, plain=12, draws=20, backbone_lr=0.5, lr=2e-4),
-    _dfine("m", "D-FINE-M, 52.3", "b2", epochs=132, plain=12, draws=6, backbone_lr=0.1, lr=2e-4),
-    _dfine(
-        "l",
-        "D-FINE-L, 54.0",
-        "b4",
-        epochs=80,
-        plain=8,
-        draws=4,
-        backbone_lr=0.05,
-        frozen=True,
-        lr=2.5e-4,
-        **_DECAY,
-    ),
-    _dfine(
-        "x",
-        "D-FINE-X, 55.8",
-        "b5",
-        epochs=80,
-        plain=8,
-        draws=3,
-        backbone_lr=0.01,
-        frozen=True,
-        lr=2.5e-4,
-        **_DECAY,
-    ),
-    _rtdetr(
-        "r18", "RT-DETRv2-S, 48.1", "ResNet18_vd_pretrained", epochs=120, plain=3, draws=0, backbone_lr=1.0
-    ),
-    _rtdetr(
-        "r34",
-        "RT-DETRv2-M*, 49.9",
-        "ResNet34_vd_pretrained",
-        epochs=120,
-        plain=3,
-        draws=3,
-        backbone_lr=0.5,
-        bias_decay=0.0,
-    ),
-    _rtdetr(
-        "r50",
-        "RT-DETRv2-L, 53.4",
-        "ResNet50_vd_ssld_v2_pretrained",
-        epochs=72,
-        plain=1,
-        draws=3,
-        backbone_lr=0.1,
-        frozen=True,
-    ),
-    _rtdetr(
-        "r101",
-        "RT-DETRv2-X, 54.3",
-        "ResNet101_vd_ssld_pretrained",
-        epochs=72,
-        plain=1,
-        draws=3,
-        backbone_lr=0.01,
-        frozen=True,
-    ),
-)
+PUBLISHED = [_published(DFineOptions, *item) for item in _DFINE.items()]
+PUBLISHED += [_published(RTDetrOptions, *item) for item in _RTDETR.items()]
 """Recipes of the published trainings; docs/published.md lists the sources."""
