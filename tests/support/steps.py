@@ -84,8 +84,7 @@ def _two_steps(rank: int, size: int, part: int, config: Config, shards: str, fol
     run = _Run(config, shards, folder, World(rank, size, torch.device("cpu")), "auto")
     batches = run.loader.batches(run.state.samples)
     for _ in range(2):
-        run.state.sums += run.train_step([next(batches) for _ in range(run.loader.passes)])[0]
-        run.state.summed += 1
+        run.train_step([next(batches) for _ in range(run.loader.passes)])
     run.train_step.settle()
     run._save()
     run.settle()

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from trainer import storage
 from trainer.base import events, log
 from trainer.base.errors import ConfigError, Interrupted
@@ -132,6 +134,9 @@ class _Run:
             )
             events.emit(events.Resumed(step=self.state.step, steps=steps))
         self.ended_early = False
+        self.sums = torch.zeros(len(self.state.detector.loss_names) + 2, device=world.device)
+        """Sums of this process since the last logged row: total, each loss, the gradient's norm."""
+        self.summed = 0  # steps in `sums`
         graphs = compile_detector(
             self.state.detector, config.train.compile, world, sizes=1 + len(set(config.loader.sizes))
         )
@@ -196,8 +201,8 @@ class _Run:
                 step_sums, stopping = self.train_step(
                     [next(batches) for _ in range(self.loader.passes)], stop=stop.requested
                 )
-                state.sums += step_sums
-                state.summed += 1
+                self.sums += step_sums
+                self.summed += 1
                 schedule.advance()
                 self.loader.start_plain(schedule.plain_from())
                 bar.total = schedule.expected_steps
@@ -237,9 +242,9 @@ class _Run:
     def _report(self, seconds: float, steps: int) -> dict[str, float]:
         """Log the means since the last report over all ranks; return those that the progress shows."""
         state = self.state
-        total, *losses, norm = (summed(state.sums, self.world) / self.world.size / state.summed).tolist()
-        state.sums.zero_()
-        state.summed = 0
+        total, *losses, norm = (summed(self.sums, self.world) / self.world.size / self.summed).tolist()
+        self.sums.zero_()
+        self.summed = 0
         rate = steps * self.global_batch / seconds
         if self.log and self.recorder:
             named = zip(state.detector.loss_names, losses, strict=True)

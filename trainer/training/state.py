@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import ConfigError
@@ -64,9 +64,6 @@ class TrainState:
         self.step = 0  # optimizer steps done
         self.samples = 0  # samples read: the position in the stream, for any number of processes
         self.validated = 0  # step of the last validation
-        self.sums = torch.zeros(len(self.detector.loss_names) + 2, device=world.device)
-        """Sums of this process since the last logged row: total, each loss, the gradient's norm."""
-        self.summed = 0  # steps in `sums`
 
     def wrap_ddp(self) -> nn.Module:
         """Return the detector that exchanges gradients. Call it after `load_state_dict`."""
@@ -99,8 +96,6 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "random": gather(random, self.world),
-            "sums": gather(self.sums.cpu(), self.world),
-            "summed": self.summed,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -121,7 +116,3 @@ class TrainState:
             # The checkpoint has no such rank: use a new, reproducible seed.
             words = np.random.SeedSequence([self._seed, self.step, self.world.rank]).generate_state(2)
             torch.manual_seed(int(words[0]) << 32 | int(words[1]))
-        ranks: list[Tensor] = state["sums"]
-        same_world = len(ranks) == self.world.size
-        self.sums.copy_(ranks[self.world.rank] if same_world else torch.stack(ranks).mean(dim=0))
-        self.summed = state["summed"]

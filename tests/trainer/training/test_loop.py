@@ -19,7 +19,6 @@ from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint, run_recorder
 from trainer.training.checkpoint import load_model
 from trainer.training.loop import train
-from trainer.training.optim import learning_rate
 
 NAME = "backbone.body.layer4.0.conv1.weight"
 FP32 = {"train__precision": "fp32"}
@@ -62,20 +61,6 @@ def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_pat
     ]
     assert_same_weights(final_weights(output), final_weights(unbroken[0]))
     assert result["metrics"] == unbroken[1]["metrics"]
-
-
-@pytest.mark.slow
-def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(shards, tiny, tmp_path):
-    config, rows = tiny(train__log_every=4), {}
-    for name in ("whole", "parts"):
-        output = str(tmp_path / name)
-        if name == "parts":
-            with stopped_after(4):  # It stops after step 6: the row of step 8 has two more.
-                train(config, shards, output)
-        train(config, shards, output)
-        rows[name] = [row | {"images_per_second": 0} for row in read_rows(output) if row["kind"] == "train"]
-    assert [row["step"] for row in rows["parts"]] == [4, 8, 12]
-    assert rows["parts"] == rows["whole"]
 
 
 def test_training_goes_on_while_a_validation_is_scored(unbroken, shards, tiny, tmp_path, monkeypatch):
@@ -261,12 +246,3 @@ def test_strongly_augmented_it_is_resumed_bit_for_bit(shards, tiny, tmp_path):
     """Stopped within the plain epoch, after those with mosaics."""
     _, result = train_in_parts(tiny(**{**STRONG, "train__epochs": 2}), shards, tmp_path, 7)
     assert result["resumed_from"] == 8
-
-
-def test_the_scaled_learning_rate_is_told_and_used(shards, tiny, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "train")
-    config = tiny(train__epochs=1, train__optimizer="adamw", train__lr=1e-3, train__lr_batch=1)
-    train(config, shards, str(tmp_path))
-    assert "peak learning rate 0.002 for 4 images a step: 0.001 for 1" in caplog.text
-    rates = [row["lr"] for row in read_rows(str(tmp_path)) if row["kind"] == "train"]
-    assert rates == [pytest.approx(2 * learning_rate(step, 6, config.train)) for step in range(6)]

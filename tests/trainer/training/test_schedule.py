@@ -239,18 +239,3 @@ def test_an_additional_rank_has_other_random_numbers(tiny):
     fresh = torch.rand(8, generator=torch.Generator().manual_seed(tiny().train.seed + 2))
     assert not any(torch.equal(one, fresh) for one in drawn)
     assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
-
-
-def test_sums_of_a_row_keep_their_mean_on_other_processes(tiny):
-    saved = TrainState(tiny(), 2, SINGLE).state_dict()
-    length = len(saved["sums"][0])
-    saved |= {"sums": [torch.arange(length) + 1.0, torch.arange(length) + 3.0], "summed": 4}
-
-    def sums(rank, size):
-        state = TrainState(tiny(), 2, World(rank, size, torch.device("cpu")))
-        state.load_state_dict(saved)
-        assert state.summed == 4
-        return state.sums
-
-    assert [sums(rank, 2)[0].item() for rank in (0, 1)] == [1.0, 3.0]
-    assert [sums(rank, 3)[0].item() for rank in (0, 1, 2)] == [2.0, 2.0, 2.0]
