@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainer.export.bundle import Bundle
     from trainer.export.predict_files import PredictedFiles
     from trainer.launching.machine_checks import Check
-    from trainer.weights.weights_mirror import MirroredWeights
+    from trainer.weights.weights_mirror import PublishedFile
 
 Text: TypeAlias = Annotated[str, "TEXT"]
 Name: TypeAlias = Annotated[str, "NAME"]
@@ -516,7 +516,7 @@ def recipes_space(name: Name) -> str:
 @public
 def weights_fetch(
     names: Annotated[Sequence[str], "NAME"] = (), *, data_root: Uri = DATA_ROOT
-) -> "list[MirroredWeights]":
+) -> "dict[str, PublishedFile]":
     """Fetch published weights into DATA_ROOT/weights, e.g. for a cluster without internet.
 
     Their hashes are checked; damaged files are fetched again. For a cluster, fetch into a folder and copy
@@ -528,10 +528,12 @@ def weights_fetch(
     """
     from trainer.weights import weights_mirror
 
-    needed = _needed_weights(names)
-    for uri in needed:
+    fetched = {}
+    for uri in _needed_weights(names):
         weights_mirror.obtain(uri, data_root)
-    return [weights_mirror.look_up(uri, data_root) for uri in needed]
+        if file := weights_mirror.look_up(uri, data_root):
+            fetched[uri] = file
+    return fetched
 
 
 def _needed_weights(names: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubedet.display import columns, file_size, print_json, show
+from kubedet.display import columns, print_json, show
 from kubedet.results import Evaluation, PublishedModel
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.config.schema import Config
     from trainer.export.bundle import Bundle
     from trainer.export.predict_files import PredictedFiles
-    from trainer.weights.weights_mirror import MirroredWeights
+    from trainer.weights.weights_mirror import PublishedFile
 
 _INDENT = "    "
 _MAX_WIDTH = 110
@@ -113,13 +113,13 @@ def show_explanations(items: "Sequence[Explanation]") -> None:
 
 
 def show_weights(
-    weights: "Sequence[MirroredWeights]", arguments: Mapping[str, Any], *, json: bool = False
+    weights: "Mapping[str, PublishedFile]", arguments: Mapping[str, Any], *, json: bool = False
 ) -> None:
     """Print a table of weights that were fetched."""
     from trainer.weights.weights_mirror import mirror_of
 
     if json:
         return print_json(weights)
-    rows = [(item.uri, file_size(item.file.size), item.file.sha256[:8]) for item in weights if item.file]
-    table = columns([("weights", "size", "SHA-256"), *rows], right={1})
+    rows = [(uri, file.sha256[:8]) for uri, file in weights.items()]
+    table = columns([("weights", "SHA-256"), *rows])
     show(f"{mirror_of(arguments['data_root'])}\n\n{table}")

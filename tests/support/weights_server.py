@@ -66,7 +66,7 @@ class WeightsServer:
         """Serve torchvision's file of the weights of `small_pretrained`, under a name with its own hash."""
         name = f"resnet18-{hashlib.sha256(content).hexdigest()[:8]}.pth"
         self.files[f"models/{name}"] = content
-        monkeypatch.setitem(TORCHVISION_FILES, "ResNet18_Weights.IMAGENET1K_V1", (name, 0.0))
+        monkeypatch.setitem(TORCHVISION_FILES, "ResNet18_Weights.IMAGENET1K_V1", name)
         return name
 
     def add_model(self, name: str, files: dict[str, bytes], revision: str = "main") -> None:
@@ -89,10 +89,9 @@ class WeightsServer:
 
 @pytest.fixture
 def weights_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightsServer]:
-    """The server, in place of torchvision's and of the hub's; caches of this user's are not looked into."""
+    """The server, in place of torchvision's and of the hub's."""
     server = WeightsServer()
     monkeypatch.setenv("KUBEDET_TORCHVISION_URL", f"{server.url}/models")
     monkeypatch.setenv("HF_ENDPOINT", server.url)
-    monkeypatch.setenv("TORCH_HOME", "/nonexistent")
     yield server
     server.stop()

@@ -59,13 +59,12 @@ TORCHVISION_URL = "KUBEDET_TORCHVISION_URL"
 """Environment variable: your mirror of torchvision's folder of files."""
 SUFFIXES = (".safetensors", ".pth", ".pt")  # suffixes of files of tensors, the preferred one first
 TORCHVISION_FILES = {
-    "ResNet18_Weights.IMAGENET1K_V1": ("resnet18-f37072fd.pth", 44.661),
-    "ResNet50_Weights.IMAGENET1K_V1": ("resnet50-0676ba61.pth", 97.781),
-    "ResNet50_Weights.IMAGENET1K_V2": ("resnet50-11ad3fa6.pth", 97.79),
-    "ResNeXt50_32X4D_Weights.IMAGENET1K_V1": ("resnext50_32x4d-7cdf4587.pth", 95.789),
-    "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1": ("retinanet_resnet50_fpn_v2_coco-5905b1c5.pth", 146.037),
+    "ResNet18_Weights.IMAGENET1K_V1": "resnet18-f37072fd.pth",
+    "ResNet50_Weights.IMAGENET1K_V2": "resnet50-11ad3fa6.pth",
+    "ResNeXt50_32X4D_Weights.IMAGENET1K_V1": "resnext50_32x4d-7cdf4587.pth",
+    "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1": "retinanet_resnet50_fpn_v2_coco-5905b1c5.pth",
 }
-"""Names and MiB of the files that the recipes use: importing torchvision, which knows all, takes seconds."""
+"""Names of the files that the recipes use: importing torchvision, which knows all, takes seconds."""
 ANSWER_SECONDS = 5.0  # timeout of a publisher's first answer
 _TORCHVISION_HOME = "https://download.pytorch.org/models"
 _MODEL = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
@@ -112,15 +111,6 @@ class _HubModel(BaseModel):
 
     sha: str  # Of the commit.
     siblings: list[_HubFile]
-
-
-@dataclass(frozen=True)
-class MirroredWeights:
-    """Published weights in a mirror: `complete` if it has their file, None if nothing describes the file."""
-
-    uri: str
-    file: PublishedFile | None
-    complete: bool
 
 
 @dataclass(frozen=True)
@@ -239,9 +229,8 @@ def hub_address() -> str:
 def torchvision_file(uri: str) -> PublishedFile:
     """Return the file of `torchvision:NAME`, without any request."""
     name = uri.removeprefix(TORCHVISION)
-    if name in TORCHVISION_FILES:
-        path, size = TORCHVISION_FILES[name]
-    else:
+    path = TORCHVISION_FILES.get(name, "")
+    if not path:
         from torchvision.models import get_weight
 
         try:
@@ -251,12 +240,11 @@ def torchvision_file(uri: str) -> PublishedFile:
                 f"model.weights: torchvision has no weights {name!r}: {error}",
                 fix="use a name such as torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
             ) from None
-        path, size = weights.url.removeprefix(f"{_TORCHVISION_HOME}/"), weights.meta.get("_file_size", 0)
+        path = weights.url.removeprefix(f"{_TORCHVISION_HOME}/")
     # The name ends with the first digits of the SHA-256.
     prefix = re.search(r"-([0-9a-f]{8,})\.\w+$", path)
     home = (os.environ.get(TORCHVISION_URL) or _TORCHVISION_HOME).rstrip("/")
-    file_name = path.rpartition("/")[2]
-    return PublishedFile(file_name, f"{home}/{path}", prefix.group(1) if prefix else "", round(size * 2**20))
+    return PublishedFile(path.rpartition("/")[2], f"{home}/{path}", prefix.group(1) if prefix else "")
 
 
 def _model(uri: str) -> tuple[str, str]:
@@ -274,18 +262,18 @@ def _model(uri: str) -> tuple[str, str]:
     return match["name"], match["revision"] or "main"
 
 
-def look_up(uri: str, data_root: str) -> MirroredWeights:
-    """Look up published weights in a mirror, without any request to their publisher."""
+def look_up(uri: str, data_root: str) -> PublishedFile | None:
+    """Return the file of published weights if the mirror has it; sends no request to their publisher."""
     place = mirror_folder(uri, data_root)
     if uri.startswith(TORCHVISION):
         file = torchvision_file(uri)
     else:
         manifest = storage.join(place, _MANIFEST)
         if not storage.exists(manifest):
-            return MirroredWeights(uri, None, False)
+            return None
         remedy = f"delete {place}, and fetch the weights again"
         (file,) = storage.read_model(manifest, _MirrorListing, remedy).files
-    return MirroredWeights(uri, file, storage.exists(storage.join(place, file.name)))
+    return file if storage.exists(storage.join(place, file.name)) else None
 
 
 def obtain(uri: str, data_root: str) -> WeightFile:
@@ -295,20 +283,20 @@ def obtain(uri: str, data_root: str) -> WeightFile:
     """
     if not is_published(uri):
         return _in_place(uri)
-    mirrored, place = look_up(uri, data_root), mirror_folder(uri, data_root)
-    if mirrored.file and mirrored.complete:
-        path = storage.local_copy(storage.join(place, mirrored.file.name))
-        if _fault(path, mirrored.file) is None:
-            return WeightFile(uri, path, _description(place))
-        _LOG.warning("weights %s in %s are damaged: fetching them again", uri, mirror_of(data_root))
-    with log.activity(_LOG, f"fetching {uri}"):
-        file = _fetch(uri, data_root)
-    return WeightFile(uri, storage.local_copy(storage.join(place, file.name)), _description(place))
+    file, place = look_up(uri, data_root), mirror_folder(uri, data_root)
+    path = storage.local_copy(storage.join(place, file.name)) if file else None
+    if file is None or path is None or _fault(path, file):
+        if file:
+            _LOG.warning("weights %s in %s are damaged: fetching them again", uri, mirror_of(data_root))
+        with log.activity(_LOG, f"fetching {uri}"):
+            file = _fetch(uri, data_root)
+        path = storage.local_copy(storage.join(place, file.name))
+    return WeightFile(uri, path, _description(place))
 
 
 def check_available(uri: str, data_root: str) -> None:
     """Check that a training finds its weights: fetch them if no mirror has them."""
-    if uri and not (is_published(uri) and look_up(uri, data_root).complete):
+    if uri and not (is_published(uri) and look_up(uri, data_root)):
         obtain(uri, data_root)
 
 
@@ -378,22 +366,13 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
         remedy += f", or put the file at {storage.join(place, file.name)}" if is_torchvision else ""
     try:
         with temporary_folder() as temporary:
-            cached = None
-            if is_torchvision:
-                # As torch.hub.get_dir, without importing PyTorch, which takes seconds.
-                caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-                home = Path(os.environ.get("TORCH_HOME", f"{caches}/torch")).expanduser()
-                cached = home / "hub" / "checkpoints" / file.name
-                if not file.sha256 or not cached.is_file() or _fault(cached, file):
-                    cached = None
-            if cached is None:
-                # Without internet, fail at once.
-                if not _is_reachable(address):
-                    raise StorageError(f"its server does not answer within {ANSWER_SECONDS:g} s")
-                file = published_file(uri)
-                _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")
-                objects.copy(file.url, temporary / "weights")
-            path = cached or temporary / "weights"
+            # Without internet, fail at once.
+            if not _is_reachable(address):
+                raise StorageError(f"its server does not answer within {ANSWER_SECONDS:g} s")
+            file = published_file(uri)
+            _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")
+            path = temporary / "weights"
+            objects.copy(file.url, path)
             if fault := _fault(path, file):
                 raise StorageError(
                     f"{file.url} differs from the published file; perhaps a proxy answered: {fault}"

@@ -43,7 +43,7 @@ def test_weights_of_a_recipe_are_fetched_once(weights, recipe, weights_server, t
     assert code == 0 and out.startswith(f"{tmp_path}/weights") and RESNET18 in out
     requests = len(weights_server.requests)
     code, out, _ = weights("fetch", recipe, "--data-root", tmp_path, "--json")
-    assert code == 0 and [(row["uri"], row["complete"]) for row in json.loads(out)] == [(RESNET18, True)]
+    assert code == 0 and json.loads(out)[RESNET18]["name"].startswith("resnet18-")
     assert len(weights_server.requests) == requests
 
 
