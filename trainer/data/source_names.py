@@ -59,8 +59,7 @@ class OpenImages:
     splits: str = "train+validation+test"  # Joined by +; an image list has its own.
     images: str = ""  # URI of a list of images, in lines `split/image_id` as of the official downloader.
     subset: Literal["all", "mlperf"] = "all"  # mlperf: the 264 classes of MLPerf's detector.
-    hierarchy: Literal["keep", "expand", "none"] = "keep"
-    """keep: for evaluation; expand: each object also has a box of every class above its own."""
+    hierarchy: Literal["keep", "none"] = "keep"  # keep: for evaluation.
     labels: Literal["keep", "none"] = "keep"
     """Whether validation and test images list their verified classes."""
     base: str = "https://storage.googleapis.com/openimages"  # URI of the folder with the CSV files.

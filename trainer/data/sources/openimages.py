@@ -11,8 +11,7 @@ import csv
 import hashlib
 import io
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -107,12 +106,7 @@ class OpenImagesSource(OpenImages, Source):
         above: dict[str, set[str]] = {}
         if self.hierarchy != "none":
             above = read_hierarchy(check_state(storage.join(self.base, HIERARCHY)))
-        expanded = above if self.hierarchy == "expand" else {}
-        below: dict[str, set[str]] = defaultdict(set)
-        for mid, higher in expanded.items():
-            for one in higher:
-                below[one].add(mid)
-        present, absent = Meaning(described, kept, expanded), Meaning(described, kept, below)
+        labeler = Labeler(described, kept)
         names = [split for split in OPENIMAGES_SPLITS if split in (listed or self.splits.split("+"))]
         splits = {}
         for split in names:
@@ -122,14 +116,13 @@ class OpenImagesSource(OpenImages, Source):
                 check_state(storage.join(self.base, BOXES[split])),
                 storage.join(self.pixels, split),
                 kept,
-                present,
-                absent,
+                labeler,
                 listed[split] if listed else None,
                 check_state(storage.join(self.base, LABELS[split])) if takes_labels else "",
             )
             splits["train" if len(names) == 1 else OPENIMAGES_SPLITS[split]] = Rows(read)
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
-        return Listing(kept, splits, state, exhaustive=False, hierarchy={} if expanded else above)
+        return Listing(kept, splits, state, exhaustive=False, hierarchy=above)
 
 
 def read_image_list(uri: str) -> dict[str, frozenset[str]]:
@@ -182,30 +175,25 @@ def read_hierarchy(uri: str) -> dict[str, set[str]]:
     return above
 
 
-class Meaning:
-    """The categories that a box of each MID counts for: none, its own, or also those above it."""
+_OTHER = -2  # Category of a class that is described and not kept.
 
-    def __init__(
-        self, described: list[Category], categories: list[Category], above: Mapping[str, set[str]]
-    ) -> None:
-        """Build it from all classes, the kept ones, and the hierarchy (empty if it is not applied)."""
+
+class Labeler:
+    """Finds the category of each MID."""
+
+    def __init__(self, described: list[Category], categories: list[Category]) -> None:
+        """Take all classes, and the kept ones."""
         position = {category.original_id: index for index, category in enumerate(categories)}
         mids = [str(category.original_id) for category in described]
-        all_mids = [(mid, *sorted(above.get(mid, ()))) for mid in mids]
-        groups = [[position[one] for one in each if one in position] for each in all_mids]
-        groups.append([UNKNOWN])  # Of MIDs that are not described.
         self._mids = pa.array(mids, pa.string())
-        self._counts = np.array([len(group) for group in groups])
-        self._labels = np.array([label for group in groups for label in group], np.int64)
+        self._labels = np.array([*(position.get(mid, _OTHER) for mid in mids), UNKNOWN], np.int64)
 
     def apply(self, mids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Return row and category of each box that rows of these MIDs give, in the rows' order."""
+        """Return the rows whose MIDs are of kept or of undescribed classes, and their categories."""
         indices = pc.index_in(mids, self._mids).fill_null(len(self._mids)).to_numpy(zero_copy_only=False)
-        counts = self._counts[indices]
-        rows = np.repeat(np.arange(len(indices)), counts)
-        nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        first = np.cumsum(self._counts) - self._counts
-        return rows, self._labels[first[indices][rows] + nth]
+        labels = self._labels[indices]
+        rows = np.flatnonzero(labels != _OTHER)
+        return rows, labels[rows]
 
 
 _BLOCK = 4 * 1024 * 1024
@@ -226,7 +214,7 @@ def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordB
 class Verified:
     """The classes that annotators verified in an image, as present or absent; all others are unknown."""
 
-    def __init__(self, uri: str, present: Meaning, absent: Meaning, categories: list[Category]) -> None:
+    def __init__(self, uri: str, labeler: Labeler, categories: list[Category]) -> None:
         """Read a CSV with ImageID, LabelName and Confidence (1: in the image, 0: not)."""
         self._names = [category.name for category in categories]
         types = {"ImageID": pa.string(), "LabelName": pa.string(), "Confidence": pa.float64()}
@@ -234,13 +222,10 @@ class Verified:
             (np.zeros(0, "S32"), np.zeros(0, np.int16), np.zeros(0, bool))
         ]
         for batch in read_columns(uri, types):
-            sure = pc.greater_equal(batch["Confidence"], 0.5).fill_null(False)
-            for meaning, mask, value in ((present, sure, True), (absent, pc.invert(sure), False)):
-                part = batch.filter(mask)
-                rows, labels = meaning.apply(part["LabelName"])
-                rows, labels = rows[labels >= 0], labels[labels >= 0]
-                ids = _encoded(part["ImageID"].to_pylist())[rows]
-                parts.append((ids, labels.astype(np.int16), np.full(len(rows), value)))
+            rows, labels = labeler.apply(batch["LabelName"])
+            rows, labels = rows[labels >= 0], labels[labels >= 0]
+            sure = pc.greater_equal(batch["Confidence"], 0.5).fill_null(False).to_numpy(zero_copy_only=False)
+            parts.append((_encoded(batch["ImageID"].to_pylist())[rows], labels.astype(np.int16), sure[rows]))
         ids, labels, sure = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(ids, kind="stable")
         self._ids, self._labels, self._sure = ids[order], labels[order], sure[order]
@@ -284,8 +269,7 @@ def read_boxes(
     uri: str,
     pixels: str,
     categories: list[Category],
-    present: Meaning,
-    absent: Meaning,
+    labeler: Labeler,
     listed: frozenset[str] | None,
     labels: str,
     _: Problems,
@@ -296,12 +280,11 @@ def read_boxes(
         uri: CSV of the boxes.
         pixels: URI of the folder with the images.
         categories: those that are kept.
-        present: the categories in an image that contains a class.
-        absent: the categories that are not in an image without a class.
+        labeler: finds the category of a class.
         listed: ids of the images; None: all that have a box or a verified class.
         labels: CSV with the verified classes of images, or "".
     """
-    verified = Verified(labels, present, absent, categories) if labels else None
+    verified = Verified(labels, labeler, categories) if labels else None
 
     def rows_of(ids: pa.Array, boxes: pa.ListArray) -> pa.RecordBatch:
         nothing = pa.repeat("", len(ids))
@@ -330,7 +313,7 @@ def read_boxes(
         starts = _starts(rows["ImageID"])
         ids = rows["ImageID"].take(pa.array(starts))
         seen.append(np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)))
-        row_index, label = present.apply(rows["LabelName"])
+        row_index, label = labeler.apply(rows["LabelName"])
         x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
         crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
         fields = [

@@ -20,7 +20,7 @@ from trainer.data.sources.openimages import (
     DESCRIPTIONS,
     HIERARCHY,
     LABELS,
-    Meaning,
+    Labeler,
     read_boxes,
 )
 from trainer.data.sources.source import UNKNOWN, Category, Rows
@@ -69,16 +69,6 @@ def test_unknown_classes_are_told_and_verified_ones_are_kept(mirror):
     # The last has verified classes alone, and no row among the boxes.
     assert [len(row["boxes"]) for row in table_rows["val"]] == [1, 1, 0]
     assert [row["extra"] for row in rows_of(mirror, "labels=none")["val"]] == ["", ""]
-
-
-def test_the_hierarchy_gives_boxes_of_the_classes_above(mirror):
-    table_rows = rows_of(mirror, "hierarchy=expand")
-    assert [labels(row) for row in table_rows["train"]] == [[1, 0, 4, 3], [2, 0], [5], [0]]
-    assert [box["iscrowd"] for box in table_rows["train"][0]["boxes"]] == [0, 0, 1, 1]
-    assert source(mirror, "hierarchy=expand").listing().hierarchy == {}
-    # What is in the image holds for the classes above, what is not for those below.
-    first, _, last = (json.loads(row["extra"])["verified"] for row in table_rows["val"])
-    assert first == {"Cat": 1, "Animal": 1, "Dog": 0} and last == {"Animal": 0, "Cat": 0, "Dog": 0}
 
 
 def test_splits_and_a_list_of_images(mirror, tmp_path):
@@ -139,7 +129,7 @@ def test_files_that_are_missing_or_of_another_form(mirror, monkeypatch):
     assert source(mirror, "splits=train,hierarchy=none").listing().hierarchy == {}
     (mirror / "base" / HIERARCHY).write_text("[]")
     with pytest.raises(DataError, match="hierarchy"):
-        source(mirror, "splits=train,hierarchy=expand").listing()
+        source(mirror, "splits=train").listing()
     (mirror / "base" / DESCRIPTIONS).write_text("1,2,3\n")
     with pytest.raises(DataError, match="display name"):
         source(mirror, "splits=train").listing()
@@ -171,9 +161,9 @@ PUBLISHED = Path(__file__).parents[5] / "shared" / "data" / "openimages_csv"
 
 
 def read(uri: Path, categories: list[Category]) -> list[dict]:
-    meaning = Meaning(categories, categories, {})
+    labeler = Labeler(categories, categories)
     return source_rows.rows_of(
-        Rows(partial(read_boxes, str(uri), "s3://images", categories, meaning, meaning, None, ""))
+        Rows(partial(read_boxes, str(uri), "s3://images", categories, labeler, None, ""))
     )
 
 
@@ -227,15 +217,8 @@ def test_fields_that_are_empty_or_unknown(tmp_path):
     assert (second["category"], second["iscrowd"], third["category"], third["iscrowd"]) == (-1, 0, -1, 1)
 
 
-def test_what_a_box_counts_for():
+def test_which_categories_the_rows_have():
     described = [Category(name, f"/m/{name}") for name in "abcd"]
-    meaning = Meaning(described, [described[2], described[0]], {"/m/d": {"/m/a", "/m/c"}, "/m/c": {"/m/b"}})
-    rows, labels = meaning.apply(pa.array(["/m/a", "/m/b", "/m/other", "/m/d", None, "/m/c"]))
-    assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [
-        (0, 1),
-        (2, -1),
-        (3, 1),
-        (3, 0),
-        (4, -1),
-        (5, 0),
-    ]
+    labeler = Labeler(described, [described[2], described[0]])
+    rows, labels = labeler.apply(pa.array(["/m/a", "/m/b", "/m/other", "/m/d", None, "/m/c"]))
+    assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [(0, 1), (2, -1), (4, -1), (5, 0)]

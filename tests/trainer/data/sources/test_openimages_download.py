@@ -47,16 +47,16 @@ def test_from_a_mirror_in_an_object_store_to_shards(mirror, bucket):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     config = DataConfig(processes=1, max_bad_fraction=0.5, classes=["/m/01yrx", "Dog"])
-    text = "openimages:base=s3://bucket/base,pixels=s3://bucket/pixels,hierarchy=expand"
+    text = "openimages:base=s3://bucket/base,pixels=s3://bucket/pixels"
     raw = download(text, str(mirror / "data"), config)
     assert raw.categories == [Category(0, "Cat", "/m/01yrx"), Category(1, "Dog", "/m/0bt9lr")]
     counts = {split: part.images for split, part in raw.splits.items()}
     assert counts == {"train": 2, "val": 1, "test": 2}
     assert raw.problems[reasons.IMAGE_WITHOUT_BOXES].count == 4
     uri = shard(raw, str(mirror / "data"), config).uri
-    # Evaluation reads the ids of the verified classes: Cat in the first image, Dog in both not.
+    # Evaluation reads the ids of the verified classes: Cat in the first image, Dog in neither.
     images = ShardDataset(uri, "test").annotations()["images"]
-    assert [image["verified"] for image in images] == [[0, 1], [0, 1]]
+    assert [image["verified"] for image in images] == [[0, 1], [1]]
     data = ShardDataset(uri, "train")
     samples = {sample["file_name"]: sample for _, sample in map(data.read, range(len(data)))}
     first = samples[f"{IDS['train'][0]}.jpg"]
@@ -84,7 +84,7 @@ def test_from_a_mirror_on_the_web(mirror, monkeypatch, tmp_path):
 def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
     ids, fetched = mirror / "ids.txt", []
     ids.write_text("\n".join(f"train/{image_id}" for image_id in IDS["train"][:2]))
-    for text in (f"images={ids}", "splits=train", "splits=train,hierarchy=expand", "splits=train"):
+    for text in (f"images={ids}", "splits=train", "splits=train,hierarchy=none", "splits=train"):
         if len(fetched) == 3:
             row = box("0000ffffffffffff", "Cat") + [0.5] * len(CLICKS)
             with (mirror / "base" / BOXES["train"]).open("a") as file:
