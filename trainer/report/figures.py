@@ -7,13 +7,12 @@ a plot fits a light and a dark page.
 import base64
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -84,19 +83,6 @@ def figure(x: str, y: str) -> tuple[Figure, Axes]:
         drawn = Figure(figsize=(4.6, 2.9), layout="constrained")
         axes = drawn.add_subplot(xlabel=x, ylabel=y)
         axes.tick_params(length=0, pad=6)
-    return drawn, axes
-
-
-def bars(label: str, names: Sequence[str], *series: Sequence[float] | np.ndarray) -> tuple[Figure, Axes]:
-    """Return a figure of horizontal bars: one of each series for each name, the first name at the top."""
-    drawn, axes = figure(label, "")
-    drawn.set_size_inches(4.6, 1.2 + 0.22 * len(names))
-    places, height = np.arange(len(names))[::-1], 0.8 / len(series)
-    for number, (color, values) in enumerate(zip(SERIES, series, strict=False)):
-        axes.barh(places - number * height, values, color=color, height=height)
-    axes.set_yticks(places - height * (len(series) - 1) / 2, names, parse_math=False)
-    axes.grid(axis="y", visible=False)
-    axes.locator_params(axis="x", nbins=4)
     return drawn, axes
 
 

@@ -13,9 +13,8 @@ from functools import partial
 
 import pytest
 from at_once import at_once
-from bundles import BOX, make_bundle
 from PIL import Image
-from served_model import PATIENCE, closed, opened, png, post, served
+from served_model import PATIENCE, closed, opened, png, post
 from served_page import jpeg
 
 from trainer.base.errors import ConfigError
@@ -36,24 +35,6 @@ def ask(address):
         return answer.status, dict(answer.getheaders()), answer.read()
 
     return send
-
-
-def test_boxes_of_a_model_that_squashes_images(tmp_path):
-    folder = tmp_path / "made"
-    make_bundle(folder)
-    metadata = json.loads((folder / bundle.METADATA).read_text())
-    metadata["input"] |= {"resize": "squash", "fill": 0}
-    (folder / bundle.METADATA).write_text(json.dumps(metadata))
-    bundle.seal(folder)
-    picture = io.BytesIO()
-    Image.new("RGB", (2 * SIZE, SIZE // 2), "white").save(picture, "PNG")
-    with served(str(folder)) as (port, _):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("POST", "/detect", picture.getvalue())
-        (found,) = json.loads(connection.getresponse().read())["detections"]
-    left, top, right, below = BOX
-    assert found["box"] == [2 * left, top / 2, 2 * right, below / 2]
-    assert found["score"] == 1.0  # No padding.
 
 
 @pytest.mark.parametrize(

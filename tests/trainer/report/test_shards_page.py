@@ -4,8 +4,7 @@ import re
 from dataclasses import replace
 
 from trainer.data.shard_folder import Quarantined, read_index
-from trainer.data.statistics import describe
-from trainer.report.shards_page import class_plots, page
+from trainer.report.shards_page import page
 
 
 def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(shards):
@@ -14,7 +13,7 @@ def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(sha
     quarantined = [Quarantined("<script>.jpg", "cut off")]
     text = page(replace(index, categories=categories, quarantined=quarantined))
     assert f"<title>Data of {index.source}</title>" in text and index.source.startswith("sample:")
-    assert text.count("<svg") == 5 and "The 25 most frequent" not in text
+    assert text.count("<svg") == 4
     assert re.search(r"<td>train</td><td>24</td>\s*<td>\d+</td>", text)
     assert "&lt;script&gt;.jpg: cut off" in text and "<script>" not in text and "<b> $x" not in text
     assert not re.search(r'(?:src|href)="(?!#)', text)
@@ -22,11 +21,3 @@ def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(sha
     of_class = index.statistics["train"].boxes_of_class
     shown = [int(count) for count in re.findall(r"<tr><td>[^<]*</td><td>(\d+)</td>", text)[3:]]
     assert shown[: len(of_class)] == sorted(of_class, reverse=True) and "<details open>" in text
-
-
-def test_of_many_classes_the_most_frequent_are_named():
-    counts = replace(describe([], 60), boxes_of_class=[0, *range(1, 60)])
-    bars, curve = class_plots([f"name-{label}" for label in range(60)], {"train": counts, "val": counts})
-    assert bars.title == "The 25 most frequent of 60 classes"
-    assert "name-59<" in bars.svg and "name-35<" in bars.svg and "name-34<" not in bars.svg
-    assert [label for _, label in curve.legend] == ["train", "val"]

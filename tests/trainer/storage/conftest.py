@@ -20,13 +20,10 @@ from minio import Minio
 from minio.error import MinioException
 
 from benchmarks import local_store
-from trainer import storage
 from trainer.storage.cache import FOLDER
 from trainer.storage.environment import settings
 
 __all__ = ["hurried", "proxy"]
-
-GIVEN = "KUBEDET_TEST_S3_ENDPOINT"
 
 
 @pytest.fixture(scope="session")
@@ -95,23 +92,9 @@ def azure_account(bare_clouds: None, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield account
 
 
-@pytest.fixture(params=["google", "azure"])
-def any_cloud(request: pytest.FixtureRequest) -> str:
-    """The URI of a bucket of Google's or a container of Azure's, empty."""
-    if request.param == "azure":
-        request.getfixturevalue("azure_account")
-        return "az://container"
-    return str(request.getfixturevalue("google_bucket"))
-
-
-@pytest.fixture(params=["rclone", "moto", "seaweedfs", "google", "azure", "given"])
+@pytest.fixture(params=["moto", "seaweedfs", "google", "azure"])
 def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URI of a bucket, empty and of this test alone, in each store that can be had.
-
-    Another store than those that the tests start is named by KUBEDET_TEST_S3_ENDPOINT, e.g.
-    http://127.0.0.1:9000; keys and region come from the AWS_ variables as they do for users. A bucket
-    with a random name is made in it, and removed with all that is in it.
-    """
+    """The URI of a bucket, empty and of this test alone, in each store that can be had."""
     if request.param == "google":
         yield request.getfixturevalue("google_bucket")
         return
@@ -119,28 +102,17 @@ def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         request.getfixturevalue("azure_account")
         yield "az://container"
         return
-    ours = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "MINIO_"))}
-    if request.param == "given":
-        endpoint = os.environ.get(GIVEN, "")
-        if not endpoint:
-            pytest.skip(f"{GIVEN} names no store")
-    else:
-        for name in [*ours, *(name for name in os.environ if name.lower().endswith("_proxy"))]:
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "MINIO_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretsecret")
-        if request.param in ("moto", "seaweedfs"):
-            endpoint = request.getfixturevalue(f"{request.param}_server")
-        else:
-            endpoint, _ = request.getfixturevalue("object_store_server")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretsecret")
+    endpoint = request.getfixturevalue(f"{request.param}_server")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     bucket = f"kubedet-test-{secrets.token_hex(6)}"
     store = settings("s3").client
     _patiently(lambda: store.make_bucket(bucket))
     yield f"s3://{bucket}"
-    for name in storage.list_files(f"s3://{bucket}"):
-        storage.delete(f"s3://{bucket}/{name}")
-    store.remove_bucket(bucket)
 
 
 def _free_port() -> int:

@@ -203,12 +203,3 @@ def test_a_child_that_was_forked_after_a_read_gets_an_error(bucket):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.count("b'hello'") == 2, done.stderr
     assert done.returncode and "forked after its parent had read" in done.stderr
-
-
-@pytest.mark.slow
-def test_keys_of_all_kinds(any_store):
-    keys = ["x", "a b/é+~'(1).jpg", "a=1/b=2.json", "p&q?r#s", "a!*;:@,$.x", "ü/%41", "quote'\"<>^`{|}"]
-    for key in keys:
-        storage.write_bytes(f"{any_store}/{key}", key.encode())
-        assert storage.read_bytes(f"{any_store}/{key}") == key.encode()
-    assert storage.list_files(any_store) == sorted(keys)

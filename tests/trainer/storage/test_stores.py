@@ -77,15 +77,11 @@ def test_what_is_not_there_is_named(any_store, request):
     [
         ("gs://bucket/x", {"GCE_METADATA_HOST": "127.0.0.1:9"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT": "/none.json"}, "GOOGLE_APPLICATION_CREDENTIALS"),
-        ("gs://bucket/x", {"GOOGLE_APPLICATION_CREDENTIALS": "/none.json"}, "GOOGLE_SERVICE_ACCOUNT"),
-        ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "[]"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "{}"}, "GOOGLE_SERVICE_ACCOUNT"),
         ("gs://bucket/x", {"AWS_CA_BUNDLE": "/none.pem"}, "set AWS_CA_BUNDLE to a file"),
         ("az://container/x", {}, "AZURE_STORAGE_ACCOUNT_NAME"),
-        ("az://container/x", {"AZURE_STORAGE_ACCOUNT_NAME": "kubedet"}, "AZURE_STORAGE_ACCOUNT_KEY"),
         ("az://container/x", {"AZURE_STORAGE_ACCOUNT_NAME": "a/b"}, "AZURE_STORAGE_ACCOUNT_KEY"),
         ("az://container/x", {"AZURE_STORAGE_ACCOUNT_KEY": "!"}, "AZURE_FEDERATED_TOKEN_FILE"),
-        ("az://container/x", {"AZURE_STORAGE_SAS_TOKEN": "x"}, "AZURE_STORAGE_SAS_TOKEN"),
         ("az://container/x", {"AZURE_STORAGE_TOKEN": "a\nb"}, "environment"),
     ],
 )
@@ -106,9 +102,7 @@ def test_missing_credentials_are_reported_soon(bare_clouds, monkeypatch, uri, va
     server.stop()
 
 
-@pytest.mark.parametrize(
-    "url", ["http://", "host:9000", "http://h:99999", "http://a b/", "file:///x", "http://h\n"]
-)
+@pytest.mark.parametrize("url", ["http://", "host:9000", "http://h\n"])
 @pytest.mark.parametrize("kind", ["gs", "az"])
 def test_an_endpoint_that_cannot_be_used_is_named(bare_clouds, monkeypatch, kind, url):
     monkeypatch.setenv("GOOGLE_BASE_URL", url)
@@ -132,20 +126,6 @@ def test_workload_identity_of_google_needs_no_variable(google_bucket, monkeypatc
     server.stop()
 
 
-def test_of_two_that_create_one_succeeds(any_cloud, monkeypatch):
-    storage.write_bytes(f"{any_cloud}/lock", b"first")
-    monkeypatch.setattr(objects, "state", lambda uri: None)  # both looked before either wrote
-    assert not storage.create(f"{any_cloud}/lock", b"second")
-    assert storage.read_bytes(f"{any_cloud}/lock") == b"first"
-
-
-def test_what_was_altered_in_the_store_is_found(azure_account, hurried):
-    storage.write_bytes("az://container/x", b"whole")
-    azure_account.containers["container"]["x"].data = b"holed"
-    with pytest.raises(StorageError, match="az://container/x is damaged: its sha256"):
-        storage.read_bytes("az://container/x")
-
-
 def test_keys_that_are_refused_are_told_as_that(azure_account, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "another")
     with pytest.raises(StorageError, match="AuthenticationFailed") as caught:
@@ -159,7 +139,6 @@ REFUSALS = [
     (400, "ExpiredToken", "log in again"),
     (404, "NoSuchBucket", "create the bucket"),
     (301, "PermanentRedirect", "AWS_REGION"),
-    (403, "InvalidObjectState", "archive tier"),
     (418, "Teapot", "endpoint is an S3 endpoint"),
 ]
 
@@ -179,13 +158,6 @@ def test_a_refusal_names_the_object_the_cause_and_the_remedy(proxy, status, code
         assert ("no such bucket" if status == 404 else code) in caught.value.message
         assert fix in caught.value.fix
     assert len(proxy.requests) <= 6  # One for each, and one for the bucket's region: none is repeated.
-
-
-def test_a_refused_look_at_an_object_says_why(proxy):
-    proxy.fail("status", method="HEAD", status=400)
-    proxy.fail("status", method="GET", status=400, code="ExpiredToken")
-    with pytest.raises(StorageError, match="ExpiredToken"):
-        storage.state("s3://bucket/x")
 
 
 def test_a_store_that_stays_busy_is_given_up(proxy, hurried):
