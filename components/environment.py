@@ -36,9 +36,6 @@ SETTINGS = (
 )  # fmt: skip
 """Variables that are no secret."""
 
-SCHEDULED_TIME = "[[ScheduledTime]]"
-"""In `data_version`: the time for which a run was scheduled, as 20261121020000 (UTC)."""
-
 KUBEFLOW_STORES = ("seaweedfs.kubeflow:9000", "minio-service.kubeflow:9000")
 """The object stores of Kubeflow Pipelines, in 2.16.1 and later and before."""
 
@@ -60,18 +57,6 @@ _SCHEMES = ("s3://", "minio://")
 def run_id() -> str:
     """Return the id of the run that this process works for; "" if it belongs to none."""
     return os.environ.get(RUN_ID, "").strip()
-
-
-def expand_version(version: str, scheduled: str) -> str:
-    """Replace the scheduled time in a data version. The result is the same for every retry of the run.
-
-    Kubeflow Pipelines 2.17 replaces the macro only in arguments of Argo's workflow, which version 2 of
-    pipelines does not use (`OverrideParameters` in backend/src/common/util/workflow.go). `scheduled` is what
-    its driver reads from the Workflow, as 2026-11-21T02:00:00Z: the scheduled time, or without a schedule the
-    creation. Before 2.17 it is empty; the run's id is then used.
-    """
-    digits = "".join(character for character in scheduled if character.isdecimal())
-    return version.replace(SCHEDULED_TIME, digits or run_id() or SCHEDULED_TIME)
 
 
 def secret_variables() -> dict[str, str]:

@@ -36,7 +36,7 @@ def report_download(result: RawData | NothingNew, raw: Any, *, keep_runs: int) -
     shown: dict[str, object] = {"uri": result.folder.uri, "source": result.folder.source}
     for split, counts in result.folder.splits.items():
         shown |= {f"{split}_images": counts.images, f"{split}_boxes": counts.boxes}
-    _publish(raw, result, shown | _version(result))
+    _publish(raw, result, shown)
     return hooks.TRAIN
 
 
@@ -46,14 +46,14 @@ def report_shards(result: Shards, shards: Any, statistics: Any, *, keep_runs: in
     shown: dict[str, object] = {"uri": result.uri, "fingerprint": result.fingerprint}
     for split, samples in result.samples.items():
         shown |= {f"{split}_samples": samples, f"{split}_boxes": result.boxes[split]}
-    _publish(shards, result, shown | _version(result))
+    _publish(shards, result, shown)
     _copy(result.statistics, statistics)
     hooks.at_end(StepEnd("convert-to-shards", data_root=result.data_root, keep_runs=keep_runs))
 
 
 def report_model(result: TrainedModel, model: Any) -> None:
     """Publish the trained model."""
-    shown = {"uri": result.output, "checkpoint": result.checkpoint} | _version(result)
+    shown = {"uri": result.output, "checkpoint": result.checkpoint}
     _publish(model, result, {**shown, **result.metrics})
 
 
@@ -98,7 +98,3 @@ def _publish(artifact: Any, manifest: Manifest, shown: Mapping[str, object]) -> 
 
 def _copy(uri: str, artifact: Any) -> None:
     Path(artifact.path).write_bytes(storage.read_bytes(uri))
-
-
-def _version(manifest: RawData | Shards | TrainedModel) -> dict[str, str]:
-    return {"data_version": manifest.data_version} if manifest.data_version else {}

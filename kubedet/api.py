@@ -230,8 +230,7 @@ def schedule_create(
 ) -> "Schedule":
     """Create a recurring run, or replace the one of the same name.
 
-    One run at a time; missed runs are skipped. Each run uses the current data, with the scheduled time as its
-    version.
+    One run at a time; missed runs are skipped.
 
     Args:
         run: the parameters of each run

@@ -1,6 +1,6 @@
 """Frees space in a data root: deletes old runs, versions of models and data that nothing kept needs.
 
-An artifact is a run, a version of a model, shards, raw tables, a data version, the images of a source, or the
+An artifact is a run, a version of a model, shards, raw tables, the images of a source, or the
 trial runs of a search; its name is its path below the data root, such as `runs/20261121-4f0c`. The old images
 of a kept source that no kept raw table has are an artifact, too. Steps set the
 time of the data that they reuse (`storage.touch`), so whatever a starting run needs is young.
@@ -34,11 +34,11 @@ DAYS = 7.0
 MAX_RUN_DAYS = 30.0
 """Days for which a run without a verdict counts as unfinished: so long it may be resumed."""
 _DAY_SECONDS = 24 * 3600.0
-_DEPTH = {"models": 2, "runs": 1, "tuning": 2, "shards": 1, "raw": 1, "versions": 1, "images": 1}
+_DEPTH = {"models": 2, "runs": 1, "tuning": 2, "shards": 1, "raw": 1, "images": 1}
 """Folders of the data root, with the depth of their artifacts. Each refers only to later ones."""
 _MARKERS = {"models": (bundle.CHECKSUMS,), "raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
 """Files that mark a folder as complete."""
-_DATA = ("raw", "shards", "images", "versions")
+_DATA = ("raw", "shards", "images")
 _THREADS = 32
 
 
@@ -74,7 +74,7 @@ def inventory(data_root: str) -> dict[str, Artifact]:
     for kind, depth in _DEPTH.items():
         for path, state in storage.scan(storage.join(data_root, kind)):
             parts = path.split("/")
-            if kind == "versions" or len(parts) > depth:  # Else it is a file beside the artifacts.
+            if len(parts) > depth:  # Else it is a file beside the artifacts.
                 name = "/".join([kind, *parts[:depth]])
                 artifact = artifacts.setdefault(name, Artifact(name, storage.join(data_root, name)))
                 artifact.add("/".join(parts[depth:]), state)
@@ -115,7 +115,6 @@ class Pruning:
         self._keep_searches()
         self._keep_raw_tables()
         self._keep_images()
-        self._keep_data_versions()
 
     @property
     def deleted(self) -> list[Artifact]:
@@ -249,18 +248,6 @@ class Pruning:
         if self._knows_images:
             for name in needed.keys() & self.artifacts.keys():
                 self._find_unused(self.artifacts[name], needed[name])
-
-    def _keep_data_versions(self) -> None:
-        """Keep the data versions of kept raw tables."""
-        for _, version in self.select("versions"):
-            try:
-                raw_name = storage.read_json(version.uri)["raw"]
-                if raw_name in self.artifacts and self.artifacts[raw_name].reasons:
-                    version.reasons.append(f"{raw_name} is kept")
-            except MissingError:
-                continue
-            except (StorageError, LookupError, TypeError):
-                version.reasons.append("it cannot be read")
 
     def _find_unused(self, images: Artifact, needed: set[int]) -> None:
         """Add an artifact of a kept source's old images that no kept raw table has."""

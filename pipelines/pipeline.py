@@ -30,8 +30,6 @@ from pipelines import CLEANUP, NAME, SEARCH, TITLES
 from pipelines.parameters import SMALL, CompileOptions
 
 GPU = "nvidia.com/gpu"
-SCHEDULED = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
-"""Kubeflow's driver replaces it, in its own pod, by the time for which the run was scheduled."""
 
 _RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 _REQUIRED: Any = inspect.Parameter.empty
@@ -57,7 +55,6 @@ def make_pipeline(options: CompileOptions) -> Any:
         source: str = "sample",
         recipe: str = "debug",
         overrides: dict = {},  # noqa: B006 - kfp writes it into the compiled file.
-        data_version: str = "",
         min_new_images: int = 1 if options.conditional else 0,
         prune: int = 0,
         data_workers: int = 1,
@@ -87,7 +84,6 @@ def make_pipeline(options: CompileOptions) -> Any:
             source: images and boxes: sample, coco:URI, coco:2017, voc:URI, yolo:URI or openimages:.
             recipe: a whole configuration.
             overrides: values that replace those of the recipe.
-            data_version: name for the current data; an existing name restores its data.
             min_new_images: skip training if fewer images changed since the current model version.
             prune: how many of the newest runs to keep when the data is ready; 0 keeps all.
             data_workers: number of pods that share download and sharding.
@@ -143,8 +139,6 @@ def make_pipeline(options: CompileOptions) -> Any:
                 recipe=recipe,
                 overrides=overrides,
                 data_root=data_root,
-                data_version=data_version,
-                scheduled=SCHEDULED,
                 min_new_images=min_new_images,
                 trains=not options.until,
                 prune=prune,

@@ -43,7 +43,6 @@ class PipelineRun:
         output: URI of the run's folder (default: DATA_ROOT/runs/RUN_ID)
         credentials: Secret with the object store's keys, which are all optional (default:
             kubedet-object-store)
-        data_version: name for the current data; an existing name restores its data
         step_cpu: CPU request of the pods that process the data or the model, e.g. 2 or 500m (default: 500m
             for sample, 6 for coco:2017 and openimages:, else 2)
         step_memory: memory request of these pods, e.g. 8Gi (default: 2Gi, 24Gi and 8Gi for these sources)
@@ -82,7 +81,6 @@ class PipelineRun:
     job: Annotated[Mapping[str, object] | None, "FIELD=VALUE"] = None
     output: Annotated[str, "URI"] = ""
     credentials: Annotated[str, "SECRET"] = ""
-    data_version: Annotated[str, "NAME"] = ""
     step_cpu: Annotated[str, "CORES"] = ""
     step_memory: Annotated[str, "AMOUNT"] = ""
     signing: Annotated[str, "SECRET"] = ""

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import kfp_server_api
 from cronsim import CronSim, CronSimError
 
-from components.environment import SCHEDULED_TIME
 from operations import history
 from pipelines import Access, preflight
 from pipelines.client import connect
@@ -64,9 +63,7 @@ def create(run: PipelineRun, cron: str, name: str, access: Access, *, dry_run: b
     if run.output:
         # Every run would find the first run's finished training there.
         raise ConfigError("output would make all runs of a schedule share one folder", fix="leave it out")
-    if run.data_version:
-        raise ConfigError("data_version: the runs of a schedule have their own", fix="leave it out")
-    submission = Submission.make(replace(run, data_version=SCHEDULED_TIME), name)
+    submission = Submission.make(run, name)
     done, link = "", ""
     if not dry_run:
         server = connect(access)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from components import data_job, environment, jobs, model_registry
+from components import data_job, jobs, model_registry
 from components.launchers import kubernetes_names
 from components.launchers.spec import JobSpec
 from operations import retention
@@ -85,7 +85,6 @@ class Submission:
     def check(self) -> None:
         """Refuse now what a step would refuse hours later."""
         get = self.get
-        versions = {get("data_version")} - {"", environment.SCHEDULED_TIME}
         check_all(
             lambda: self.options,
             self._check_recipe,
@@ -96,7 +95,6 @@ class Submission:
             lambda: data_job.check_workers(get("data_workers")),
             lambda: check_sizes(get("step_cpu"), get("step_memory")),
             lambda: model_registry.check_server(get("registry")) if get("registry") else None,
-            *(partial(check_name, version, "data_version") for version in versions),
             self._check_names_and_places,
         )
 

@@ -37,22 +37,6 @@ def test_the_store_that_the_cluster_has_is_found(monkeypatch, services, found):
     assert environment.settings()["MINIO_ENDPOINT"] == found
 
 
-@pytest.mark.parametrize(
-    ("version", "scheduled", "run", "expanded"),
-    [
-        ("[[ScheduledTime]]", "2026-11-21T02:00:00Z", "r1", "20261121020000"),
-        ("eu-[[ScheduledTime]]", "", "r1", "eu-r1"),  # Kubeflow Pipelines before 2.17.
-        ("monday", "2026-11-21T02:00:00Z", "r1", "monday"),
-        ("[[ScheduledTime]]", "", "", "[[ScheduledTime]]"),  # Refused later: it is no valid name.
-    ],
-)
-def test_the_version_of_a_scheduled_run_is_the_same_for_its_retries(
-    monkeypatch, version, scheduled, run, expanded
-):
-    monkeypatch.setenv(environment.RUN_ID, run)
-    assert environment.expand_version(version, scheduled) == expanded
-
-
 def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
     for name in environment._STORE_KEYS:
         monkeypatch.delenv(name, raising=False)

@@ -34,7 +34,6 @@ STEPS = {
     "search": [*DATA, *SEARCH],
     "search_gpus": [*DATA, *SEARCH],
 }
-SCHEDULED = {"runtimeValue": {"constant": "{{$.pipeline_job_schedule_time_utc}}"}}
 RUN_ID = {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
 
 
@@ -93,7 +92,6 @@ def test_a_clean_up_follows_however_the_steps_end(spec):
     assert len(spec["root"]["dag"]["tasks"]) == 2
     (before,) = end["dependentTasks"]
     assert end["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": before}}
-    assert tasks(spec)["download"]["inputs"]["parameters"]["scheduled"] == SCHEDULED
     # Both get the run's id, from which the job's name follows.
     assert end["inputs"]["parameters"]["run_id"] == RUN_ID
     if "train" in STEPS[spec["form"]]:

@@ -32,7 +32,6 @@ def test_what_can_be_run_passes():
         claim="sets",
         output="/data/runs/a",
         source="coco:/data/coco",
-        data_version="[[ScheduledTime]]",
         signing="keys",
         registry="https://registry.example",
     ).check()
@@ -51,7 +50,6 @@ def test_what_can_be_run_passes():
         ({"launcher": "slurm"}, "no launcher 'slurm'; use one of: local, kubernetes"),
         ({"job": {"memory_limit": "lots"}}, "job.memory_limit: "),
         ({"step_memory": "0"}, "step_memory: '0' is less than 64Mi"),
-        ({"data_version": "a/b"}, "data_version 'a/b' is not a valid name"),
         ({"claim": "my claim"}, "claim: "),
         ({"registry": "registry:8080"}, "the model registry 'registry:8080' is not a URL"),
         ({"data_root": ""}, "data_root: is missing"),

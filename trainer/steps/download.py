@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from trainer.config.types import Overrides
 from trainer.data import download as downloading
+from trainer.launching.shared_work import SharedWork
 from trainer.model import recipes
-from trainer.steps import data_versions, retrain_condition, starting_weights
+from trainer.steps import retrain_condition, starting_weights
 from trainer.steps.manifests import NothingNew, RawData
 from trainer.steps.records import NothingNewRecord, now
 
@@ -16,7 +17,6 @@ def download(
     recipe: str = "debug",
     overrides: Overrides | None = None,
     *,
-    data_version: str = "",
     min_new_images: int = 0,
     trains: bool = False,
     run_id: str = "",
@@ -29,7 +29,6 @@ def download(
         data_root: URI under which the data is stored.
         recipe: its section `data` decides which images and boxes are kept.
         overrides: values that replace those of the recipe.
-        data_version: a name for the present data; an existing one restores its data.
         min_new_images: fetch no image if fewer than these differ from those of the current model; 0 always
             does.
         trains: also fetch and check the pretrained weights of the training, before hours of other work.
@@ -42,21 +41,23 @@ def download(
     retrain_condition.check(min_new_images)
     listed = None
     if min_new_images:
-        listed = data_versions.find(source, data_root, config.data, data_version)
-        listed = listed or downloading.plan(source, data_root, config.data)
+        listed = downloading.plan(source, data_root, config.data)
         if ended := retrain_condition.find(listed, data_root, config, min_new_images):
             if run_id:
                 NothingNewRecord(run_id, ended.since, ended.found, now()).write(data_root)
             return ended
     if trains:
         starting_weights.secure(recipe, overrides, data_root)
-    if launch and not data_versions.find(source, data_root, config.data, data_version):
+    if launch:
         settings = recipes.as_arguments(recipe, overrides)
         launch(("download", "--source", source, "--data-root", data_root, *settings))
+    if listed and listed.kind == "plan":
+        folder = downloading.fetch(listed, config.data, SharedWork())
+    else:
+        folder = downloading.download(source, data_root, config.data)
     return RawData(
         data_root=data_root,
-        folder=data_versions.fetch(source, data_root, config.data, data_version, listed),
+        folder=folder,
         recipe=recipe,
         overrides=overrides,
-        data_version=data_version,
     )

@@ -26,7 +26,6 @@ class RawData(Manifest):
     folder: RawManifest
     recipe: str
     overrides: Overrides
-    data_version: str = ""  # Name of these data, see `trainer.steps.data_versions`.
 
 
 class NothingNew(Manifest):
@@ -49,7 +48,6 @@ class Shards(Manifest):
     boxes: dict[str, int]
     recipe: str
     overrides: Overrides
-    data_version: str = ""
 
     @property
     def statistics(self) -> str:
@@ -64,7 +62,6 @@ class TrainedModel(Manifest):
     output: str  # URI of the run's folder.
     shards: str  # URI of the folder of the shards.
     metrics: dict[str, float]  # Of the best checkpoint, on the validation images.
-    data_version: str = ""
 
     @property
     def run(self) -> str:

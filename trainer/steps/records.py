@@ -28,7 +28,6 @@ from trainer.steps.manifests import Shards, run_name
 logger = logging.getLogger(__name__)
 
 FOLDER = "lineage"
-KEY = "data_version"  # Key of the version of the data in manifests and metadata.
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -103,7 +102,6 @@ class RunRecord(StepRecord, folder="runs", remedy="resume the run, or restore it
     shards: str  # shards/<fingerprint>, likewise `raw`.
     raw: str
     source: str
-    data_version: str
     recipe: str
     overrides: Overrides
     weights: str  # Initial weights; may be empty.
@@ -184,7 +182,6 @@ def record_run(
         shards=below(shards.uri, data_root),
         raw=f"raw/{index.raw_fingerprint}",
         source=index.source,
-        data_version=shards.data_version,
         recipe=shards.recipe,
         overrides=overrides,
         weights=below(weights, data_root),

@@ -28,7 +28,6 @@ def shard(raw: RawData, launch: Callable[[tuple[str, ...]], None] | None = None)
         boxes={name: split.boxes for name, split in index.splits.items()},
         recipe=raw.recipe,
         overrides=raw.overrides,
-        data_version=raw.data_version,
     )
     storage.write_bytes(shards.statistics, page(index).encode(), sync=False)
     return shards

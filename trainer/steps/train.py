@@ -69,14 +69,13 @@ def train(
 
 
 def run_folder(output: str, shards: Shards, run_id: str) -> str:
-    """Return the URI of the run's folder: `output`, or `<data root>/runs/<data version>-<run id>`."""
+    """Return the URI of the run's folder: `output`, or `<data root>/runs/<run id>`."""
     if "[[" in output:  # Every scheduled run would resume the first one's finished training.
         raise ConfigError(
             f"the output {output} contains a macro that this cluster does not support",
             fix="leave the output empty: every run then has its own folder",
         )
-    name = "-".join(filter(None, [shards.data_version, run_id]))
-    return output or storage.join(shards.data_root, "runs", name)
+    return output or storage.join(shards.data_root, "runs", run_id)
 
 
 def arguments(shards: Shards, output: str) -> tuple[str, ...]:
@@ -188,7 +187,6 @@ def read_result(shards: Shards, output: str) -> TrainedModel:
         output=output,
         shards=shards.uri,
         metrics=storage.read_json(report)["metrics"],
-        data_version=shards.data_version,
     )
 
 

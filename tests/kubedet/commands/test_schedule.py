@@ -29,7 +29,6 @@ def test_a_schedule_is_created(kfp_server, capsys):
     assert recurring_run["runtime_config"]["parameters"] == {
         "data_root": "s3://bucket/root",
         "source": "coco:s3://bucket/sets",
-        "data_version": "[[ScheduledTime]]",
         "step_cpu": "2",
         "step_memory": "8Gi",
     }
@@ -106,7 +105,7 @@ def test_schedules_are_listed_and_deleted(kfp_server, capsys):
         "a: 0 0 2 * * *, enabled",
         "b: 0 0 2 * * *, enabled",
     ]
-    assert "  data_version=[[ScheduledTime]]" in lines
+    assert "  data_root=s3://bucket/root" in lines
     assert cli.main(["schedule", "delete", "--name", "a"]) == 0
     assert [item["display_name"] for item in kfp_server.schedules] == ["b", "foreign"]
     assert cli.main(["schedule", "delete", "--name", "a"]) == 2

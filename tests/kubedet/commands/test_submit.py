@@ -10,12 +10,12 @@ from pipelines import wait
 ARGUMENTS = [
     "submit", "--data-root", "s3://bucket/root", "--recipe", "coco_r50", "--nodes", "2", "--gpus", "8",
     "--set", "train.epochs=3", "--job", "cpu_limit=32", "--job", "network.profile=rdma",
-    "--name", "try", "--data-version", "20261121",
+    "--name", "try",
 ]  # fmt: skip
 PARAMETERS = {
     "data_root": "s3://bucket/root", "recipe": "coco_r50", "nodes": 2, "gpus": 8,
     "overrides": {"train.epochs": 3}, "job": {"cpu_limit": "32", "network": {"profile": "rdma"}},
-    "data_version": "20261121", "step_cpu": "500m", "step_memory": "2Gi",
+    "step_cpu": "500m", "step_memory": "2Gi",
 }  # fmt: skip
 
 
@@ -45,7 +45,6 @@ def test_the_function_starts_what_the_command_starts(kfp_server, capsys):
         gpus=8,
         job=job,
         overrides=overrides,
-        data_version="20261121",
     )
     started = kubedet.submit(asked, name="try", wait=True)
     (run,) = kfp_server.runs

@@ -25,12 +25,12 @@ def run(shards, tmp_path, processes=(2, 2), **options):
 
 
 def test_it_writes_one_configuration_and_a_record(shards_manifest, tmp_path):
-    shards = shards_manifest(overrides={"train.epochs": 3.0}, data_version="monday")
+    shards = shards_manifest(overrides={"train.epochs": 3.0})
     model = run(shards, tmp_path, run_id="id-1", image="registry/kubedet:1")
     config = parsing.read(model.config)
     assert config.train.epochs == 3
     assert config.export.name == "my-cards"  # The name of the data, because none is configured.
-    assert model.metrics == RESULT["metrics"] and model.data_version == "monday"
+    assert model.metrics == RESULT["metrics"]
     (record,) = records.RunRecord.read_all(shards.data_root)
     assert (record.run, record.run_id, record.code["image"]) == ("run", "id-1", "registry/kubedet:1")
 
@@ -117,8 +117,6 @@ def test_a_training_without_a_result_is_an_error(shards_manifest, tmp_path):
 def test_each_run_has_a_folder(shards_manifest):
     shards = shards_manifest().model_copy(update={"data_root": "s3://bucket/root"})
     assert train.run_folder("", shards, "r1") == "s3://bucket/root/runs/r1"
-    versioned = shards.model_copy(update={"data_version": "20261121020000"})
-    assert train.run_folder("", versioned, "r1") == "s3://bucket/root/runs/20261121020000-r1"
-    assert train.run_folder("s3://other/x", versioned, "r1") == "s3://other/x"
+    assert train.run_folder("s3://other/x", shards, "r1") == "s3://other/x"
     with pytest.raises(ConfigError, match="macro"):
-        train.run_folder("s3://other/[[ScheduledTime]]", versioned, "r1")
+        train.run_folder("s3://other/[[ScheduledTime]]", shards, "r1")
