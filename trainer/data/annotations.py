@@ -88,11 +88,7 @@ def build(
         listing.problems.add(reasons.CLASS_WITHOUT_BOXES, name)
     if len(without_boxes) == len(categories):
         problem = f"no training image has a box of {', '.join(without_boxes[:20])}"
-        fix = "check that the annotations belong to these images, or change data.classes"
-        if unlisted := listing.problems.unlisted:
-            shown = ", ".join(f"{name} ({count})" for name, count in unlisted.most_common(5))
-            problem += f", but {unlisted.total()} boxes are of categories that are not listed: {shown}"
-            fix = "add these to `categories`, or use only ids from there"
+        fix = "check that boxes are of these images and of listed classes, or change data.classes"
         raise DataError(problem, fix=fix)
     found = meaning.findings(list(listing.splits))
     found.check(where)

@@ -37,16 +37,14 @@ class Classes:
         Presence implies the classes above, absence the classes below.
         """
         labels: set[int] = set()
-        for label, present in self._known(answers):
-            labels |= {label} | (self._above if present else self._below).get(label, set())
+        for name, present in answers.items():
+            if (label := self._labels.get(name)) is not None:
+                labels |= {label} | (self._above if present else self._below).get(label, set())
         return sorted(labels)
 
     def labels(self, names: Iterable[str]) -> list[int]:
         """Return the labels of classes by their names; other names are left out."""
         return sorted(self._labels[name] for name in names if name in self._labels)
-
-    def _known(self, answers: Mapping[str, int]) -> list[tuple[int, int]]:
-        return [(self._labels[name], value) for name, value in answers.items() if name in self._labels]
 
 
 class GroundTruthWriter:

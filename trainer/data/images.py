@@ -12,7 +12,7 @@ import numpy as np
 import simplejpeg
 from PIL import AvifImagePlugin, BmpImagePlugin, GifImagePlugin, Image, PngImagePlugin, WebPImagePlugin  # noqa: F401
 from PIL.JpegImagePlugin import JpegImageFile
-from PIL.TiffImagePlugin import TiffImageFile
+from PIL.TiffImagePlugin import TiffImageFile  # noqa: F401
 from pillow_heif import register_heif_opener
 
 from trainer.base.os_errors import check_resources
@@ -36,7 +36,6 @@ _START_OF_SCAN = b"\xff\xda"
 # Importing a plugin registers it; formats that run other programs (EPS) are not used. JPEG includes MPO.
 register_heif_opener()
 _FORMATS = ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF"]
-_BITS_PER_SAMPLE = 258  # TIFF tag
 
 _PERCENTILES = (0.1, 99.9)
 """Percentiles of a 16-bit image that become black and white, so that a few broken pixels do not matter."""
@@ -106,7 +105,7 @@ def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False)
         # A JPEG is decoded at a half, quarter or eighth, but at no less than twice the target size.
         image.draft(None, (2 * size[0], 2 * size[1]))
     _load(image)
-    image = plain(image, data)
+    image = plain(image)
     if scale < 1:
         image = image.resize(size, Image.Resampling.LANCZOS)
     if orientation != 1:
@@ -147,7 +146,7 @@ def read_upright(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     image = _open(data, max_pixels)
     orientation = _orientation(image)
     _load(image)
-    image = plain(image, data).convert("RGB")
+    image = plain(image).convert("RGB")
     if orientation != 1:
         image = image.transpose(_TRANSPOSES[orientation])
     return Image.fromarray(np.asarray(image))  # Drops the orientation of the file's metadata.
@@ -253,7 +252,7 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
+def plain(image: Image.Image) -> Image.Image:
     """Return the image as 8-bit grayscale or RGB; transparent parts become white.
 
     The range of values of 16-bit grayscale becomes 0 to 255: cameras with 12 bits write 16-bit files too. Of
@@ -268,8 +267,6 @@ def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
             low, high = pixels.min(), max(pixels.max(), pixels.min() + 1)
         scaled = np.clip((pixels.astype(np.float32) - low) * (255 / (high - low)), 0, 255)
         return Image.fromarray(np.rint(scaled).astype(np.uint8))
-    if _is_deep(image, data) and np.asarray(image.convert("RGB")).max() < 128:
-        raise UnreadableImage("its 16-bit colors do not use the upper bits: save it with 8 bits")
     if image.mode in ("L", "RGB"):
         return image
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
@@ -277,14 +274,6 @@ def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
         white = Image.new("RGBA", opaque.size, "white")
         return Image.alpha_composite(white, opaque).convert("RGB")
     return image.convert("L" if image.mode == "1" else "RGB")
-
-
-def _is_deep(image: Image.Image, data: bytes) -> bool:
-    """Return whether a file has 16 bits a channel."""
-    if image.format == "PNG":
-        return data[24:25] == b"\x10"
-    bits = image.tag_v2.get(_BITS_PER_SAMPLE, (8,)) if isinstance(image, TiffImageFile) else (8,)
-    return max(bits) == 16
 
 
 def _turn(bbox: list[float], width: int, height: int, orientation: int) -> list[float]:

@@ -1,6 +1,5 @@
 """Counts the problems of the input by reason, with examples, and compares them with max_bad_fraction."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -84,8 +83,6 @@ class Problems:
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
-    unlisted: Counter[str] = field(default_factory=Counter)
-    """Boxes by category that the source does not list; they count as bad when boxes are cleaned."""
 
     def add(self, reason: str, example: str, count: int = 1) -> None:
         """Count one more case."""

@@ -135,21 +135,6 @@ def test_a_changed_source_fetches_only_what_is_new(make_coco, make_jpeg, tmp_pat
     assert storage.read_bytes(image_of(second, row)) == make_jpeg(50, 50)
 
 
-def test_boxes_of_unlisted_categories_are_named(make_coco, edit_json, tmp_path):
-    root = make_coco(train=["a.jpg", "b.jpg"])
-
-    def change(form: dict) -> None:
-        for number, box in enumerate(form["annotations"]):
-            box["category_id"] = 9 if number else "x"
-
-    edit_json(root / "annotations" / "instances_train.json", change)
-    with pytest.raises(
-        DataError, match=r'cat, dog, but 4 boxes are of .* not listed: 9 \(3\), "x" \(1\)'
-    ) as caught:
-        download(str(root), str(tmp_path / "data"), CONFIG)
-    assert "`categories`" in caught.value.fix
-
-
 def test_what_a_killed_download_left_is_cleared_away(make_coco, tmp_path):
     root = make_coco(train=["1.jpg", "2.jpg"])
     images = Path(plan(str(root), str(tmp_path / "data"), CONFIG).images)

@@ -268,8 +268,6 @@ class CocoImages:
                 continue
             category = _id(item.get("category_id"))
             position = positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
-            if position == UNKNOWN:
-                problems.unlisted[json.dumps(category)[:40]] += 1
             crowd = item.get("iscrowd") in (1, True)
             image = _key(_id(item.get("image_id")))
             yield image, position, *box, _positive(item.get("area")), crowd

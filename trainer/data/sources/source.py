@@ -79,7 +79,6 @@ class Rows:
         yield from self._read(found)
         if self._problems is not None:
             self._problems.merge(found.cases())
-            self._problems.unlisted.update(found.unlisted)
             self._problems = None
 
 
