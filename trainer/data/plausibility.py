@@ -191,6 +191,7 @@ def note_size(name: str, image: NormalImage, annotated: tuple[int, int], problem
 
 
 _ADVICE = {
+    reasons.ANNOTATION_ID_TWICE: "every box is read, but pycocotools takes one of each id",
     reasons.LABELS_SHARED: "both get its boxes: rename one of them with its labels, or remove it",
     reasons.SIZE_DIFFERS: "boxes are not scaled",
     reasons.IMAGE_RESIZED: "boxes are scaled: look at some with `kubedet data preview`",

@@ -170,6 +170,7 @@ def only_in_val(split: str, form: Form) -> None:
         (double_size, [], "320x240 annotated, 160x120 stored); boxes are scaled"),
         (one_pixel, [], "image size differs from the annotated one: 30 (first: "),
         (only_in_val, [], "warning: 1 classes have boxes in val or test, and none in train: Dog"),
+        (each(lambda split, _: {"id": 5}), [], "(first: id 5 in "),
         (written(corners), ["--set", "data.box_format=xywh"], "warning: suspicious boxes"),
         (three_names, ["--set", 'data.classes=["Cat", "cat ", "\uff23A\u200bT"]'], "no problems"),
         (exchanged, [], "annotated width and height exchanged: 30 (first: "),

@@ -20,7 +20,7 @@ from trainer.data import source_names
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import FORMS, SUFFIXES, Coco2017, OpenImages, Sample
 from trainer.data.sources.coco import Coco2017Source, CocoSource, annotation_files
-from trainer.data.sources.files import Unpacked, unpack, visible_files
+from trainer.data.sources.files import Unpacked, note_hidden, unpack, visible_files
 from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import AS_PUBLISHED, SOURCE_ROW, Listing, Reading, Rows, Source
@@ -153,6 +153,8 @@ class ArchiveSource(Source):
             for split, rows in listing.splits.items()
         }
         self._rename(listing.problems, unpacked)
+        for name in unpacked.hidden:
+            note_hidden(name, listing.problems)
         return replace(listing, splits=splits, state=digest.hexdigest())
 
     def _rename(self, problems: Problems, unpacked: Unpacked) -> None:

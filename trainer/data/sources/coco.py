@@ -34,7 +34,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import Coco2017
-from trainer.data.sources.files import Folders, Zip, is_hidden, open_member, visible_files
+from trainer.data.sources.files import Folders, Zip, note_hidden, open_member, visible_files
 from trainer.data.sources.source import (
     AS_PUBLISHED,
     UNKNOWN,
@@ -157,9 +157,9 @@ _FEDERATED = ("neg_category_ids", "not_exhaustive_category_ids")
 _TABLES = """
     CREATE TABLE images (place INTEGER PRIMARY KEY, name TEXT UNIQUE, fields TEXT, clashes INT DEFAULT 0);
     CREATE TABLE ids (id PRIMARY KEY, place INTEGER) WITHOUT ROWID;
-    CREATE TABLE boxes (id, category INT, x REAL, y REAL, w REAL, h REAL, area REAL, crowd INT);
+    CREATE TABLE boxes (id, annotation, category INT, x REAL, y REAL, w REAL, h REAL, area REAL, crowd INT);
 """
-"""Images in their order, each once; the image of each id; boxes by the id of their image."""
+"""Images in their order, each once; the image of each id; boxes by the id of their image, with their own."""
 
 
 @contextmanager
@@ -186,7 +186,7 @@ class CocoImages:
             execute = self._database.execute
             for image in file.items("images"):
                 fields = _fields(image, file)
-                if not fields[1] and is_hidden(fields[0]):
+                if not fields[1] and note_hidden(fields[0], problems):
                     continue
                 name, image_id = json.dumps(fields[0]), _key(fields[-1])  # JSON, as names may be no UTF-8.
                 federated = [image.get(key) for key in _FEDERATED]
@@ -233,11 +233,14 @@ class CocoImages:
         with _database_errors():
             execute("DELETE FROM boxes")
             rows = self._boxes(categories, reading, problems)
-            self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             unknown = "SELECT id, count(*) FROM boxes WHERE id NOT IN (SELECT id FROM ids) GROUP BY id"
             for key, count in execute(unknown).fetchall():
                 example = f"image_id {str(key)[:40]} in {self._file.uri}"
                 problems.add(reasons.BOX_UNKNOWN_IMAGE, example, count)
+            repeated = "SELECT annotation, count(*) - 1 FROM boxes WHERE annotation IS NOT NULL "
+            for key, count in execute(f"{repeated} GROUP BY annotation HAVING count(*) > 1"):
+                problems.add(reasons.ANNOTATION_ID_TWICE, f"id {str(key)[:40]} in {self._file.uri}", count)
             boxes = execute(
                 "SELECT place, category, x, y, w, h, area, crowd FROM boxes JOIN ids USING (id) "
                 "ORDER BY place, boxes.rowid"
@@ -269,8 +272,9 @@ class CocoImages:
             category = _id(item.get("category_id"))
             position = positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
             crowd = item.get("iscrowd") in (1, True)
-            image = _key(_id(item.get("image_id")))
-            yield image, position, *box, _positive(item.get("area")), crowd
+            own = _id(item.get("id"))
+            ids = _key(_id(item.get("image_id"))), None if own is None else _key(own)
+            yield *ids, position, *box, _positive(item.get("area")), crowd
 
 
 def _id(value: Any) -> Any:

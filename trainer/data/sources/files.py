@@ -28,6 +28,8 @@ from trainer.base import worker_pool
 from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
+from trainer.data.images import IMAGE_SUFFIXES
+from trainer.data.problem_counts import IMAGE_HIDDEN, Problems
 from trainer.storage import FileState
 
 _READERS = 16
@@ -67,9 +69,22 @@ def is_hidden(name: str) -> bool:
     return any(part == "__MACOSX" or (part[:1] == "." and part not in (".", "..")) for part in parts)
 
 
-def visible_files(folder: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
-    """Yield the files under a folder by relative name, except hidden ones."""
-    return ((name, state) for name, state in storage.scan(folder, recursive=recursive) if not is_hidden(name))
+def note_hidden(name: str, problems: Problems) -> bool:
+    """Return whether a file is hidden, and count it if it is an image."""
+    hidden = is_hidden(name)
+    if hidden and name.lower().endswith(IMAGE_SUFFIXES):
+        problems.add(IMAGE_HIDDEN, name)
+    return hidden
+
+
+def visible_files(
+    folder: str, problems: Problems | None = None, *, recursive: bool = True
+) -> Iterator[tuple[str, FileState]]:
+    """Yield the files under a folder by relative name, except hidden ones, whose images are counted."""
+    noted = Problems() if problems is None else problems
+    for name, state in storage.scan(folder, recursive=recursive):
+        if not note_hidden(name, noted):
+            yield name, state
 
 
 def file_version(state: FileState) -> str:
@@ -124,6 +139,7 @@ class Unpacked:
     folder: str
     keeper: TemporaryFolder  # Removes the folder when it is garbage-collected.
     versions: dict[str, str] = field(default_factory=dict)  # Bytes and checksum by relative name.
+    hidden: list[str] = field(default_factory=list)  # Names that were left out, see `is_hidden`.
 
 
 _unpacked: dict[tuple[str, str], Unpacked] = {}
@@ -141,7 +157,9 @@ def unpack(uri: str) -> Unpacked:
             with _archive_errors(f"{uri} cannot be unpacked"), translate_oserror(unpacked.folder, "write"):
                 for name, content in _members(uri, path, unpacked.folder):
                     relative = _relative(uri, name)
-                    if relative and not is_hidden(relative):
+                    if is_hidden(relative):
+                        unpacked.hidden.append(relative)
+                    elif relative:
                         target = os.path.join(unpacked.folder, relative)
                         unpacked.versions[relative] = _write(content, target)
             _unpacked[key] = unpacked

@@ -221,11 +221,11 @@ class _Layout:
     """
 
     def __init__(self, root: str, problems: Problems) -> None:
-        """List them; `problems` gets empty lists."""
+        """List them; `problems` gets hidden images and empty lists."""
         self.root, self._problems = root, problems
         self.xml: dict[str, str] = {}  # Path of the XML file of each key.
         self.images: dict[str, list[_Image]] = defaultdict(list)  # Images by their stem in lower case.
-        files = sorted(visible_files(root), key=itemgetter(0))
+        files = sorted(visible_files(root, problems), key=itemgetter(0))
         homes = {name.partition("/Annotations/")[0] for name, _ in files if name.lower().endswith(".xml")}
         if len(homes) == 1 and any(name.startswith(f"{min(homes)}/ImageSets/Main/") for name, _ in files):
             top = f"{homes.pop()}/"  # The folder of VOC's layout is below the one that was named.

@@ -35,6 +35,7 @@ from trainer.data.sources.files import (
     Folders,
     file_version,
     is_hidden,
+    note_hidden,
     read_all,
     read_lines,
     read_list,
@@ -284,9 +285,9 @@ class YoloSource(Source):
         seen: set[str] = set()
         for place in places:
             if place.lower().endswith(".txt"):
-                listed = self._listed(place, root, folders)
+                listed = self._listed(place, root, folders, problems)
             else:
-                visible = visible_files(place)
+                visible = visible_files(place, problems)
                 files = sorted((item for item in visible if _is_image(item[0])), key=itemgetter(0))
                 listed = ((storage.join(place, name), file_version(state)) for name, state in files)
             for origin, version in listed:
@@ -298,13 +299,13 @@ class YoloSource(Source):
                 labels = next((uri for uri in _label_places(origin) if folders.version(uri)), "")
                 yield _Image(name, origin, version, labels)
 
-    def _listed(self, uri: str, root: str, folders: Folders) -> Iterator[tuple[str, str]]:
+    def _listed(self, uri: str, root: str, folders: Folders, problems: Problems) -> Iterator[tuple[str, str]]:
         """Yield URI and version of the images that a list names; the version is "" for missing ones."""
         bases = list(dict.fromkeys([storage.parent(uri), root]))
         found = {"": bases[0]}
         for line in (line.replace("\\", "/") for line in read_list(uri)):
             folder, _, name = line.rpartition("/")
-            if is_hidden(name if folder.startswith("/") else line):
+            if note_hidden(name if folder.startswith("/") else line, problems):
                 continue
             if folder not in found:
                 found[folder] = self._resolve(folder, bases)

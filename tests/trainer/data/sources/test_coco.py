@@ -184,7 +184,7 @@ def test_an_image_listed_twice_is_one_with_all_boxes(edited):
 def test_a_hidden_image_is_ignored_and_its_boxes_are_not(edited):
     listing = CocoSource(str(edited(lambda form: None, ("a.jpg", ".ipynb_checkpoints/a.jpg")))).listing()
     assert [row["file_name"] for row in rows_of(listing.splits["train"])] == ["a.jpg"]
-    assert listing.problems.counts == {reasons.BOX_UNKNOWN_IMAGE: 2}
+    assert listing.problems.counts == {reasons.IMAGE_HIDDEN: 1, reasons.BOX_UNKNOWN_IMAGE: 2}
 
 
 def test_two_images_with_one_id_are_both_faulty(edited):
@@ -292,6 +292,7 @@ def test_boxes_in_any_order_are_those_of_their_images(edited):
     assert listed.problems.counts == {
         reasons.IMAGE_LISTED_TWICE: 1,
         reasons.BOX_UNKNOWN_IMAGE: 1,
+        reasons.ANNOTATION_ID_TWICE: 92,
     }
 
 

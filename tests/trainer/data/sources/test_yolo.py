@@ -59,7 +59,7 @@ def test_a_test_that_an_export_left_out_is_reported(make_yolo, tmp_path, empty):
     assert any("../test/images" in warning for warning in index.warnings)  # The report repeats them.
 
 
-def test_hidden_files_and_folders_are_ignored(make_yolo, make_jpeg, tmp_path):
+def test_hidden_files_and_folders_are_ignored_and_counted(make_yolo, make_jpeg, tmp_path):
     root = make_yolo(train={"a": ONE})
     for name in (".ipynb_checkpoints/a.jpg", "._a.jpg", "__MACOSX/a.jpg"):
         path = root / "images" / "train" / name
@@ -68,10 +68,10 @@ def test_hidden_files_and_folders_are_ignored(make_yolo, make_jpeg, tmp_path):
     (root / "._data.yaml").write_bytes((root / "data.yaml").read_bytes())
     (root / "all.txt").write_text("# all\nimages/train/a.jpg\n./images/train/._a.jpg\n")
     packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, root.name)
-    for source in (root, packed):
+    for source, hidden in ((root, 3), (packed, 3)):
         listing = sources.parse(str(source)).listing()
         assert [entry.file_name for entry in entries_of(listing.splits["train"])] == ["images/train/a.jpg"]
-        assert listing.problems.counts == {}
+        assert listing.problems.counts == {reasons.IMAGE_HIDDEN: hidden}
     (root / "data.yaml").write_text("train: all.txt\nnames: [cat, dog]\n")
     assert names(root)["train"] == ["images/train/a.jpg"]
 
