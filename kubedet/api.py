@@ -653,8 +653,8 @@ def data_inspect(
         uri: a folder DATA_ROOT/shards/FINGERPRINT, also on s3://, or a source: PATH, sample, coco:PATH,
             voc:PATH, ...
         overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
-        images: number of images per split to check for damage and size (default: 2000 on this machine, 100
-            in an object store, 0 on the web)
+        images: number of images per split to check for damage, size and near duplicates (default: 2000 on
+            this machine, 100 in an object store, 0 on the web)
     """
     from trainer.data.inspection import inspect
     from trainer.model import recipes

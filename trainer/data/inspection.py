@@ -1,20 +1,22 @@
 """Describes data: images, boxes and classes of each split, sizes and shapes, and problems."""
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from trainer import storage
 from trainer.base import log, worker_pool
 from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config.schema import DataConfig
+from trainer.data import plausibility, raw_manifest, source_names, sources, statistics
 from trainer.data import problem_counts as reasons
-from trainer.data import raw_manifest, source_names, sources, statistics
-from trainer.data.image_keys import hash_fraction
 from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize
 from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, note_size
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, to_bbox
-from trainer.data.shard_folder import INDEX, ShardIndex, listing_faults, read_index
+from trainer.data.shard_folder import INDEX, DuplicatePair, ShardIndex, listing_faults, read_index
 from trainer.data.shards import clean
 from trainer.data.statistics import SplitStatistics
 
@@ -59,6 +61,7 @@ class Report:
     read_as: str = ""  # How a source was interpreted.
     fingerprint: str = ""  # Empty for a source.
     errors: list[tuple[str, str]] = field(default_factory=list)  # Problems and remedies.
+    near_duplicates: list[DuplicatePair] = field(default_factory=list)
     looked_at: SampledImages = SampledImages()
     max_bad_fraction: float = 0.0  # Of images and boxes; with more the download fails.
 
@@ -135,13 +138,14 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
         described[split], sample[split] = _read_rows(view, split, meaning, limit, in_rows)
     problems = Problems.of(view.listing.problems.cases())
     problems.merge(in_rows.cases())
-    in_images = _read_images(view, sample)
+    in_images, hashes = _read_images(view, sample)
     problems.merge(in_images.cases())
     found = meaning.findings()
     if not found.errors:  # Their consequences would be reported as well.
         of_images = check_samples(problems, described)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
+    named, warnings = plausibility.near_duplicates(hashes, lambda split, row: sample[split][row]["file_name"])
     return Report(
         kind="source",
         uri=view.uri,
@@ -151,8 +155,9 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
         statistics=described,
         problems=dict(sorted(problems.counts.items())),
         examples=problems.examples,
-        warnings=found.warnings,
+        warnings=found.warnings + warnings,
         errors=found.errors,
+        near_duplicates=named,
         looked_at=SampledImages(sum(map(len, sample.values())), in_images.cases()),
         max_bad_fraction=config.max_bad_fraction,
     )
@@ -210,6 +215,7 @@ def _describe_shards(index: ShardIndex) -> Report:
         problems=index.problems | dict(sorted(absent.counts.items())),
         examples=examples | absent.examples,
         warnings=index.warnings,
+        near_duplicates=index.near_duplicates,
     )
 
 
@@ -218,7 +224,8 @@ def _read_rows(
 ) -> tuple[SplitStatistics, list[RawRow]]:
     """Count and check the rows of a split, a block at a time, and choose those whose images are read.
 
-    They are chosen by a hash of their names.
+    They are chosen by a hash of their sizes in bytes, if these are known, so that a file that is in two
+    splits is chosen in both.
     """
     labels = len(view.names)
     total = statistics.describe([], labels)
@@ -229,7 +236,7 @@ def _read_rows(
             rows: list[RawRow] = batch.to_pylist()
             sound = [row for row in rows if not row["fault_reason"]]
             sample += [row for row in sound if storage.scheme(row["origin"]) not in storage.WEB]
-            sample.sort(key=lambda row: hash_fraction(row["file_name"], "inspect"))
+            sample.sort(key=_order)
             del sample[limit:]
             for row in rows:
                 if row["fault_reason"]:
@@ -245,14 +252,24 @@ def _read_rows(
     return total, sample
 
 
-def _read_images(view: SourceRows, sample: dict[str, list[RawRow]]) -> Problems:
-    """Read the images of some rows of each split; return their problems."""
-    problems = Problems()
+def _order(row: RawRow) -> tuple[int, str]:
+    size = row["version"].partition(" ")[0] or row["file_name"]
+    return zlib.crc32(size.encode()), row["file_name"]
 
-    def read(row: RawRow) -> Problems:
-        name, found = row["file_name"], Problems()
+
+def _read_images(view: SourceRows, sample: dict[str, list[RawRow]]) -> tuple[Problems, dict[str, np.ndarray]]:
+    """Read the images of some rows of each split; return their problems, and the hashes of the pictures."""
+    problems = Problems()
+    tasks = [(split, number) for split, rows in sample.items() for number in range(len(rows))]
+    hashes = {split: [plausibility.NO_HASH] * len(rows) for split, rows in sample.items()}
+
+    def read(task: tuple[str, int]) -> Problems:
+        split, number = task
+        row, found = sample[split][number], Problems()
+        name = row["file_name"]
         try:
             image = normalize(view.read(row), _MAX_SIDE, _JPEG_QUALITY)
+            hashes[split][number] = plausibility.picture_hash(image.jpeg)
             note_size(name, image, (row["width"], row["height"]), found)
         except MissingError as error:
             found.add(reasons.IMAGE_MISSING, f"{name}: {error.message}")
@@ -262,13 +279,12 @@ def _read_images(view: SourceRows, sample: dict[str, list[RawRow]]) -> Problems:
             found.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
         return found
 
-    rows = [row for chosen in sample.values() for row in chosen]
     workers = max(_READERS, worker_pool.available_cores())
-    with log.progress("inspect images", len(rows), "images") as bar:
-        for found in worker_pool.run(read, rows, workers, processes=False):
+    with log.progress("inspect images", len(tasks), "images") as bar:
+        for found in worker_pool.run(read, tasks, workers, processes=False):
             problems.merge(found.cases())
             bar.update(1)
-    return problems
+    return problems, {split: plausibility.decode_hashes(b"".join(one)) for split, one in hashes.items()}
 
 
 def is_sized(row: RawRow) -> bool:

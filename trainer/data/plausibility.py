@@ -1,21 +1,120 @@
-"""Checks annotations of the right form for mistakes.
+"""Checks annotations of the right form for mistakes, and finds near duplicates across splits.
 
 An almost certain mistake is an error with a remedy; a possible one is a warning, stored with the data.
+
+Pictures are compared by a difference hash of 256 bits: whether each of 16 x 16 cells is brighter than its
+left neighbor. Another size or quality of a picture changes some ten bits, different pictures differ in 80 or
+more.
 """
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import simplejpeg
+from PIL import Image
 
 from trainer.base.errors import DataError
+from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
 from trainer.data.images import NormalImage, size_fault
 from trainer.data.problem_counts import Problems
+from trainer.data.shard_folder import DuplicatePair
 from trainer.data.statistics import SplitStatistics
+
+_CELLS = 16
+_CONTRAST = 1  # Gray levels by which a cell must be brighter: more than noise in flat areas.
+_MIN_BITS = 8  # Least bits of a hash: a picture with fewer is too flat to be recognized.
+_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = 24, 0.25  # Of near duplicates, in bits and relative to those set.
+_MAX_BUCKET = 64  # Most pictures with the same part of the hash that are compared.
+_MAX_PAIRS = 12
+
+NO_HASH = bytes(32)
+
+
+def picture_hash(jpeg: bytes) -> bytes:
+    """Return the hash of a JPEG, 32 bytes; all zero if it is damaged or flat."""
+    try:
+        gray = simplejpeg.decode_jpeg(
+            jpeg,
+            "GRAY",
+            fastdct=True,
+            fastupsample=True,
+            min_height=2 * _CELLS,
+            min_width=2 * _CELLS,
+        )
+    except (ValueError, MemoryError) as error:
+        check_resources(error, "an image")
+        return NO_HASH
+    cells = Image.fromarray(gray[..., 0]).resize((_CELLS + 1, _CELLS), Image.Resampling.BOX)
+    levels = np.asarray(cells).astype(np.int16)
+    bits = levels[:, 1:] > levels[:, :-1] + _CONTRAST
+    # Transposed, so that the parts of a hash come from columns: rows of a sky are alike.
+    return np.packbits(bits.T).tobytes() if bits.sum() >= _MIN_BITS else NO_HASH
+
+
+def decode_hashes(data: bytes) -> np.ndarray:
+    """Return concatenated hashes as an array, uint64 [N, 4]."""
+    return np.frombuffer(data, np.uint64).reshape(-1, 4)
+
+
+def near_duplicates(
+    hashes: Mapping[str, np.ndarray], file_name: Callable[[str, int], str]
+) -> tuple[list[DuplicatePair], list[str]]:
+    """Return the most similar near duplicates across splits, and a warning if any exist.
+
+    Each picture is paired with the most similar one of the splits before it. Two pictures are compared if one
+    of 16 parts of their hashes is the same: always if they differ in up to 15 bits, 97 % likely for 24.
+    `file_name` returns the name of a picture by split and row.
+    """
+    pairs: list[tuple[int, str, int, str, int]] = []
+    splits = list(hashes)
+    for number, split in enumerate(splits):
+        best: dict[int, tuple[int, str, int, str, int]] = {}
+        for other in splits[:number]:
+            for row, other_row, distance in zip(*_similar_rows(hashes[split], hashes[other]), strict=True):
+                if row not in best or distance < best[row][0]:
+                    best[row] = distance, split, row, other, other_row
+        pairs += best.values()
+    if not pairs:
+        return [], []
+    named = [
+        DuplicatePair([split, other], [file_name(split, row), file_name(other, other_row)], [row, other_row])
+        for _, split, row, other, other_row in sorted(pairs)[:_MAX_PAIRS]
+    ]
+    counts = Counter((split, other) for _, split, _, other, _ in pairs)
+    shown = "; ".join(f"{count:,} of {split} in {other}" for (split, other), count in counts.items())
+    first = ", ".join(" and ".join(one.file_names) for one in named[:3])
+    return named, [f"near duplicates across splits make scores too good: {shown} (first: {first})"]
+
+
+def _similar_rows(ones: np.ndarray, others: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+    """Return the rows of near duplicates in both arrays, and their distances."""
+    one_rows, other_rows = (np.flatnonzero(words.any(axis=1)) for words in (ones, others))
+    if not len(one_rows) or not len(other_rows):
+        return [], [], []
+    one_parts, other_parts = ones[one_rows].view(np.uint16), others[other_rows].view(np.uint16)
+    found = [np.zeros((2, 0), np.int64)]
+    for part in range(one_parts.shape[1]):
+        order = np.argsort(other_parts[:, part], kind="stable")
+        values = other_parts[order, part]
+        first = np.searchsorted(values, one_parts[:, part], "left")
+        count = np.searchsorted(values, one_parts[:, part], "right") - first
+        count[count > _MAX_BUCKET] = 0
+        row = np.repeat(np.arange(len(count)), count)
+        step = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        candidates = np.stack([one_rows[row], other_rows[order[first[row] + step]]])
+        pair = ones[candidates[0]], others[candidates[1]]
+        distance = np.bitwise_count(pair[0] ^ pair[1]).sum(axis=1)
+        fewest = np.minimum(*(np.bitwise_count(words).sum(axis=1) for words in pair))
+        found.append(candidates[:, distance <= np.minimum(_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE * fewest)])
+    rows, others_of_rows = np.unique(np.concatenate(found, axis=1), axis=1)
+    distances = np.bitwise_count(ones[rows] ^ others[others_of_rows]).sum(axis=1)
+    return rows.tolist(), others_of_rows.tolist(), distances.tolist()
+
 
 _MARGIN = 0.01  # Fraction of the side by which a box may leave its image; one pixel more is allowed.
 _SUSPICIOUS_SHARE = 0.05  # Share of boxes that leave the image from which they are suspicious.

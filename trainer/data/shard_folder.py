@@ -21,7 +21,7 @@ from trainer.data.problem_counts import Cases
 from trainer.data.raw_manifest import Category
 from trainer.data.statistics import SplitStatistics
 
-VERSION = 6  # Increase it, and that of `ShardIndex`, if the same raw images give other shards.
+VERSION = 5  # Increase it, and that of `ShardIndex`, if the same raw images give other shards.
 
 INDEX = "index.json"
 NOTE = ".damaged"
@@ -67,6 +67,15 @@ class StoredFile:
 
 
 @dataclass(config=STRICT, frozen=True)
+class DuplicatePair:
+    """Two images of different splits that look the same."""
+
+    splits: list[str]
+    file_names: list[str]
+    rows: list[int] = field(default_factory=list)  # Of both in their splits.
+
+
+@dataclass(config=STRICT, frozen=True)
 class Quarantined:
     """An image that was left out, and the reason."""
 
@@ -87,10 +96,11 @@ class ShardIndex:
     class_counts: dict[str, dict[str, int]]  # Boxes of each class by name, of each split.
     settings: dict[str, Any]  # Keys of `data` that they were made with.
     kind: Literal["shards"] = "shards"
-    version: Literal[6] = 6
+    version: Literal[5] = 5
     uri: str = ""  # Not stored, because a folder may be moved.
     hierarchy: dict[str, list[int]] = field(default_factory=dict)  # See `raw_manifest.RawManifest`.
     warnings: list[str] = field(default_factory=list)
+    near_duplicates: list[DuplicatePair] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)  # Tables of samples and ground truth, by name.
@@ -128,6 +138,7 @@ class Sidecar:
     problems: dict[str, Cases]
     statistics: SplitStatistics
     rows: list[Any]  # `samples.IndexedRecord` of each sample, not checked when it is loaded.
+    hashes: str  # See `plausibility.picture_hash`, in base64.
 
     def write(self, folder: str, name: str) -> None:
         """Write it next to its shard of that name (without extension)."""

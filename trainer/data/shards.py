@@ -12,6 +12,7 @@ block in memory, and does not depend on how the work is divided. The processes t
 each writes the next shard that is free, and rank 0 writes the index.
 """
 
+import base64
 import hashlib
 import json
 import logging
@@ -55,6 +56,7 @@ SETTINGS = (
 
 MIN_SIDE = 0.1  # Boxes with a shorter side, in pixels, count as having no area.
 _ROUNDING = 1e-6  # Pixels outside of the image that are rounding errors of boxes as shares of its sides.
+_MAX_HASHED_IMAGES = 100_000  # Most images of a split that are compared with those of other splits.
 _QUARANTINED_SHOWN = 100
 _TAR_BLOCK, _RECORD = 512, 10240  # Headers and data are padded to the one, the file to the other.
 _READ_AHEAD_BYTES = 64 * 1024 * 1024  # Most bytes of raw images that are fetched ahead, or one image.
@@ -219,10 +221,12 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
     config, problems = task.config, Problems()
     labels = len(task.raw.categories)
     table = task.raw.table(task.split)
+    hashed = min(1.0, _MAX_HASHED_IMAGES / max(1, len(table)))
     side = config.tile if task.split == "train" else 0
     longest = MAX_PIXELS if config.tile else config.max_side
     samples: list[IndexedRecord] = []
     quarantined: list[Quarantined] = []
+    hashes = []
     digest = hashlib.sha256()
     target = storage.join(task.uri, f"{task.name}.tar")
     written = storage.new_file(target, sha256=digest.hexdigest, confirm=True)
@@ -240,6 +244,8 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
                 continue
             whole = _record(row, normal, labels, problems)
+            chosen = hash_fraction(row["key"], "near duplicates") < hashed
+            picture = plausibility.picture_hash(normal.jpeg) if chosen else plausibility.NO_HASH
             for number, (window, jpeg) in enumerate(zip(places, jpegs, strict=True)):
                 key, record = row["key"], whole
                 if len(places) > 1:
@@ -258,6 +264,8 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
                         "crc32": zlib.crc32(text, zlib.crc32(jpeg)),
                     }
                 )
+                hashes.append(picture)
+                picture = plausibility.NO_HASH  # That of the whole image counts once.
         tar.close()
     Sidecar(
         block=task.block,
@@ -269,6 +277,7 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
         problems=problems.cases(),
         statistics=statistics.describe(samples, labels),
         rows=samples,
+        hashes=base64.b64encode(b"".join(hashes)).decode(),
     ).write(task.uri, task.name)
     return len(task.rows), len(quarantined)
 
@@ -442,7 +451,7 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
     for part in splits.values():
         for sidecar in part.gather():
             problems.merge(sidecar.problems)
-    warnings = _check(splits, problems, raw, uri, config)
+    warnings, duplicates = _check(splits, problems, raw, uri, config)
     index = ShardIndex(
         fingerprint=uri.rpartition("/")[2],
         source=raw.source,
@@ -457,6 +466,7 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
         uri=uri,
         hierarchy=raw.hierarchy,
         warnings=[*raw.warnings, *warnings],
+        near_duplicates=duplicates,
         quarantined=[one for part in splits.values() for one in part.quarantined][:_QUARANTINED_SHOWN],
         statistics={split: part.statistics for split, part in splits.items()},
         files={name: file for part in splits.values() for name, file in part.write().items()},
@@ -474,17 +484,22 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
 
 def _check(
     splits: dict[str, "_Split"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
-) -> list[str]:
-    """Return warnings; raise DataError if too much is bad."""
+) -> tuple[list[str], list[shard_folder.DuplicatePair]]:
+    """Return warnings, and the first near duplicates; raise DataError if too much is bad."""
     where = f"shards of {raw.source}"
     found = plausibility.check_samples(problems, {split: part.statistics for split, part in splits.items()})
     raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
         raise DataError(f"no training image is left in {uri}: {problems.summary()}", fix="repair the source")
     found.check(where)
+    named, warnings = plausibility.near_duplicates(
+        {split: np.concatenate(part.hashes) for split, part in splits.items()},
+        lambda split, row: splits[split].file_name(row),
+    )
+    found.warnings += warnings
     for warning in found.warnings:
         logger.warning("%s", warning)
-    return found.warnings
+    return found.warnings, named
 
 
 class _Split:
@@ -496,6 +511,7 @@ class _Split:
         self._rows: list[np.ndarray] = [np.zeros(0, SAMPLE)]
         self._shards: list[shard_folder.Shard] = []
         self.names: list[str] = []  # Of the shards, without extension.
+        self.hashes: list[np.ndarray] = [plausibility.decode_hashes(b"")]  # Of the pictures, uint64 [N, 4].
         self.statistics = statistics.describe([], len(classes.categories))
         self.quarantined: list[Quarantined] = []
 
@@ -505,6 +521,7 @@ class _Split:
         for name, sidecar in zip(self.names, shard_folder.sidecars(self._uri, self.names), strict=True):
             rows = [(len(self._shards), *(row[column] for column in columns[1:])) for row in sidecar.rows]
             self._rows.append(np.array(rows, dtype=SAMPLE))
+            self.hashes.append(plausibility.decode_hashes(base64.b64decode(sidecar.hashes)))
             samples, boxes, size = sidecar.samples, sidecar.boxes, sidecar.bytes
             self._shards.append(shard_folder.Shard(f"{name}.tar", samples, boxes, size, sidecar.sha256))
             self.statistics += sidecar.statistics
@@ -517,6 +534,13 @@ class _Split:
     def entry(self) -> shard_folder.ShardSplit:
         samples, boxes = (sum(getattr(one, key) for one in self._shards) for key in ("samples", "boxes"))
         return shard_folder.ShardSplit(samples, boxes, self._shards)
+
+    def file_name(self, row: int) -> str:
+        """Return the name of an image by its row in the split."""
+        ends = np.cumsum([one.samples for one in self._shards])
+        number = int(np.searchsorted(ends, row, "right"))
+        sidecar = shard_folder.read_sidecar(self._uri, self.names[number])
+        return str(sidecar.rows[row - int(ends[number])]["file_name"])
 
     def write(self) -> dict[str, shard_folder.StoredFile]:
         """Write the table of samples and the ground truth; return each file by its name."""

@@ -13,6 +13,7 @@ from source_rows import shards_of
 
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
+from trainer.data import plausibility
 from trainer.data.download import download
 from trainer.data.images import normalize
 from trainer.data.raw_manifest import Category
@@ -193,6 +194,38 @@ def test_twelve_bits_in_a_16_bit_file_are_scaled_by_their_range(scenes):
 
 
 def test_warnings_reach_the_index_and_the_page(make, inspect, tmp_path):
-    index = shards_of(f"coco:{make(double_size)}", tmp_path / "data", DataConfig(processes=1))
-    assert len(index.warnings) == 1 and index.warnings[0] in page(index).replace("&#34;", '"')
-    assert inspect(index.uri)[1].count("warning: ") == 1
+    """A picture of train is in val under another name, smaller and compressed."""
+    root = make(each(lambda split, _: {"id": 5}))
+    Image.open(root / "images" / "3.jpg").resize((120, 90)).save(root / "images" / "20.jpg", quality=60)
+    val = root / "annotations" / "instances_val.json"
+    form = json.loads(val.read_text())
+    form["images"][0] |= {"width": 120, "height": 90}
+    form["annotations"] = [one for one in form["annotations"] if one["image_id"] != 20]
+    val.write_text(json.dumps(form))
+    code, out, _ = inspect(root)
+    assert code == 0 and "1 of val in train (first: 20.jpg and 3.jpg)" in out
+    index = shards_of(f"coco:{root}", tmp_path / "data", DataConfig(processes=1))
+    assert [pair.file_names for pair in index.near_duplicates] == [["20.jpg", "3.jpg"]]
+    html = page(index)
+    assert all(warning in html for warning in index.warnings)
+    assert inspect(index.uri)[1].count("warning: ") == len(index.warnings) == 2
+
+
+def test_near_duplicates_are_found_across_splits_only(scenes):
+    def hash_of(picture: Image.Image, **options: Any) -> bytes:
+        buffer = io.BytesIO()
+        picture.save(buffer, "JPEG", **options)
+        return plausibility.picture_hash(buffer.getvalue())
+
+    train = [hash_of(picture) for picture, _ in scenes[:20]]
+    val = [hash_of(picture) for picture, _ in scenes[20:30]]
+    val += [hash_of(scenes[4][0], quality=40), hash_of(scenes[5][0].resize((320, 240)))]
+    arrays = {
+        "train": plausibility.decode_hashes(b"".join(train + train)),
+        "val": plausibility.decode_hashes(b"".join(val)),
+    }
+    named, _ = plausibility.near_duplicates(arrays, lambda split, row: f"{split} {row % 20}")
+    assert {tuple(pair.file_names) for pair in named} == {
+        ("val 10", "train 4"),
+        ("val 11", "train 5"),
+    }
