@@ -56,12 +56,6 @@ class Predictions:
         """Select rows by a mask [N] or indices."""
         return Predictions(*(column[rows] for column in self._all()))
 
-    def to_coco(self) -> list[dict[str, Any]]:
-        """Convert to COCO's results format."""
-        names = ("image_id", "category_id", "bbox", "score")
-        rows = zip(*(column.tolist() for column in self._all()), strict=True)
-        return [dict(zip(names, row, strict=True)) for row in rows]
-
     def write(self, uri: str, metadata: Mapping[str, str]) -> None:
         """Write Parquet with a checksum."""
         columns = [self.image_ids, self.labels, *self.boxes.T, self.scores]

@@ -18,8 +18,8 @@ from trainer.config.schema import Config
 from trainer.config.types import InputSquare
 from trainer.export.onnx_operators import gathered_samples, nms_keep
 from trainer.export.quantize import CalibrationImages, quantize, quiet
-from trainer.model import nms
 from trainer.model.architecture import INPUT, Architecture, Detections, Graph
+from trainer.model.retinanet import postprocess
 
 _LOG = logging.getLogger("export")
 OPSET = 18  # ONNX operator set, which all runtimes support
@@ -176,7 +176,7 @@ def select(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, f
         pairs = pairs[flat[pairs].argsort(descending=True, stable=True)[:count]]
         if "nms" in thresholds and len(pairs):
             candidates = corners[pairs // classes][None], flat[pairs][None], (pairs % classes)[None]
-            kept = nms.nms_keep(*candidates, classes, thresholds["nms"], 0.0)
+            kept = postprocess.nms_keep(*candidates, classes, thresholds["nms"], 0.0)
             pairs = pairs[kept[0] > 0][:limit]
         count = padded.num[row] = len(pairs)
         padded.boxes[row, :count] = corners[pairs // classes]

@@ -99,15 +99,6 @@ def detections(boxes, scores, labels=None) -> Predictions:
     return Predictions(*columns)
 
 
-def test_half_is_enough() -> None:
-    truth = scene([[0, 0, 100, 100]])
-    for width, expected in ((50, 1.0), (49, 0.0)):
-        assert openimages_metric.evaluate(truth, detections([[0, 0, width, 100]], [0.9]))[0] == expected
-    group = scene([[0, 0, 100, 100], [300, 300, 50, 50]], crowd=[True, False])
-    for width, expected in ((200, 0.5), (201, 0.0)):
-        assert openimages_metric.evaluate(group, detections([[0, 0, width, 100]], [0.9]))[0] == expected
-
-
 def test_objects_count_for_the_classes_above() -> None:
     truth = scene([[0, 0, 50, 50]], labels=[2], classes=3)
     animal = detections([[0, 0, 50, 50]], [0.9], labels=[0])

@@ -22,12 +22,11 @@ from trainer.model.architecture import (
 )
 from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, fold
 from trainer.model.fused_functions import compiled_for_steps
-from trainer.model.nms import nms_keep
 from trainer.model.retinanet import weights
 from trainer.model.retinanet.backbone import build_backbone, group_norm
 from trainer.model.retinanet.loss import retinanet_loss
 from trainer.model.retinanet.options import RetinaNetOptions
-from trainer.model.retinanet.postprocess import best_pairs, postprocess, top_detections
+from trainer.model.retinanet.postprocess import best_pairs, nms_keep, postprocess, top_detections
 from trainer.model.weights import load_tensors
 
 LEVELS = 5

@@ -224,32 +224,6 @@ def test_no_shape_depends_on_the_targets(architecture, network, batch):
     assert len(seen[1]) > 500 and seen[1] == seen[2]
 
 
-@pytest.mark.slow
-@pytest.mark.extra
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-@pytest.mark.parametrize("architecture", ["dfine", "rfdetr"])
-def test_network_and_losses_compile_once_for_all_targets(architecture, network, batch):
-    """The losses as whole graphs. What stays outside makes noise, and assigns queries on the host."""
-    detector, graphs, compiled = network(architecture).train(), [], []
-    expected = [train_on(detector, padded(batch(counts))) for counts in COUNTS]
-
-    def run_eagerly(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    options = {"dynamic": False, "backend": run_eagerly}
-    detector.outputs = torch.compile(detector.outputs, **options)
-    criterion = detector._criterion
-    for name in ("_terms", "_distillation"):
-        setattr(criterion, name, torch.compile(getattr(criterion, name), fullgraph=True, **options))
-    for counts, losses in zip(COUNTS, expected, strict=True):
-        # In bf16; some processors sum in another order in graphs.
-        assert train_on(detector, padded(batch(counts))) == pytest.approx(losses, rel=1e-3)
-        compiled.append(len(graphs))
-    assert compiled[0] > 1 and len(set(compiled)) == 1
-
-
 SMALL = {
     "dfine": DFineOptions(size="n", width=0.5, queries=30, denoising=20),
     "rtdetr": RTDetrOptions(size="r18", width=0.25, queries=30, denoising=20),

@@ -7,10 +7,9 @@ from torchvision.ops import box_iou
 
 from trainer.data.batch import PADDING
 from trainer.model import fused_functions
-from trainer.model.retinanet import anchor_matching
-from trainer.model.retinanet.anchor_matching import match
+from trainer.model.retinanet import loss
 from trainer.model.retinanet.focal import BACKGROUND, IGNORED
-from trainer.model.retinanet.loss import pad_targets
+from trainer.model.retinanet.loss import match, pad_targets
 
 
 def random_boxes(count, generator):
@@ -39,7 +38,7 @@ def padded_targets(counts, anchors, generator):
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("counts", [[0, 1], [5, 200], [1000, 3]])
 def test_identical_to_torchvision(seed, counts, at_once, monkeypatch):
-    monkeypatch.setattr(anchor_matching, "_OVERLAPS_AT_ONCE", at_once)
+    monkeypatch.setattr(loss, "_OVERLAPS_AT_ONCE", at_once)
     generator, anchors = torch.Generator().manual_seed(seed), grid_anchors()
     boxes, labels = padded_targets(counts, anchors, generator)
     matched = match(*pad_targets(boxes, labels), anchors)

@@ -6,9 +6,9 @@ import torch
 from trainer.export.formats import select
 from trainer.export.verify import EXACT, Comparison
 from trainer.model.architecture import Detections, build
-from trainer.model.nms import nms_keep
 from trainer.model.retinanet import retinanet
 from trainer.model.retinanet.options import RetinaNetOptions
+from trainer.model.retinanet.postprocess import nms_keep
 
 SIZE = 96
 
