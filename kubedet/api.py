@@ -689,12 +689,11 @@ def data_preview(
     seed: int = 0,
     recipe: Name = "",
     overrides: Overrides = None,
-    epoch: Count = 0,
     output: File = "preview.png",
 ) -> Preview:
     """Draw random images of a split with their boxes on one PNG.
 
-    With a recipe they are the first images of a training's epoch, as the training sees them.
+    With a recipe they are the first images of a training, as it sees them.
 
     Args:
         uri: a folder DATA_ROOT/shards/FINGERPRINT, also on s3://, or a source
@@ -703,7 +702,6 @@ def data_preview(
         seed: seed of the random selection
         recipe: show the inputs of a training with this recipe (only for shards)
         overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
-        epoch: with a recipe: epoch, from 0
         output: the PNG
     """
     from trainer import storage
@@ -717,12 +715,7 @@ def data_preview(
         if split not in ("", "train"):
             raise ConfigError(f"a recipe shows only training samples, not the split {split}", fix="omit it")
         config = recipes.load(recipe, {**(overrides or {})} | ({"train.seed": seed} if seed else {}))
-        sheet, pictures, shown = preview.training_sheet(uri, config, count, epoch)
-    elif epoch or any(not key.startswith("data.") for key in overrides or {}):
-        raise ConfigError(
-            "an epoch, and overrides of keys other than data...., need a recipe",
-            fix="add a recipe, e.g. --recipe small",
-        )
+        sheet, pictures, shown = preview.training_sheet(uri, config, count)
     else:
         data = recipes.load(DATA_RECIPE, {**(overrides or {})}).data
         sheet, pictures, shown = preview.contact_sheet(uri, count, split, seed, data)

@@ -31,11 +31,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         for name, value in given.arguments.items():
             plain = os.fspath(value) if isinstance(value, os.PathLike) else value
             check_text(plain, name)
-            annotation = signature.parameters[name].annotation
-            # A class that takes long to import is named by a text.
-            given.arguments[name] = (
-                plain if isinstance(annotation, str) else _validate(name, plain, annotation)
-            )
+            given.arguments[name] = _validate(name, plain, signature.parameters[name].annotation)
         with translate_errors():
             return function(*given.args, **given.kwargs)
 
@@ -78,10 +74,9 @@ def translate_errors() -> Iterator[None]:
 
 
 def _validate(name: str, value: Any, annotation: Any) -> Any:
-    from pydantic import ValidationError
-
     if isinstance(annotation, str):  # A class that takes long to import.
         return value
+    from pydantic import ValidationError
 
     try:
         return _adapter(annotation).validate_python(value, strict=True)

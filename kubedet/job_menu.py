@@ -2,11 +2,13 @@
 
 import sys
 
+from kubedet.display import columns, show
 from kubedet.display.jobs import JOB_COLUMNS, job_row
 from pipelines import JobPlace
 from trainer.base.errors import ConfigError
 
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
+_LEFT_OUT = ("KIND", "RESTARTS")  # A terminal of 80 columns has no room for them.
 _KEYS_HELP = "i N details, l N log, e N [RANK] shell, d N delete, s FILE submit, Enter list again, q quit"
 
 
@@ -16,12 +18,6 @@ def job_menu(*, place: JobPlace = JobPlace()) -> None:
     Args:
         place: where the jobs are
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.prompt import Confirm
-    from rich.table import Table
-    from rich.text import Text
-
     from components.launchers.runai import RunaiBackend
     from kubedet import cli
     from pipelines import jobs
@@ -34,21 +30,13 @@ def job_menu(*, place: JobPlace = JobPlace()) -> None:
     if isinstance(backend, RunaiBackend):
         raise ConfigError("the menu shows the jobs of a cluster", fix="omit --backend runai")
     where = ["--namespace", backend.cluster.namespace, "--backend", place.backend]
-    console = Console()
     while True:
         found = [backend.with_progress(job) for job in backend.list_jobs()]
-        table = Table(
-            "", title=Text(str(backend.place)), caption=_KEYS_HELP, box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
-        shown = [title for title in JOB_COLUMNS if title not in ("KIND", "RESTARTS")]  # Key i shows them.
-        for title in shown:  # On a narrow terminal only the reason is folded.
-            table.add_column(title, no_wrap=title != "REASON", overflow="fold")
-        for number, job in enumerate(found, start=1):
-            row = dict(zip(JOB_COLUMNS, job_row(job), strict=True))
-            table.add_row(str(number), *(Text(row[title]) for title in shown))
-        console.print(table)
+        rows = [("", *JOB_COLUMNS), *((str(number), *job_row(job)) for number, job in enumerate(found, 1))]
+        shown = [column for column in zip(*rows, strict=True) if column[0] not in _LEFT_OUT]
+        show(f"{backend.place}\n{columns([*zip(*shown, strict=True)])}\n{_KEYS_HELP}")
         try:
-            key, *rest = console.input("> ").split() or [""]
+            key, *rest = input("> ").split() or [""]
         except EOFError:
             return
         if key == "q":
@@ -65,7 +53,7 @@ def job_menu(*, place: JobPlace = JobPlace()) -> None:
                 "d": ["stop", job.name],
             }[key]
             question = f"Delete {job.name}, which is {job.phase}, and its pods? Its checkpoints stay."
-            if key == "d" and not Confirm.ask(question, default=False):
+            if key == "d" and input(f"{question} [y/n] ") != "y":
                 continue
         elif key:
             print(f"{' '.join([key, *rest])}: not a key and the number of a job")

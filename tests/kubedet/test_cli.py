@@ -50,7 +50,7 @@ def test_every_function_of_the_interface_is_a_command():
         (["data", "inspct"], "kubedet data [", "'inspect'"),
         (["job", "submit", "--imge", "x", "--", "echo"], "kubedet job submit ", "--image"),
         (["job", "list", "--backend", "slurm"], "kubedet job list ", "'trainjob'"),
-        (["data", "preview", "x", "--epoch", "two"], "kubedet data preview ", "--epoch"),
+        (["data", "preview", "x", "--count", "two"], "kubedet data preview ", "--count"),
         (["predict", "x", "y"], "kubedet predict ", "--output"),
         (["job", "stop", "a\x1b[31m", "b"], "kubedet job stop ", "--help"),
     ],

@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 from PIL import Image, ImageDraw
 
-from trainer.base.errors import ConfigError, DataError, StorageError
+from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import Config, DataConfig
 from trainer.data.box_labels import LabeledBox, draw_boxes, text_renderer
 from trainer.data.decoding import read_sample
@@ -59,17 +59,12 @@ def contact_sheet(
     return _sheet(drawn, view.names), drawn, split
 
 
-def training_sheet(
-    uri: str, config: Config, count: int, epoch: int = 0
-) -> tuple[Image.Image, list[Picture], str]:
-    """Draw the first samples of an epoch (from 0) as a training on one CPU sees them; see `contact_sheet`."""
+def training_sheet(uri: str, config: Config, count: int) -> tuple[Image.Image, list[Picture], str]:
+    """Draw the first samples of a training as it sees them on one CPU; see `contact_sheet`."""
     view = open_view(uri)
     if not isinstance(view, ShardIndex):
         fix = "pass a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` creates one"
         raise DataError(f"{uri} is a source: a training reads shards", fix=fix)
-    if epoch >= config.train.epochs:
-        fix = f"use one from 0 to {config.train.epochs - 1}, or set train.epochs"
-        raise ConfigError(f"epoch {epoch} does not exist: the training has {config.train.epochs}", fix=fix)
     dataset = ShardDataset(view.uri, "train")
     samples = len(dataset)
     whole = min(config.train.global_batch or config.train.batch_size, samples)
@@ -85,8 +80,7 @@ def training_sheet(
         epochs=config.train.epochs,
         weights=image_weights(dataset, config.loader, world),
     )
-    # The first step that begins in the epoch.
-    batches = loader.batches(-(-epoch * samples // whole) * whole)
+    batches = loader.batches(0)
     drawn: list[Picture] = []
     with closing(loader), closing(batches):
         while len(drawn) < min(count, samples):
@@ -102,7 +96,7 @@ def training_sheet(
                 image = Image.fromarray(np.ascontiguousarray(pixels))
                 name = f"image id {image_id}, at {batch.images.shape[-1]} px"
                 drawn.append(Picture(name, image, boxes))
-    return _sheet(drawn[:count], view.names), drawn[:count], f"train as epoch {epoch} sees them"
+    return _sheet(drawn[:count], view.names), drawn[:count], "train as a training sees them"
 
 
 def _pictures(
