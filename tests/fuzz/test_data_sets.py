@@ -64,7 +64,7 @@ def coco(tmp_path, jpeg):
 
 
 @pytest.mark.slow
-@examples(100)
+@examples(40)
 @given(spoiled(COCO), st.sampled_from(["bbox", "segmentation"]))
 def test_coco(coco, capsys, tree, boxes_from):
     coco(as_json(tree), capsys, "--set", f"data.boxes_from={boxes_from}")
@@ -91,7 +91,7 @@ def test_coco_ids_above_64_bits(coco, capsys, number, where):
 
 
 @pytest.mark.slow
-@examples(40)
+@examples(20)
 @given(damaged(VOC.encode()))
 @example(b"<a>" * 100_000)
 @example(b"<annotation>" + b"<object>" * 50_000)
@@ -111,7 +111,7 @@ BOMB = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
 
 
 @pytest.mark.slow
-@examples(50)
+@examples(20)
 @given(damaged(YOLO), damaged(LABELS))
 @example(BOMB + b"path: *i\ntrain: *i\nnames: *i\n", LABELS)
 @example(b"train: .\nnc: 999999999999\n", LABELS)
@@ -135,7 +135,7 @@ def test_csv_and_hierarchies_of_open_images(mirror, capsys):  # noqa: F811
     files = sorted(path for path in (mirror / "base").rglob("*") if path.is_file())
     whole = {path: path.read_bytes() for path in files}
 
-    @examples(50)
+    @examples(20)
     @given(st.data(), st.sampled_from(files))
     def inspect(data, path):
         path.write_bytes(data.draw(damaged(whole[path])))
