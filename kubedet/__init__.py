@@ -17,13 +17,22 @@ from kubedet import api
 from kubedet.api import *  # noqa: F403 - `kubedet.api.__all__` names them
 from kubedet.results import ClusterRun, Evaluation, Run
 from pipelines import Access, JobPlace
-from pipelines.pipeline_run import PipelineRun
+from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer.base.errors import KubedetError
 
 if TYPE_CHECKING:
     from kubedet.model import Detections, Model
 
-__all__ = ["Access", "ClusterRun", "Detections", "Evaluation", "JobPlace", "KubedetError", "Model"]
+__all__ = [
+    "Access",
+    "ClusterRun",
+    "CompileOptions",
+    "Detections",
+    "Evaluation",
+    "JobPlace",
+    "KubedetError",
+    "Model",
+]
 __all__ += ["PipelineRun", "Run"]
 __all__ += api.__all__
 

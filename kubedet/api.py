@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Interval
 from kubedet.interface import public
 from kubedet.results import ClusterRun, Evaluation, Preview, PublishedModel, Run
 from pipelines import Access, JobPlace
-from pipelines.pipeline_run import PipelineRun
+from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -777,51 +777,26 @@ def data_prune(
 
 @public
 def compile(
+    options: CompileOptions = CompileOptions(),
     *,
     output: Annotated[str | os.PathLike[str], "FILE"] = "pipeline.yaml",
-    volume: bool = False,
-    conditional: bool = False,
-    until: Literal["shards"] | None = None,
-    trials: Count = 0,
-    parallelism: Count = 16,
-    gpus: Count = 0,
-    deadline: Annotated[int, Ge(0), "SECONDS"] = 0,
-    ttl: Annotated[int, Ge(0), "SECONDS"] = 0,
 ) -> Path:
     """Write the compiled pipeline as one YAML file, for the UI or `kfp run create`.
 
     The variable KUBEDET_IMAGE names the image of its steps.
 
     Args:
+        options: settings that Kubeflow needs before a run starts
         output: file to write
-        volume: keep the data on a shared volume: every step mounts the PersistentVolumeClaim of the parameter
-            `claim` at /data
-        conditional: skip training if fewer images have changed than the run's parameter `min_new_images`
-        until: stop after this step: `shards` ends when the shards are written, without training
-        trials: search hyper-parameters with so many trials, like `kubedet tune`
-        parallelism: number of concurrent trials; 0: no limit
-        gpus: GPUs of each trial's pod
-        deadline: end a run that takes longer; 0: never
-        ttl: delete a run's pods and Workflow this long after it ends; 0: the cluster's setting
 
     Examples:
-        >>> kubedet.compile(output="pipeline.yaml", volume=True).stat().st_size > 10_000
+        >>> options = kubedet.CompileOptions(volume=True)
+        >>> kubedet.compile(options, output="pipeline.yaml").stat().st_size > 10_000
         True
     """
     from pipelines.compiler import compile_pipeline
-    from pipelines.parameters import CompileOptions
     from trainer.storage import outputs
 
-    options = CompileOptions(
-        volume=volume,
-        conditional=conditional,
-        until=until or "",
-        trials=trials,
-        parallelism=parallelism,
-        gpus=gpus,
-        deadline=deadline,
-        ttl=ttl,
-    )
     outputs.claim_file(os.fspath(output))
     compile_pipeline(path := Path(output), options)
     return path

@@ -17,7 +17,7 @@ from kubedet.display import data, jobs, models, runs, say
 from kubedet.interface import check_text, translate_errors
 from kubedet.job_menu import job_menu
 from pipelines import Access, JobPlace
-from pipelines.pipeline_run import PipelineRun
+from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_USAGE, KubedetError
 from trainer.base.safe_text import as_message
@@ -160,7 +160,7 @@ def read_entry(entry: Entry) -> dict[str, list[Option]]:
 
 
 def _builders(function: Callable[..., Any]) -> Builders:
-    builders: Builders = {Access: Access, JobPlace: JobPlace, PipelineRun: PipelineRun}
+    builders: Builders = {item: item for item in (Access, CompileOptions, JobPlace, PipelineRun)}
     if any(item.annotation == "JobSpec" for item in signature(function).parameters.values()):
         from components.launchers.job_options import read_job
 

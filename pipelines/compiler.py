@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import yaml
 from kfp import compiler
 
-from pipelines.parameters import CompileOptions
 from pipelines.pipeline import make_pipeline
+from pipelines.pipeline_run import CompileOptions
 from trainer import storage
 from trainer.base.temporary_folders import temporary_folder
 

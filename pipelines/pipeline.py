@@ -27,7 +27,8 @@ from operations.notifications import SECRET_KEYS as NOTIFY_KEYS
 from operations.tuning.best import best
 from operations.tuning.trial import trial
 from pipelines import CLEANUP, NAME, SEARCH, TITLES
-from pipelines.parameters import SMALL, CompileOptions
+from pipelines.parameters import SMALL
+from pipelines.pipeline_run import CompileOptions
 
 GPU = "nvidia.com/gpu"
 

@@ -6,6 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
+from trainer.base.errors import ConfigError
+
+PARALLELISM = 16  # Default number of trials that train at the same time.
+
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRun:
@@ -94,3 +98,47 @@ class PipelineRun:
     deadline: Annotated[int, "SECONDS"] = 0
     ttl: Annotated[int, "SECONDS"] = 0
     experiment: Annotated[str, "NAME"] = "kubedet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """Settings for pods, loops and limits, which Kubeflow creates before the parameters are known.
+
+    Args:
+        volume: keep the data on a shared volume: every step mounts the PersistentVolumeClaim of the parameter
+            `claim` at /data
+        conditional: skip training if fewer images have changed than the run's parameter `min_new_images`;
+            the condition costs a pod
+        until: stop after this step: `shards` ends when the shards are written, without training
+        trials: search hyper-parameters with so many trials, like `kubedet tune`
+        parallelism: number of concurrent trials; 0: no limit
+        gpus: GPUs of each trial's pod
+        deadline: end a run that takes longer; 0: never
+        ttl: delete a run's pods and Workflow this long after it ends; 0: the cluster's setting
+    """
+
+    volume: bool = False
+    conditional: bool = False
+    until: Literal["shards"] | None = None
+    trials: int = 0
+    parallelism: int = PARALLELISM
+    gpus: int = 0  # kfp ignores a number that is a parameter here.
+    deadline: Annotated[int, "SECONDS"] = 0
+    ttl: Annotated[int, "SECONDS"] = 0
+
+    def __post_init__(self) -> None:
+        limits = ("parallelism", "deadline", "ttl", "trials", "gpus")
+        problems = [f"{key} {value} is less than zero" for key in limits if (value := getattr(self, key)) < 0]
+        if self.until not in (None, "shards"):
+            problems.append(f"until {self.until!r} is not a step to end at; use shards")
+        if self.conditional and self.until:
+            problems.append(f"conditional has no effect until {self.until}: no training follows")
+        if self.trials and (self.until or self.conditional):
+            other = f"until {self.until}" if self.until else "conditional"
+            problems.append(f"{other} cannot be combined with a search, which trains trials")
+        if self.parallelism != PARALLELISM and not self.trials:
+            problems.append("parallelism has no effect without trials")
+        if self.gpus and not self.trials:
+            problems.append("gpus has no effect without trials: for a training it is a parameter")
+        if problems:
+            raise ConfigError("; ".join(problems), fix="correct these")

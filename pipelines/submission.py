@@ -17,9 +17,9 @@ from operations import retention
 from operations.tuning import space
 from pipelines import Access
 from pipelines.compiler import compiled
-from pipelines.parameters import LARGE, MEDIUM, SMALL, CompileOptions, check_all, check_sizes
+from pipelines.parameters import LARGE, MEDIUM, SMALL, check_all, check_sizes
 from pipelines.pipeline import TRAINING, default_parameters
-from pipelines.pipeline_run import PipelineRun
+from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError, check_name
 from trainer.data import source_names

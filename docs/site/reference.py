@@ -20,6 +20,7 @@ TITLES = {
     "run": "Options of a run",
     "access": "Options for Kubeflow",
     "place": "Options for jobs",
+    "options": "Options of the compiler",
     "job": "Options of a job",
 }
 """Sections of options that several commands have, by the parameter of the function."""

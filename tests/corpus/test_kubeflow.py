@@ -10,7 +10,7 @@ from components.launchers.cluster import watch
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 from pipelines.compiler import compile_pipeline
-from pipelines.parameters import CompileOptions
+from pipelines.pipeline_run import CompileOptions
 from trainer.base.errors import LaunchError
 
 

@@ -14,7 +14,8 @@ from components.images import COMPONENT_IMAGE
 from operations import notifications
 from pipelines import CLEANUP, SEARCH, TITLES
 from pipelines.compiler import compile_pipeline
-from pipelines.parameters import SMALL, CompileOptions
+from pipelines.parameters import SMALL
+from pipelines.pipeline_run import CompileOptions
 from trainer.base.errors import StorageError
 
 OPTIONS = {

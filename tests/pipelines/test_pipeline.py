@@ -19,7 +19,7 @@ import json, sys, yaml
 from pathlib import Path
 from kfp import components, local
 from pipelines.compiler import compile_pipeline
-from pipelines.parameters import CompileOptions
+from pipelines.pipeline_run import CompileOptions
 
 file, root, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 form = {"trials": arguments.pop("trials", 0), "parallelism": arguments.pop("parallelism", 16)}

@@ -7,9 +7,9 @@ import pytest
 from kfp.cli.utils.parsing import parse_parameter_value
 
 from pipelines import Access
-from pipelines.parameters import LARGE, MEDIUM, SMALL, CompileOptions
+from pipelines.parameters import LARGE, MEDIUM, SMALL
 from pipelines.pipeline import TRAINING, default_parameters
-from pipelines.pipeline_run import PipelineRun
+from pipelines.pipeline_run import CompileOptions, PipelineRun
 from pipelines.submission import Submission, argument
 from trainer.base.errors import ConfigError
 
