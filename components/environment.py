@@ -13,8 +13,7 @@ CREDENTIALS = "kubedet-object-store"  # Default name of the Secret with the obje
 
 _VARIABLES = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION",
-    "MINIO_ENDPOINT", "GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
+    "MINIO_ENDPOINT", "GOOGLE_SERVICE_ACCOUNT_KEY",
     "HF_TOKEN",  # Steps and trainings may start from private and gated models of the hub.
 )  # fmt: skip
 SECRET_KEYS = {name: name for name in _VARIABLES} | {
@@ -26,8 +25,7 @@ SECRET_KEYS = {name: name for name in _VARIABLES} | {
 SETTINGS = (
     "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE",
     "AWS_SKIP_SIGNATURE", "MINIO_ENDPOINT", "MINIO_SECURE", "MINIO_REGION", "GOOGLE_BASE_URL",
-    "GOOGLE_SKIP_SIGNATURE", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ENDPOINT",
-    "AZURE_STORAGE_USE_EMULATOR", "AZURE_SKIP_SIGNATURE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
+    "GOOGLE_SKIP_SIGNATURE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
     # Kubeflow Pipelines (2.17 and later) sets MLflow's in the pods of steps if an administrator set it up:
     # https://www.kubeflow.org/docs/components/pipelines/operator-guides/mlflow-plugin
     "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME",
@@ -51,7 +49,7 @@ _STORE_KEYS = ("AWS_ACCESS_KEY_ID", "MINIO_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_
                "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
                "AWS_SHARED_CREDENTIALS_FILE")  # fmt: skip
 _SCHEMES = ("s3://", "minio://")
-"""URIs that need such keys; for gs:// and az:// the storage itself says what is missing."""
+"""URIs that need such keys; for gs:// the storage itself says what is missing."""
 
 
 def run_id() -> str:

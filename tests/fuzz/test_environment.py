@@ -15,7 +15,7 @@ VARIABLES = sorted(
         for folder in ("kubedet", "trainer", "components", "operations", "pipelines")
         for path in (ROOT / folder).rglob("*.py")
         for name in re.findall(
-            r'"((?:AWS|MINIO|KUBEDET|HF|PET|GOOGLE|AZURE|WANDB|MLFLOW|OMP)_[A-Z_]+)"', path.read_text()
+            r'"((?:AWS|MINIO|KUBEDET|HF|PET|GOOGLE|WANDB|MLFLOW|OMP)_[A-Z_]+)"', path.read_text()
         )
     }
     | {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "TMPDIR", "HOME", "COLUMNS", "TERM", "LANG", "XDG_CACHE_HOME"}
@@ -24,7 +24,7 @@ VARIABLES = sorted(
 
 COMMANDS = (
     ("data", "inspect", "s3://bucket/x.json"), ("data", "inspect", "minio://bucket/x.json"),
-    ("data", "inspect", "gs://bucket/x.json"), ("data", "inspect", "az://bucket/x.json"),
+    ("data", "inspect", "gs://bucket/x.json"),
     ("data", "inspect", "coco:http://127.0.0.1:9/x.json"), ("recipes", "list"), ("recipes", "show", "small"),
     ("model", "list", "--data-root", "s3://bucket/x"), ("run", "--source", "/nowhere/at/all"),
     ("job", "render", "--name", "a", "--image", "b", "--", "c"), ("data", "inspect", "sample:images=3"),

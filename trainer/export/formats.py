@@ -29,8 +29,8 @@ _CANDIDATES = 10_000  # best pairs of box and class of an image that are suppres
 class OnnxRuntime:
     """An ONNX file in onnxruntime, on the CPU.
 
-    `name` is the library with its version, such as `onnxruntime 1.31.1`; `threads` compute one request;
-    `size` is the side of its images in pixels.
+    `name` is the library with its version, such as `onnxruntime 1.31.1`, `size` the side of its images in
+    pixels.
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
@@ -38,7 +38,7 @@ class OnnxRuntime:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # Refused shapes are reported by our errors, not by lines on stderr.
-        self.threads = options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.intra_op_num_threads = threads or torch.get_num_threads()
         self.name = f"onnxruntime {onnxruntime.__version__}"
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.size = self._session.get_inputs()[0].shape[-1]

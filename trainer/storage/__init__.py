@@ -1,4 +1,4 @@
-"""Bytes behind URIs: local paths, object stores (s3://, minio://, gs://, az://) and, to read, http(s)://.
+"""Bytes behind URIs: local paths, object stores (s3://, minio://, gs://) and, to read, http(s)://.
 
 A file that is written appears whole under its name or not at all. Local files are handled here; the modules
 for servers are imported on first use, and import none of this file. Where a function does not say otherwise,
@@ -24,7 +24,6 @@ from trainer.base.json_files import Model
 from trainer.base.os_errors import missing, translate_oserror
 from trainer.base.temporary_folders import is_left_over, temporary_folder, temporary_suffix
 from trainer.storage.uris import (
-    CLOUDS,
     OBJECT_STORES,
     WEB,
     FileState,
@@ -42,7 +41,7 @@ from trainer.storage.uris import (
 )
 
 __all__ = [
-    "CLOUDS", "OBJECT_STORES", "WEB", "FileState", "absolute", "check_hash", "check_place", "escapes_folder",
+    "OBJECT_STORES", "WEB", "FileState", "absolute", "check_hash", "check_place", "escapes_folder",
     "is_local", "join", "local_path", "open_file", "parent", "scheme",
 ]  # fmt: skip
 """Of `uris`; the other functions are defined here."""
@@ -305,7 +304,7 @@ def _server(uri: str) -> Any:
     if scheme(uri) not in (*OBJECT_STORES, *WEB):
         raise StorageError(
             f"unknown scheme {scheme(uri)!r} in {uri}",
-            fix="use a path, file:, s3://bucket/key, minio://, gs:// or az://; https:// to read",
+            fix="use a path, file:, s3://bucket/key, minio:// or gs://; https:// to read",
         )
     from trainer.storage import objects
 

@@ -1,7 +1,7 @@
 """Settings of servers from environment variables: addresses, keys, proxies, certificates; and patience.
 
 docs/data.md lists the variables of each scheme. Without keys, s3:// and minio:// use a pod's role, else the
-credentials file of the AWS tools, else they are anonymous. obstore reads the variables of gs:// and az://.
+credentials file of the AWS tools, else they are anonymous. obstore reads the variables of gs://.
 """
 
 import os
@@ -23,14 +23,11 @@ if TYPE_CHECKING:
     from minio.credentials import Provider
 
 AMAZON = "https://s3.amazonaws.com"  # the endpoint if none is set
-IDENTITY = {  # what to do without credentials, by scheme
-    "gs": "name a service account's key file in GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, "
-    "give its JSON as GOOGLE_SERVICE_ACCOUNT_KEY, or run under GKE's workload identity; for a public "
-    "bucket set GOOGLE_SKIP_SIGNATURE=true",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or run "
-    "under AKS' workload identity (AZURE_CLIENT_ID, AZURE_TENANT_ID, AZURE_FEDERATED_TOKEN_FILE); for a "
-    "public container set AZURE_SKIP_SIGNATURE=true",
-}
+IDENTITY = (  # what to do without credentials for gs://
+    "name a service account's key file in GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, give its "
+    "JSON as GOOGLE_SERVICE_ACCOUNT_KEY, or run under GKE's workload identity; for a public bucket set "
+    "GOOGLE_SKIP_SIGNATURE=true"
+)
 
 _CONNECTIONS = 64  # connections to a server that are kept open
 _CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
@@ -38,7 +35,7 @@ _PROXY = re.compile(
     r"((https?|socks[45][ah]?)://)?([^/@\s]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?/?",
     re.IGNORECASE | re.ASCII,
 )
-_CLOUD_URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:[1-6]?\d{1,4})?(/[A-Za-z0-9._/-]*)?")
+_GOOGLE_URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:[1-6]?\d{1,4})?(/[A-Za-z0-9._/-]*)?")
 _ROLE_VARIABLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -113,24 +110,12 @@ def settings(kind: str) -> Settings:
     return Settings(url, region, keys, client)
 
 
-def cloud_url(kind: str) -> str:
-    """Return the server of gs:// or az://."""
-    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
-    if kind == "gs":
-        url = os.environ.get("GOOGLE_BASE_URL", "https://storage.googleapis.com")
-    elif _is_set("AZURE_STORAGE_USE_EMULATOR"):
-        url = os.environ.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000")
-    elif re.fullmatch("[a-z0-9]{3,24}", account):
-        named = os.environ.get("AZURE_STORAGE_ENDPOINT") or os.environ.get("AZURE_ENDPOINT")
-        url = named or f"https://{account}.blob.core.windows.net"
-    else:
-        raise StorageError(f"{account!r} is not a valid storage account for az://", fix=IDENTITY["az"])
-    if not _CLOUD_URL.fullmatch(url):
+def google_url() -> str:
+    """Return the server of gs://."""
+    url = os.environ.get("GOOGLE_BASE_URL", "https://storage.googleapis.com")
+    if not _GOOGLE_URL.fullmatch(url):
         fix = "write it as https://host:port"
-        raise StorageError(f"the endpoint {url!r} of {kind}:// cannot be used", fix=fix)
-    for name, value in os.environ.items():
-        if kind == "az" and name.startswith("AZURE_") and not value.isprintable():
-            raise StorageError(f"{name} contains a control character", fix="correct it in the environment")
+        raise StorageError(f"the endpoint {url!r} of gs:// cannot be used", fix=fix)
     return url.rstrip("/")
 
 

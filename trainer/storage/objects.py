@@ -27,7 +27,7 @@ import obstore
 from minio.credentials import StaticProvider
 from minio.error import MinioException
 from obstore import exceptions
-from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
+from obstore.store import GCSStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
 from trainer.base.daemon_threads import DaemonThreadPool, in_background, wait_for
@@ -46,7 +46,7 @@ from trainer.storage.retries import (
     probe,
     retry,
 )
-from trainer.storage.uris import CLOUDS, WEB, FileState, check_digest, check_place, scheme
+from trainer.storage.uris import WEB, FileState, check_digest, check_place, scheme
 
 PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
 THREADS = 16  # pieces of one file that are read at the same time
@@ -96,8 +96,8 @@ class Location:
             raise StorageError(message, fix="use one file, a local folder or an object store")
         kind, bucket = self.kind, uri.partition("://")[2].partition("/")[0]
         waits, settings = environment.RETRIES, None
-        if kind in CLOUDS:
-            self.server = environment.cloud_url(kind)
+        if kind == "gs":
+            self.server = environment.google_url()
         else:
             settings = environment.settings(kind)
             self.server = settings.url
@@ -110,16 +110,16 @@ class Location:
         try:
             self.reader = _store(kind, bucket, self.server, options, waits.read_timeout, waits.total / 2)
             self.writer = _store(kind, bucket, self.server, options, waits.total, 86_400.0)
-            if kind in CLOUDS:  # obstore itself waits for minutes for a missing metadata server.
+            if kind == "gs":  # obstore itself waits for minutes for a missing metadata server.
                 with DaemonThreadPool(1, "credentials") as thread, suppress(FileNotFoundError):
                     thread.submit(obstore.head, self.reader, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
         except BaseException as error:
-            is_known = isinstance(error, StorageError) or kind not in CLOUDS
+            is_known = isinstance(error, StorageError) or kind != "gs"
             if is_known or not (isinstance(error, Exception) or is_panic(error)):
                 raise
             if not http_status(error):  # Otherwise the server knows us.
                 reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"
-                problem = StorageError(f"cannot use {kind}://: {reason}", fix=environment.IDENTITY[kind])
+                problem = StorageError(f"cannot use gs://: {reason}", fix=environment.IDENTITY)
                 raise probe(self.server, uri, 5.0) or problem from error
 
 
@@ -136,7 +136,7 @@ def _store(
         "read_timeout": timedelta(seconds=read_timeout),
         "timeout": timedelta(seconds=longest),
     }
-    if kind in CLOUDS:  # The metadata server is on this machine, not behind a proxy.
+    if kind == "gs":  # The metadata server is on this machine, not behind a proxy.
         client["proxy_excludes"] = "169.254.169.254,metadata.google.internal"
     if proxy:
         client["proxy_url"] = proxy
@@ -146,7 +146,7 @@ def _store(
         "retry_timeout": timedelta(seconds=waits.total),
         "backoff": {"init_backoff": first, "max_backoff": most, "base": 2},
     }
-    make: Any = {"gs": GCSStore, "az": AzureStore}.get(kind, S3Store)
+    make: Any = GCSStore if kind == "gs" else S3Store
     store: ObjectStore = make(bucket, client_options=client, retry_config=retries, **options)
     return store
 
@@ -274,7 +274,7 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
         )
         return Transient(f"cannot {verb} {uri}: {code}", fix=fix)
     if isinstance(error, FileNotFoundError) or status == 404:
-        if code not in ("NoSuchBucket", "ContainerNotFound") and verb in ("read", "delete"):
+        if code != "NoSuchBucket" and verb in ("read", "delete"):
             return missing(uri)
         fix = "create the bucket, or correct the URI"
         return StorageError(f"cannot {verb} {uri}: no such bucket", fix=fix)
@@ -288,8 +288,8 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
             fix = "rename the object: without '.', '..' or empty parts between slashes"
     elif status in BUSY:
         fix = _FIXES.get(code, "the store is overloaded or down: run again later, what is finished is kept")
-    elif kind in CLOUDS:
-        fix = f"check the permissions of this identity; {environment.IDENTITY[kind]}"
+    elif kind == "gs":
+        fix = f"check the permissions of this identity; {environment.IDENTITY}"
     else:
         no_store = "check that the endpoint is an S3 endpoint, and the store's log"
         fix = _FIXES.get(code, _REFUSED_FIX if status in (401, 403) else no_store)
@@ -504,7 +504,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
                 tries += 1
                 if tries > MAX_TRIES:
                     raise
-    if last is not None or location.kind in CLOUDS:
+    if last is not None or location.kind == "gs":
         return
     try:  # obstore takes an answer from something that is no store, such as a web page, for an empty listing.
         client = environment.settings(location.kind).client

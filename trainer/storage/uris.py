@@ -12,8 +12,7 @@ from urllib.parse import unquote
 from trainer.base.errors import DamagedError, MissingError, StorageError, refuse_userinfo
 from trainer.base.os_errors import translate_oserror
 
-CLOUDS = ("gs", "az")  # object stores other than S3
-OBJECT_STORES = ("s3", "minio", *CLOUDS)
+OBJECT_STORES = ("s3", "minio", "gs")
 WEB = ("http", "https")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"(?!.*(\.\.|\.-|-\.)|(\d+\.){3}\d+$)[A-Za-z0-9$][A-Za-z0-9._:-]{1,220}[A-Za-z0-9]")

@@ -29,7 +29,7 @@ SECRET = "qZx7"
 
 names = st.text(string.ascii_letters + string.digits + ".-_@%", min_size=0, max_size=8)
 passwords = st.text(VISIBLE, max_size=12).map(lambda rest: f"{SECRET}{rest}")
-schemes = st.sampled_from(["http", "https", "s3", "minio", "gs", "az", "coco:http", "base=https"])
+schemes = st.sampled_from(["http", "https", "s3", "minio", "gs", "coco:http", "base=https"])
 hosts = st.sampled_from(["host", "host:9000", "127.0.0.1", "[::1]:8080", "b.example.org", "bucket"])
 paths = st.text(string.ascii_letters + "/._-", max_size=12).map(lambda path: f"/{path}" if path else "")
 addresses = st.builds(

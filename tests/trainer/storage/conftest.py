@@ -13,7 +13,6 @@ from pathlib import Path
 
 import obstore
 import pytest
-from azure_store import ACCOUNT, KEY, Account, azure_store
 from faulty_store import hurried, proxy
 from google_store import google_store, service_account
 from minio import Minio
@@ -60,9 +59,9 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def bare_clouds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An environment that says nothing of Google's and Azure's clouds, which are not asked for either."""
+    """An environment that says nothing of Google's cloud, which is not asked for either."""
     for name in list(os.environ):
-        if name.startswith(("GOOGLE_", "GCE_", "AZURE_", "AZURITE_")) or name.lower().endswith("_proxy"):
+        if name.startswith(("GOOGLE_", "GCE_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -81,26 +80,11 @@ def google_bucket(
         yield f"gs://{bucket}"
 
 
-@pytest.fixture
-def azure_account(bare_clouds: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    """A storage account with the empty container `container`."""
-    with azure_store() as account:
-        account.containers["container"] = {}
-        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", account.url)
-        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
-        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
-        yield account
-
-
-@pytest.fixture(params=["moto", "seaweedfs", "google", "azure"])
+@pytest.fixture(params=["moto", "seaweedfs", "google"])
 def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URI of a bucket, empty and of this test alone, in each store that can be had."""
     if request.param == "google":
         yield request.getfixturevalue("google_bucket")
-        return
-    if request.param == "azure":
-        request.getfixturevalue("azure_account")
-        yield "az://container"
         return
     for name in list(os.environ):
         if name.startswith(("AWS_", "MINIO_")) or name.lower().endswith("_proxy"):
