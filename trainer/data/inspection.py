@@ -16,7 +16,7 @@ from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normali
 from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, note_size
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, to_bbox
-from trainer.data.shard_folder import INDEX, DuplicatePair, ShardIndex, listing_faults, read_index
+from trainer.data.shard_folder import INDEX, ShardIndex, listing_faults, read_index
 from trainer.data.shards import clean
 from trainer.data.statistics import SplitStatistics
 
@@ -61,7 +61,6 @@ class Report:
     read_as: str = ""  # How a source was interpreted.
     fingerprint: str = ""  # Empty for a source.
     errors: list[tuple[str, str]] = field(default_factory=list)  # Problems and remedies.
-    near_duplicates: list[DuplicatePair] = field(default_factory=list)
     looked_at: SampledImages = SampledImages()
     max_bad_fraction: float = 0.0  # Of images and boxes; with more the download fails.
 
@@ -142,10 +141,10 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
     problems.merge(in_images.cases())
     found = meaning.findings()
     if not found.errors:  # Their consequences would be reported as well.
-        of_images = check_samples(problems, described)
-        found.errors += of_images.errors
-        found.warnings += of_images.warnings
-    named, warnings = plausibility.near_duplicates(hashes, lambda split, row: sample[split][row]["file_name"])
+        in_samples = check_samples(problems, described)
+        found.errors += in_samples.errors
+        found.warnings += in_samples.warnings
+    found.warnings += plausibility.near_duplicates(hashes, lambda split, row: sample[split][row]["file_name"])
     return Report(
         kind="source",
         uri=view.uri,
@@ -155,9 +154,8 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
         statistics=described,
         problems=dict(sorted(problems.counts.items())),
         examples=problems.examples,
-        warnings=found.warnings + warnings,
+        warnings=found.warnings,
         errors=found.errors,
-        near_duplicates=named,
         looked_at=SampledImages(sum(map(len, sample.values())), in_images.cases()),
         max_bad_fraction=config.max_bad_fraction,
     )
@@ -215,7 +213,6 @@ def _describe_shards(index: ShardIndex) -> Report:
         problems=index.problems | dict(sorted(absent.counts.items())),
         examples=examples | absent.examples,
         warnings=index.warnings,
-        near_duplicates=index.near_duplicates,
     )
 
 

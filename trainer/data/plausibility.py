@@ -22,7 +22,6 @@ from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
 from trainer.data.images import NormalImage, size_fault
 from trainer.data.problem_counts import Problems
-from trainer.data.shard_folder import DuplicatePair
 from trainer.data.statistics import SplitStatistics
 
 _CELLS = 16
@@ -30,7 +29,7 @@ _CONTRAST = 1  # Gray levels by which a cell must be brighter: more than noise i
 _MIN_BITS = 8  # Least bits of a hash: a picture with fewer is too flat to be recognized.
 _MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = 24, 0.25  # Of near duplicates, in bits and relative to those set.
 _MAX_BUCKET = 64  # Most pictures with the same part of the hash that are compared.
-_MAX_PAIRS = 12
+_MAX_NAMED = 3
 
 NO_HASH = bytes(32)
 
@@ -61,10 +60,8 @@ def decode_hashes(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint64).reshape(-1, 4)
 
 
-def near_duplicates(
-    hashes: Mapping[str, np.ndarray], file_name: Callable[[str, int], str]
-) -> tuple[list[DuplicatePair], list[str]]:
-    """Return the most similar near duplicates across splits, and a warning if any exist.
+def near_duplicates(hashes: Mapping[str, np.ndarray], file_name: Callable[[str, int], str]) -> list[str]:
+    """Return a warning if there are near duplicates across splits, with the names of the most similar ones.
 
     Each picture is paired with the most similar one of the splits before it. Two pictures are compared if one
     of 16 parts of their hashes is the same: always if they differ in up to 15 bits, 97 % likely for 24.
@@ -80,40 +77,39 @@ def near_duplicates(
                     best[row] = distance, split, row, other, other_row
         pairs += best.values()
     if not pairs:
-        return [], []
+        return []
     named = [
-        DuplicatePair([split, other], [file_name(split, row), file_name(other, other_row)], [row, other_row])
-        for _, split, row, other, other_row in sorted(pairs)[:_MAX_PAIRS]
+        f"{file_name(split, row)} and {file_name(other, other_row)}"
+        for _, split, row, other, other_row in sorted(pairs)[:_MAX_NAMED]
     ]
     counts = Counter((split, other) for _, split, _, other, _ in pairs)
     shown = "; ".join(f"{count:,} of {split} in {other}" for (split, other), count in counts.items())
-    first = ", ".join(" and ".join(one.file_names) for one in named[:3])
-    return named, [f"near duplicates across splits make scores too good: {shown} (first: {first})"]
+    return [f"near duplicates across splits make scores too good: {shown} (first: {', '.join(named)})"]
 
 
-def _similar_rows(ones: np.ndarray, others: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+def _similar_rows(left: np.ndarray, right: np.ndarray) -> tuple[list[int], list[int], list[int]]:
     """Return the rows of near duplicates in both arrays, and their distances."""
-    one_rows, other_rows = (np.flatnonzero(words.any(axis=1)) for words in (ones, others))
-    if not len(one_rows) or not len(other_rows):
+    left_rows, right_rows = (np.flatnonzero(words.any(axis=1)) for words in (left, right))
+    if not len(left_rows) or not len(right_rows):
         return [], [], []
-    one_parts, other_parts = ones[one_rows].view(np.uint16), others[other_rows].view(np.uint16)
+    left_parts, right_parts = left[left_rows].view(np.uint16), right[right_rows].view(np.uint16)
     found = [np.zeros((2, 0), np.int64)]
-    for part in range(one_parts.shape[1]):
-        order = np.argsort(other_parts[:, part], kind="stable")
-        values = other_parts[order, part]
-        first = np.searchsorted(values, one_parts[:, part], "left")
-        count = np.searchsorted(values, one_parts[:, part], "right") - first
+    for part in range(left_parts.shape[1]):
+        order = np.argsort(right_parts[:, part], kind="stable")
+        values = right_parts[order, part]
+        first = np.searchsorted(values, left_parts[:, part], "left")
+        count = np.searchsorted(values, left_parts[:, part], "right") - first
         count[count > _MAX_BUCKET] = 0
         row = np.repeat(np.arange(len(count)), count)
         step = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-        candidates = np.stack([one_rows[row], other_rows[order[first[row] + step]]])
-        pair = ones[candidates[0]], others[candidates[1]]
+        candidates = np.stack([left_rows[row], right_rows[order[first[row] + step]]])
+        pair = left[candidates[0]], right[candidates[1]]
         distance = np.bitwise_count(pair[0] ^ pair[1]).sum(axis=1)
         fewest = np.minimum(*(np.bitwise_count(words).sum(axis=1) for words in pair))
         found.append(candidates[:, distance <= np.minimum(_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE * fewest)])
-    rows, others_of_rows = np.unique(np.concatenate(found, axis=1), axis=1)
-    distances = np.bitwise_count(ones[rows] ^ others[others_of_rows]).sum(axis=1)
-    return rows.tolist(), others_of_rows.tolist(), distances.tolist()
+    rows, matches = np.unique(np.concatenate(found, axis=1), axis=1)
+    distances = np.bitwise_count(left[rows] ^ right[matches]).sum(axis=1)
+    return rows.tolist(), matches.tolist(), distances.tolist()
 
 
 _MARGIN = 0.01  # Fraction of the side by which a box may leave its image; one pixel more is allowed.
@@ -162,8 +158,8 @@ class AnnotationChecker:
         self._scored[split] += int((known & ~crowd).sum())
         self._crowds[split] += int((known & crowd).sum())
         # Count the boxes that are in their image under each reading.
-        of_row = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets.to_numpy()))
-        size = np.stack([rows.column(name).to_numpy() for name in ("width", "height")])[:, of_row].astype(
+        box_row = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets.to_numpy()))
+        size = np.stack([rows.column(name).to_numpy() for name in ("width", "height")])[:, box_row].astype(
             float
         )
         shares = (size < -1).all(axis=0)  # images.SHARES or SHARES_UPRIGHT
@@ -193,7 +189,7 @@ class AnnotationChecker:
         misfits = np.flatnonzero(counted & ~fits[active])
         if len(misfits) and not self._example:
             numbers = np.round(np.concatenate([start, extent])[:, misfits[0]], 2).tolist()
-            self._example = f" (first: {rows.column('file_name')[int(of_row[misfits[0]])]} {numbers})"
+            self._example = f" (first: {rows.column('file_name')[int(box_row[misfits[0]])]} {numbers})"
 
     def findings(self, splits: Sequence[str] = ()) -> Findings:
         """Return the problems; `splits` are those of the source, others were held out of train."""

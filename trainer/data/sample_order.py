@@ -161,8 +161,8 @@ def repeat_factors(images: np.ndarray, labels: np.ndarray, samples: int, thresho
     factors = np.ones(samples)
     if len(labels):
         share = np.bincount(labels) / samples
-        of_class = np.maximum(1.0, np.sqrt(threshold / np.where(share > 0, share, 1.0)))
-        np.maximum.at(factors, images, of_class[labels])
+        class_factors = np.maximum(1.0, np.sqrt(threshold / np.where(share > 0, share, 1.0)))
+        np.maximum.at(factors, images, class_factors[labels])
     return factors
 
 

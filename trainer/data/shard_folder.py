@@ -67,15 +67,6 @@ class StoredFile:
 
 
 @dataclass(config=STRICT, frozen=True)
-class DuplicatePair:
-    """Two images of different splits that look the same."""
-
-    splits: list[str]
-    file_names: list[str]
-    rows: list[int] = field(default_factory=list)  # Of both in their splits.
-
-
-@dataclass(config=STRICT, frozen=True)
 class Quarantined:
     """An image that was left out, and the reason."""
 
@@ -100,7 +91,6 @@ class ShardIndex:
     uri: str = ""  # Not stored, because a folder may be moved.
     hierarchy: dict[str, list[int]] = field(default_factory=dict)  # See `raw_manifest.RawManifest`.
     warnings: list[str] = field(default_factory=list)
-    near_duplicates: list[DuplicatePair] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)  # Tables of samples and ground truth, by name.

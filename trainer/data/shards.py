@@ -451,7 +451,7 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
     for part in splits.values():
         for sidecar in part.gather():
             problems.merge(sidecar.problems)
-    warnings, duplicates = _check(splits, problems, raw, uri, config)
+    warnings = _check(splits, problems, raw, uri, config)
     index = ShardIndex(
         fingerprint=uri.rpartition("/")[2],
         source=raw.source,
@@ -466,7 +466,6 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
         uri=uri,
         hierarchy=raw.hierarchy,
         warnings=[*raw.warnings, *warnings],
-        near_duplicates=duplicates,
         quarantined=[one for part in splits.values() for one in part.quarantined][:_QUARANTINED_SHOWN],
         statistics={split: part.statistics for split, part in splits.items()},
         files={name: file for part in splits.values() for name, file in part.write().items()},
@@ -484,22 +483,21 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
 
 def _check(
     splits: dict[str, "_Split"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
-) -> tuple[list[str], list[shard_folder.DuplicatePair]]:
-    """Return warnings, and the first near duplicates; raise DataError if too much is bad."""
+) -> list[str]:
+    """Return warnings; raise DataError if too much is bad."""
     where = f"shards of {raw.source}"
     found = plausibility.check_samples(problems, {split: part.statistics for split, part in splits.items()})
     raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
         raise DataError(f"no training image is left in {uri}: {problems.summary()}", fix="repair the source")
     found.check(where)
-    named, warnings = plausibility.near_duplicates(
+    found.warnings += plausibility.near_duplicates(
         {split: np.concatenate(part.hashes) for split, part in splits.items()},
         lambda split, row: splits[split].file_name(row),
     )
-    found.warnings += warnings
     for warning in found.warnings:
         logger.warning("%s", warning)
-    return found.warnings, named
+    return found.warnings
 
 
 class _Split:

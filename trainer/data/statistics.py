@@ -62,14 +62,14 @@ def describe(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:
     images = list(samples)
     boxes = [box for image in images for box in image["annotations"]]
     per_image = [len(image["annotations"]) for image in images]
-    of_image = np.repeat(np.arange(len(images)), per_image)
+    box_image = np.repeat(np.arange(len(images)), per_image)
     label = np.array([box["category_id"] for box in boxes], int)
     side = np.array([box["bbox"][2:] for box in boxes], float).reshape(-1, 2)
     size = np.array([(image["width"], image["height"]) for image in images], float).reshape(-1, 2)
     area = side.prod(axis=1)
     values = {
         "box_side": np.sqrt(area),
-        "box_share": np.sqrt(area / size.prod(axis=1)[of_image]),
+        "box_share": np.sqrt(area / size.prod(axis=1)[box_image]),
         "box_aspect": np.log2(side[:, 1] / side[:, 0]),
         "image_side": size.max(axis=1, initial=0),
         "image_aspect": np.log2(size[:, 1] / size[:, 0]),
@@ -80,7 +80,7 @@ def describe(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:
         edges = BINS[name]
         inside = np.clip(numbers, edges[0], np.nextafter(edges[-1], -np.inf))
         histograms[name] = np.histogram(inside, edges)[0].tolist()
-    pairs = np.unique(of_image * labels + label)  # Of an image and a class that it has.
+    pairs = np.unique(box_image * labels + label)  # Of an image and a class that it has.
     return SplitStatistics(
         images=len(images),
         images_without_boxes=per_image.count(0),

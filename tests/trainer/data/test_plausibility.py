@@ -205,7 +205,6 @@ def test_warnings_reach_the_index_and_the_page(make, inspect, tmp_path):
     code, out, _ = inspect(root)
     assert code == 0 and "1 of val in train (first: 20.jpg and 3.jpg)" in out
     index = shards_of(f"coco:{root}", tmp_path / "data", DataConfig(processes=1))
-    assert [pair.file_names for pair in index.near_duplicates] == [["20.jpg", "3.jpg"]]
     html = page(index)
     assert all(warning in html for warning in index.warnings)
     assert inspect(index.uri)[1].count("warning: ") == len(index.warnings) == 2
@@ -224,8 +223,6 @@ def test_near_duplicates_are_found_across_splits_only(scenes):
         "train": plausibility.decode_hashes(b"".join(train + train)),
         "val": plausibility.decode_hashes(b"".join(val)),
     }
-    named, _ = plausibility.near_duplicates(arrays, lambda split, row: f"{split} {row % 20}")
-    assert {tuple(pair.file_names) for pair in named} == {
-        ("val 10", "train 4"),
-        ("val 11", "train 5"),
-    }
+    (warning,) = plausibility.near_duplicates(arrays, lambda split, row: f"{split} {row % 20}")
+    assert ": 2 of val in train (" in warning
+    assert "val 10 and train 4" in warning and "val 11 and train 5" in warning

@@ -90,26 +90,21 @@ def kind_of(uri: str) -> str:
     if storage.scheme(uri) in storage.WEB:
         return ""
     described = find_description(uri)
-    return (  # The most certain first.
-        "yolo"
-        if described.lower().endswith(YAML)
-        else "voc"
-        if _has_xml(storage.join(uri, "Annotations"), recursive=False)
-        else "coco"
-        if (files := annotation_files(uri)) and _are_coco(files)
-        else "yolo"
-        if described
-        else "voc"
-        if _has_xml(uri, recursive=True)
-        else "coco"
-        if files
-        else ""
-    )
+    signs: list[tuple[str, Callable[[], bool]]] = [  # The most certain first.
+        ("yolo", lambda: described.lower().endswith(YAML)),
+        ("voc", lambda: _has_xml(storage.join(uri, "Annotations"), recursive=False)),
+        ("coco", lambda: _are_coco(annotation_files(uri))),
+        ("yolo", lambda: bool(described)),
+        ("voc", lambda: _has_xml(uri, recursive=True)),
+        ("coco", lambda: bool(annotation_files(uri))),
+    ]
+    return next((kind for kind, holds in signs if holds()), "")
 
 
 def _are_coco(files: list[str]) -> bool:
     # Label Studio's notes.json has categories.
-    return len(files) > 1 or any(key in _head(files[0]) for key in (b'"images"', b'"annotations"'))
+    keys = (b'"images"', b'"annotations"')
+    return len(files) > 1 or any(key in _head(file) for file in files for key in keys)
 
 
 def _has_xml(folder: str, *, recursive: bool) -> bool:

@@ -143,13 +143,13 @@ class VocSource(Source):
         # Sorted, so that labels do not depend on the order of the images.
         categories = [Category(name, number) for number, name in enumerate(sorted(names - {""}), 1)]
         rows, overlaps, used = {}, SplitOverlaps(problems), set()
-        for split, of_split in layout.splits.items():
-            read = partial(_entries, of_split, annotations, layout, categories)
+        for split, listed in layout.splits.items():
+            read = partial(_entries, listed, annotations, layout, categories)
             for entry in read(problems):
                 digest.update(f"{split} {entry.file_name} {entry.version}\n".encode("utf-8", "replace"))
                 used.add(entry.file_name)
             rows[split] = Rows.of(read)
-            overlaps.add(split, ((key, key) for key in of_split))
+            overlaps.add(split, ((key, key) for key in listed))
         if not layout.is_published:  # VOC's lists and folders name the images of the set.
             names_of_all = {image.name for images in layout.images.values() for image in images}
             for name in sorted(names_of_all - used):

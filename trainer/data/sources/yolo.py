@@ -165,11 +165,11 @@ class YoloSource(Source):
             overlaps.add(split, ((image.file_name, image.origin) for image in images[split]))
         for entry in description.left_out:
             problems.add(reasons.SPLIT_EMPTY, entry)
-        for split, of_split in images.items():
+        for split, split_images in images.items():
             looked = ", ".join(description.splits[split])
-            if not of_split and split == "test":
+            if not split_images and split == "test":
                 problems.add(reasons.SPLIT_EMPTY, f"test: {looked}")
-            elif not of_split:
+            elif not split_images:
                 fix = f"put them there, as {', '.join(IMAGE_SUFFIXES)}"
                 raise DataError(f"{self.uri}: no images in {looked}", fix=fix)
         train = images["train"]
@@ -185,9 +185,9 @@ class YoloSource(Source):
         return Listing(
             [Category(name, number) for number, name in description.names.items()],
             {
-                split: Rows.of(partial(_entries, of_split, positions, description.keypoints), problems)
-                for split, of_split in images.items()
-                if of_split
+                split: Rows.of(partial(_entries, split_images, positions, description.keypoints), problems)
+                for split, split_images in images.items()
+                if split_images
             },
             digest.hexdigest(),
             problems,
