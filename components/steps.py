@@ -221,7 +221,7 @@ def _run_once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[i
         sender.close()
         if stops:
             child.terminate()
-        outcome = None
+        outcome: tuple[T | KubedetError] | None = None
         is_alive = True
         while outcome is None and is_alive:  # The child's own children may hold the pipe open.
             is_alive = child.exitcode is None

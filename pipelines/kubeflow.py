@@ -142,7 +142,7 @@ class Server:
         service, request = self._client.experiments, f"look for the experiment {name}"
         call = service.experiment_service_list_experiments
         if found := self._pages(request, call, "experiments", "display_name", name):
-            return found[0].experiment_id
+            return str(found[0].experiment_id)
         body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
         create = service.experiment_service_create_experiment
         return self._create(f"the experiment {name}", create, "experiment_id", experiment=body)

@@ -147,11 +147,11 @@ def _step_of(pod: Any) -> str:
 
 
 def _node(pod: Any) -> str:
-    return (pod.metadata.annotations or {}).get(_NODE, "")
+    return str((pod.metadata.annotations or {}).get(_NODE, ""))
 
 
 def _created(pod: Any) -> float:
-    return pod.metadata.creation_timestamp.timestamp()
+    return float(pod.metadata.creation_timestamp.timestamp())
 
 
 def _short(text: str | None) -> str:
@@ -171,7 +171,7 @@ def _failure_of(cluster: Cluster, pod: Any) -> str:
     if state.reason == "OOMKilled":
         return f"it used too much memory and was killed (OOMKilled)\n  fix: {_MEMORY}"
     if state.message and state.message.strip():
-        return state.message.strip().removeprefix("error: ")
+        return str(state.message).strip().removeprefix("error: ")
     read = cluster.core.read_namespaced_pod_log
     options: Any = {"container": container, "tail_lines": _LINES}
     try:

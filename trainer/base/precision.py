@@ -32,8 +32,8 @@ def effective(device_type: str, precision: str) -> str:
 
 def _cpu_has_bf16() -> bool:
     if platform.machine() in ("x86_64", "AMD64"):
-        return torch.cpu._is_avx512_bf16_supported()
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:

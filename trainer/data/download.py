@@ -224,7 +224,7 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
     )
     check(manifest, config)
     if manifest == _find_manifest(planned):
-        storage.touch(storage.join(manifest.uri, raw_folder.MANIFEST))
+        storage.touch(storage.join(manifest.uri, raw_manifest.MANIFEST))
         logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
         return manifest
     manifest.write()

@@ -75,7 +75,7 @@ class Table:
 
     def __len__(self) -> int:
         """Rows."""
-        return self._file.metadata.num_rows
+        return int(self._file.metadata.num_rows)
 
     def batch(self, block: int, names: list[str] | None = None) -> pa.Table:
         """Return a block, or some of its columns."""
@@ -138,7 +138,7 @@ def npy_array(uri: str, data: bytes, remedy: str) -> np.ndarray:
     """Return the array of a .npy file; raise DamagedError, with a remedy, if it has none."""
     try:
         buffer = io.BytesIO(data)
-        array = np.load(buffer, allow_pickle=False)
+        array: np.ndarray = np.load(buffer, allow_pickle=False)
         if extra := len(buffer.read()):
             raise ValueError(f"{extra:,} bytes follow its array")
         return array

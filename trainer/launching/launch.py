@@ -176,7 +176,7 @@ class _Agent(LocalElasticAgent):
             super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        started = super()._start_workers(worker_group)
+        started: dict[int, Any] = super()._start_workers(worker_group)
         # By default workers that ignore SIGTERM are killed after 30 s, but this node may have less time.
         context, grace = self._pcontext, worker_failures.worker_grace()
         assert context is not None
@@ -190,7 +190,7 @@ class _Agent(LocalElasticAgent):
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             rank, failure = worker_failures.first_cause(result.failures)
             if not worker_failures.is_retryable(failure):
@@ -248,7 +248,8 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
     agent = _Agent(spec, config.logs_specs, start_method=config.start_method, **grace)
     stopped = False
     try:
-        return agent.run()
+        result: RunResult = agent.run()
+        return result
     except SignalException:
         stopped = True
         raise

@@ -8,7 +8,7 @@ import datetime
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -39,9 +39,9 @@ class SharedWork:
         import torch.distributed as dist
 
         dist.barrier()
-        result: list[Any] = [function() if self.rank == 0 else None]
-        dist.broadcast_object_list(result)
-        return result[0]
+        results = [function() if self.rank == 0 else None]
+        dist.broadcast_object_list(results)
+        return cast(T, results[0])
 
 
 @contextmanager

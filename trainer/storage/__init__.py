@@ -56,7 +56,8 @@ _NO_HARD_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLIN
 def state(uri: str) -> FileState | None:
     """Return size, modification time and ETag of a file, or None if there is not a file."""
     if not is_local(uri):
-        return _server(uri).state(uri)
+        found: FileState | None = _server(uri).state(uri)
+        return found
     with translate_oserror(uri, "read"):
         try:
             status = local_path(uri).stat()
@@ -114,7 +115,8 @@ def read_range(uri: str, start: int, length: int) -> bytes:
 def open_reader(uri: str) -> IO[bytes]:
     """Open a file for reading, with seek; only a few pieces of a remote file are in memory."""
     if not is_local(uri):
-        return _server(uri).open_reader(uri)
+        reader: IO[bytes] = _server(uri).open_reader(uri)
+        return reader
     with translate_oserror(uri, "read"):
         return local_path(uri).open("rb")
 
@@ -170,7 +172,7 @@ def create(uri: str, data: bytes) -> bool:
     Of several writers one succeeds; in stores without conditional writes (`If-None-Match`), the last one.
     """
     if not is_local(uri):
-        return _server(uri).write(uri, BytesIO(data), create=True)
+        return bool(_server(uri).write(uri, BytesIO(data), create=True))
     with _temporary(uri) as (temporary, target):
         temporary.write_bytes(data)
         _flush_to_disk(temporary)

@@ -12,11 +12,12 @@ from components.launchers.backend import Backend, JobStatus, LogLine, Phase, Pod
 from components.launchers.cluster import client, job_objects, kueue, own_pod, pod_exec, pods
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.job_objects import Kinds
-from components.launchers.cluster.kinds import KINDS, Body, Kind
+from components.launchers.cluster.kinds import KINDS, Kind
 from components.launchers.cluster.logs import MergedLogs, PodLog
 from components.launchers.cluster.own_pod import OwnPod
 from components.launchers.cluster.termination import delete_with_run
 from components.launchers.kubernetes_names import LABEL_SPEC
+from components.launchers.pod_template import Body
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError, LaunchError
 from trainer.launching import job_status

@@ -9,8 +9,9 @@ from kubernetes.client import V1DeleteOptions
 
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, Cluster
-from components.launchers.cluster.kinds import Body, Kind, Resource
+from components.launchers.cluster.kinds import Kind, Resource
 from components.launchers.kubernetes_names import LABEL_MANAGED, MANAGED_BY
+from components.launchers.pod_template import Body
 from trainer.base.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)

@@ -304,7 +304,8 @@ def shared_runtime() -> Body:
     own = {name: value for name, value in _template(job)["spec"].items() if name in _RUNTIME_FIELDS}
     # Without any metadata the controller fails, for a moment, at jobs that Kueue has evicted.
     template = {"metadata": {"labels": managed}, "spec": {**own, "containers": [{"name": _NODE}]}}
-    return _runtime({"name": SHARED, "labels": managed}, job, template).to_dict()
+    body: Body = _runtime({"name": SHARED, "labels": managed}, job, template).to_dict()
+    return body
 
 
 _TRAINER_FIELDS = {"image": "image", "command": "command", "env": "env", "resources": "resourcesPerNode"}

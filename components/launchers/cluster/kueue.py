@@ -9,7 +9,8 @@ from kubernetes import client
 
 from components.launchers.backend import JobStatus, Phase
 from components.launchers.cluster.client import ApiError, Cluster
-from components.launchers.cluster.kinds import KINDS, Body, Kind, Resource, holding
+from components.launchers.cluster.kinds import KINDS, Kind, Resource, holding
+from components.launchers.pod_template import Body
 
 GROUP = "kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")  # The newest first; Kueue before 0.15 serves only the last.

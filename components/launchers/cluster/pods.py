@@ -13,9 +13,9 @@ from urllib3.exceptions import HTTPError
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster.client import ApiError, Cluster
-from components.launchers.cluster.kinds import Body, Kind
+from components.launchers.cluster.kinds import Kind
 from components.launchers.kubernetes_names import LABEL_QUEUE, LABEL_SPEC
-from components.launchers.pod_template import MAIN
+from components.launchers.pod_template import MAIN, Body
 
 _MAX_EVENTS = 5  # Events of one object that are shown.
 _EVENT_LENGTH = 400  # Characters of one event.

@@ -134,7 +134,7 @@ class Decoder(library.Deimv2Decoder):
         super().__init__(config)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.class_embed, self.bbox_embed = part.class_embed, part.bbox_embed
-        self.integral = ExactIntegral(config)
+        self.integral = ExactIntegral(config)  # type: ignore[assignment]  # A copy of D-FINE's in transformers.
         self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(self, *, reference_points: Tensor, **inputs: Any) -> Any:
