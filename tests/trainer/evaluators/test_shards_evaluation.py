@@ -274,15 +274,13 @@ def baseline_of(root, **overrides):
     return find_baseline(recipes.load("debug", overrides), str(root / "shards" / "abc"), str(root))
 
 
-def test_the_last_that_passed(root):
+def test_the_last_that_passed_none_or_a_named_model(root, tmp_path):
     published = baseline_of(root)
     assert published.name == "detector 3"
     assert published.summary.predictions == str(root / "runs/first/evaluation/predictions.parquet")
-
-
-def test_none_before_the_first_and_where_none_is_wanted(root, tmp_path):
-    assert baseline_of(root, baseline="none") is None
-    assert baseline_of(tmp_path / "elsewhere") is None
+    assert baseline_of(root, baseline="none") is None and baseline_of(tmp_path / "elsewhere") is None
+    named = "s3://bucket/best.pt"
+    assert baseline_of(root, baseline=named) == Baseline(named, named)
 
 
 def test_an_evaluation_that_is_gone_leaves_the_model(root):
@@ -299,10 +297,6 @@ def test_a_copied_run_or_evaluation_by_uri_has_its_predictions_with_it(root, nam
     (root / "runs" / "first").rename(root / "runs" / "moved")
     found = baseline_of(root, baseline=str(root / named))
     assert found.summary.predictions == str(root / "runs/moved/evaluation/predictions.parquet")
-
-
-def test_a_model_by_uri(root):
-    assert baseline_of(root, baseline="s3://bucket/best.pt") == Baseline(*["s3://bucket/best.pt"] * 2)
 
 
 def test_other_folders_are_refused_as_baselines(root):
