@@ -31,25 +31,11 @@ def integers(shapes: Sequence[tuple[int, int]]) -> Any:
     return np.array(shapes, dtype=object)
 
 
-def replace_modules(
-    root: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module], skip: str = ""
-) -> None:
-    """Replace all modules of a class by what `make` returns for each, unless its name begins with `skip`."""
+def replace_modules(root: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> None:
+    """Replace all modules of a class by what `make` returns for each."""
     for name, module in list(root.named_modules()):
-        if isinstance(module, kind) and not (skip and name.startswith(skip)):
+        if isinstance(module, kind):
             root.set_submodule(name, make(module))
-
-
-class ExportedMaxPool(nn.Module):
-    """The maximum of 2 x 2 neighbors, as nn.MaxPool2d(2, stride=1), without the operator MaxPool.
-
-    ONNX Runtime 1.31 merges zero padding into MaxPool, which pads with minus infinity instead: negative
-    values at the right and lower edges of HGNetV2's stem would become others.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.maximum(x[..., :-1, :], x[..., 1:, :])
-        return torch.maximum(x[..., :-1], x[..., 1:])
 
 
 class AffineBlock(HGNetV2LearnableAffineBlock):

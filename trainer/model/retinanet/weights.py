@@ -59,7 +59,7 @@ def add_unused_outputs(
     return {**state, **wider}, total
 
 
-def _spread(layer: Tensor, classes: Sequence[int], total: int, anchors: int = 1, unused: float = 0) -> Tensor:
+def _spread(layer: Tensor, classes: Sequence[int], total: int, anchors: int, unused: float) -> Tensor:
     """The reverse of `select_outputs`: outputs that are not in `classes` have the value `unused`."""
     parts = layer.unflatten(0, (anchors, len(classes), -1))
     wider: Tensor = parts.new_full((anchors, total, *parts.shape[2:]), unused)
