@@ -148,23 +148,3 @@ def test_the_network_is_compiled_as_asked(setting, device, modes, graphs, monkey
     assert calls == [(detector.trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
     assert (detector._compiled_trunk is not None) == bool(modes)
     assert fused_functions._Choice.compiles == (setting != "off")
-
-
-@pytest.mark.slow
-def test_a_network_that_cannot_be_compiled_goes_on_as_it_is(monkeypatch, caplog):
-    def broken(graph, inputs):
-        raise RuntimeError("no such instruction")
-
-    compile_ = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda function, mode, **options: compile_(function, backend=broken, **options)
-    )
-    monkeypatch.setattr(fused_functions, "choose", lambda enabled, device, tell: enabled)
-    detector = tiny_detector()
-    images = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)
-    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
-    plain = detector(images, boxes, labels)
-    compile_detector(detector, "model", SINGLE)
-    for _ in range(2):
-        assert detector(images, boxes, labels) == plain
-    assert caplog.text.count("continuing without compilation, because the compiler failed: backend=") == 1

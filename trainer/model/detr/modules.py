@@ -38,6 +38,18 @@ def replace_modules(root: nn.Module, kind: type[nn.Module], make: Callable[[Any]
             root.set_submodule(name, make(module))
 
 
+class ExportedMaxPool(nn.Module):
+    """The maximum of 2 x 2 neighbors, as nn.MaxPool2d(2, stride=1), without the operator MaxPool.
+
+    ONNX Runtime 1.31 merges zero padding into MaxPool, which pads with minus infinity instead: negative
+    values at the right and lower edges of HGNetV2's stem would become others.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.maximum(x[..., :-1, :], x[..., 1:, :])
+        return torch.maximum(x[..., :-1], x[..., 1:])
+
+
 class AffineBlock(HGNetV2LearnableAffineBlock):
     """A scale and a shift for all channels, in the type of the input.
 
