@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -24,7 +25,7 @@ from trainer.base import events
 from trainer.base.errors import DamagedError, DataError, FormError, MissingError
 from trainer.base.log import activity
 from trainer.config.schema import DataConfig
-from trainer.data import annotations, raw_folder, raw_manifest, sources
+from trainer.data import annotations, plausibility, raw_folder, raw_manifest, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.image_fetching import (
     LIST_AT_ONCE_BELOW,
@@ -196,6 +197,8 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
     problems = Problems.of(planned.problems)
     for failure in failures:
         problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
+    for copy in _unlabeled_copies(planned, fetched):
+        problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
     splits, first = {}, 0
     for split, listed in planned.splits.items():
         is_stored = fetched["bytes"][first : first + listed.images] > 0
@@ -233,6 +236,26 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
         "raw images of %s: %s in %s%s", manifest.source, _image_counts(manifest), manifest.uri, summary
     )
     return manifest
+
+
+def _unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterator[str]:
+    """Yield the copies, see `plausibility.unlabeled_copies`, in the order of the splits."""
+    starts = np.ascontiguousarray(fetched["sha256"]).view(np.uint64)[::4]
+    values, counts = np.unique(starts, return_counts=True)
+    is_repeated = np.isin(starts, values[(counts > 1) & (values != 0)])
+    if not is_repeated.any():
+        return
+    images, first = [], 0
+    for split, listed in planned.splits.items():
+        table, in_split = planned.table(split), is_repeated[first : first + listed.images]
+        for block in range(table.blocks):
+            rows = np.flatnonzero(in_split[block * raw_folder.BLOCK :][: raw_folder.BLOCK])
+            if len(rows):
+                columns = table.batch(block, ["image_id", "file_name", "boxes"]).take(rows).to_pydict()
+                for image_id, name, boxes in zip(*columns.values(), strict=True):
+                    images.append((fetched["sha256"][image_id - 1].tobytes(), f"{split}/{name}", bool(boxes)))
+        first += listed.images
+    yield from plausibility.unlabeled_copies(images)
 
 
 def _image_counts(raw: RawManifest) -> str:

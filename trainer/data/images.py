@@ -194,8 +194,13 @@ def _is_proportional(size: tuple[int, int], reference: tuple[int, int]) -> bool:
     return min(size) > 1 and abs(size[0] * reference[1] / (size[1] * reference[0]) - 1) < 0.01
 
 
-def size_fault(image: NormalImage, annotated_width: int, annotated_height: int) -> str:
-    """Return the problem of an annotated size, see `trainer.data.problem_counts`; "" if there is none."""
+def size_fault(
+    image: NormalImage, annotated_width: int, annotated_height: int, boxes: list[list[float]]
+) -> str:
+    """Return the problem of an annotated size, see `trainer.data.problem_counts`; "" if there is none.
+
+    `boxes` are [x, y, width, height] in pixels of the normal image.
+    """
     annotated = (annotated_width, annotated_height)
     stored = (image.stored_width, image.stored_height)
     if 0 in annotated or annotated in (stored, SHARES, SHARES_UPRIGHT):
@@ -203,7 +208,16 @@ def size_fault(image: NormalImage, annotated_width: int, annotated_height: int) 
     if annotated != stored[::-1]:
         displayed = stored[::-1] if image.turned else stored
         return reasons.IMAGE_RESIZED if _is_proportional(annotated, displayed) else reasons.SIZE_DIFFERS
-    return "" if image.turned else reasons.SIZE_EXCHANGED
+    if image.turned:
+        return ""
+    return reasons.SIZE_EXCHANGED if are_inside(boxes, image.width, image.height) else reasons.IMAGE_ROTATED
+
+
+def are_inside(boxes: list[list[float]], width: float, height: float) -> bool:
+    """Return whether boxes [x, y, width, height] end in an image of that size, within a margin of 1 %."""
+    right = max((box[0] + box[2] for box in boxes), default=0)
+    below = max((box[1] + box[3] for box in boxes), default=0)
+    return right <= 1.01 * width + 1 and below <= 1.01 * height + 1
 
 
 def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:

@@ -1,5 +1,6 @@
 """Describes data: images, boxes and classes of each split, sizes and shapes, and problems."""
 
+import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import plausibility, raw_manifest, source_names, sources, statistics
 from trainer.data import problem_counts as reasons
-from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize
+from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize, place_box
 from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, note_size
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, to_bbox
@@ -137,11 +138,14 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
         described[split], sample[split] = _read_rows(view, split, meaning, limit, in_rows)
     problems = Problems.of(view.listing.problems.cases())
     problems.merge(in_rows.cases())
-    in_images, hashes = _read_images(view, sample)
+    in_images, hashes, copies = _read_images(view, sample)
     problems.merge(in_images.cases())
+    for copy in copies:
+        problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
+    sampled = SampledImages(sum(map(len, sample.values())), in_images.cases())
     found = meaning.findings()
     if not found.errors:  # Their consequences would be reported as well.
-        in_samples = check_samples(problems, described)
+        in_samples = check_samples(problems, described, sampled.images)
         found.errors += in_samples.errors
         found.warnings += in_samples.warnings
     found.warnings += plausibility.near_duplicates(hashes, lambda split, row: sample[split][row]["file_name"])
@@ -156,7 +160,7 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
         examples=problems.examples,
         warnings=found.warnings,
         errors=found.errors,
-        looked_at=SampledImages(sum(map(len, sample.values())), in_images.cases()),
+        looked_at=sampled,
         max_bad_fraction=config.max_bad_fraction,
     )
 
@@ -254,20 +258,29 @@ def _order(row: RawRow) -> tuple[int, str]:
     return zlib.crc32(size.encode()), row["file_name"]
 
 
-def _read_images(view: SourceRows, sample: dict[str, list[RawRow]]) -> tuple[Problems, dict[str, np.ndarray]]:
-    """Read the images of some rows of each split; return their problems, and the hashes of the pictures."""
+def _read_images(
+    view: SourceRows, sample: dict[str, list[RawRow]]
+) -> tuple[Problems, dict[str, np.ndarray], Iterator[str]]:
+    """Read the images of some rows of each split.
+
+    Returns their problems, the hashes of the pictures of each split, and the `unlabeled_copies`.
+    """
     problems = Problems()
     tasks = [(split, number) for split, rows in sample.items() for number in range(len(rows))]
     hashes = {split: [plausibility.NO_HASH] * len(rows) for split, rows in sample.items()}
+    files: list[tuple[bytes, str, bool]] = []
 
     def read(task: tuple[str, int]) -> Problems:
         split, number = task
         row, found = sample[split][number], Problems()
-        name = row["file_name"]
+        name, size = row["file_name"], (row["width"], row["height"])
         try:
-            image = normalize(view.read(row), _MAX_SIDE, _JPEG_QUALITY)
+            data = view.read(row)
+            files.append((hashlib.sha256(data).digest(), f"{split}/{name}", bool(row["boxes"])))
+            image = normalize(data, _MAX_SIDE, _JPEG_QUALITY)
             hashes[split][number] = plausibility.picture_hash(image.jpeg)
-            note_size(name, image, (row["width"], row["height"]), found)
+            boxes = [place_box(to_bbox(box), image, *size) for box in row["boxes"]]
+            note_size(name, image, size, boxes, found)
         except MissingError as error:
             found.add(reasons.IMAGE_MISSING, f"{name}: {error.message}")
         except StorageError as error:
@@ -281,7 +294,8 @@ def _read_images(view: SourceRows, sample: dict[str, list[RawRow]]) -> tuple[Pro
         for found in worker_pool.run(read, tasks, workers, processes=False):
             problems.merge(found.cases())
             bar.update(1)
-    return problems, {split: plausibility.decode_hashes(b"".join(one)) for split, one in hashes.items()}
+    pictures = {split: plausibility.decode_hashes(b"".join(one)) for split, one in hashes.items()}
+    return problems, pictures, plausibility.unlabeled_copies(sorted(files))
 
 
 def is_sized(row: RawRow) -> bool:

@@ -9,7 +9,7 @@ more.
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ from PIL import Image
 from trainer.base.errors import DataError
 from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
-from trainer.data.images import NormalImage, size_fault
+from trainer.data.images import NormalImage, are_inside, size_fault
 from trainer.data.problem_counts import Problems
 from trainer.data.statistics import SplitStatistics
 
@@ -278,25 +278,50 @@ _FORMAT_TEXTS = {
 }
 
 
-def note_size(name: str, image: NormalImage, annotated: tuple[int, int], problems: Problems) -> None:
+def note_size(
+    name: str, image: NormalImage, annotated: tuple[int, int], boxes: list[list[float]], problems: Problems
+) -> None:
     """Count the problem of an image's annotated size, if it has one, see `size_fault`."""
-    if fault := size_fault(image, *annotated):
-        stored = f"{image.stored_width}x{image.stored_height} stored"
-        problems.add(fault, f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored}")
+    if fault := size_fault(image, *annotated, boxes):
+        stored = (image.stored_width, image.stored_height)
+        case = f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored[0]}x{stored[1]} stored"
+        if fault == reasons.IMAGE_RESIZED:
+            width, height = stored[::-1] if image.turned else stored
+            case += f": boxes are scaled by {width / annotated[0]:.4g}"
+            # The boxes are those in the normal image, which may be smaller than the stored one.
+            if are_inside(boxes, width * image.width / annotated[0], height * image.height / annotated[1]):
+                problems.add(reasons.FITS_UNSCALED, case)
+        problems.add(fault, case)
+
+
+def unlabeled_copies(images: Iterable[tuple[bytes, str, bool]]) -> Iterator[str]:
+    """Yield "NAME is NAME" for each image without boxes that has the same bytes as one with boxes.
+
+    `images` are the hash of the bytes, the name, and whether there are boxes.
+    """
+    groups: dict[bytes, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for digest, name, is_labeled in images:
+        groups[digest][is_labeled].append(name)
+    for unlabeled, labeled in groups.values():
+        if labeled:
+            yield from (f"{name} is {labeled[0]}" for name in unlabeled)
 
 
 _ADVICE = {
     reasons.ANNOTATION_ID_TWICE: "every box is read, but pycocotools takes one of each id",
+    reasons.IMAGE_COPY_WITHOUT_BOXES: "the same picture counts with and without objects: annotate or remove "
+    "the copy",
     reasons.LABELS_SHARED: "both get its boxes: rename one of them with its labels, or remove it",
     reasons.SIZE_DIFFERS: "boxes are not scaled",
-    reasons.IMAGE_RESIZED: "boxes are scaled: look at some with `kubedet data preview`",
     reasons.SIZE_EXCHANGED: "boxes are not turned: look at some with `kubedet data preview`",
     reasons.SPLIT_EMPTY: "images of train may be held out in its place: add the images, or remove the entry",
+    reasons.MAY_BE_KEY_POINTS: "each is read as the box around all its numbers: if these are key points, add "
+    "kpt_shape: [POINTS, 2 or 3] to data.yaml",
 }
 
 
-def check_samples(problems: Problems, statistics: dict[str, SplitStatistics]) -> Findings:
-    """Return the problems shown by counts and by the statistics of splits."""
+def check_samples(problems: Problems, statistics: dict[str, SplitStatistics], images: int) -> Findings:
+    """Return the problems shown by the counts of some images, and by the statistics of splits."""
     found, counts = Findings(), problems.counts
     for name, split in statistics.items():
         _check_scored(name, split.boxes - split.crowds, split.crowds, found)
@@ -309,6 +334,19 @@ def check_samples(problems: Problems, statistics: dict[str, SplitStatistics]) ->
     listed = sum(split.boxes for split in statistics.values()) + counts.get(reasons.BOX_OUTSIDE, 0)
     if clipped > _MAX_CLIPPED_SHARE * listed:
         found.warnings.append(f"{clipped / listed:.0%} of {listed:,} boxes leave their image")
+    rotated, exchanged = counts.get(reasons.IMAGE_ROTATED, 0), counts.get(reasons.SIZE_EXCHANGED, 0)
+    if rotated:
+        leaves = "width and height are exchanged in their annotations, and boxes leave the image"
+        if 2 * (rotated + exchanged) > images and 5 * rotated > rotated + exchanged:
+            remedy = "annotate the images as they are now, or restore the annotated ones with their Exif data"
+            problem = f"{rotated + exchanged:,} of {images:,} images are rotated: {leaves}"
+            found.errors.append((problem, remedy))
+        else:
+            found.warnings.append(f"{rotated:,} of {images:,} images are rotated: {leaves}")
+    if resized := counts.get(reasons.IMAGE_RESIZED, 0):
+        shown = f"{reasons.IMAGE_RESIZED}: {resized:,} (first: {problems.examples[reasons.IMAGE_RESIZED][0]})"
+        doubt = "; all boxes also fit without scaling: look at some with `kubedet data preview`"
+        found.warnings.append(shown + (doubt if counts.get(reasons.FITS_UNSCALED) == resized else ""))
     for reason, advice in _ADVICE.items():
         if count := counts.get(reason, 0):
             found.warnings.append(f"{reason}: {count:,} (first: {problems.examples[reason][0]}); {advice}")

@@ -336,7 +336,7 @@ def _record(row: RawRow, normal: NormalImage, labels: int, problems: Problems) -
         old_area, new_area = before[2] * before[3], after[2] * after[3]
         area = box["area"] * (new_area / old_area if old_area > 0 else 1.0)
         boxes.append({"category_id": box["category"], "bbox": after, "area": area, "iscrowd": box["iscrowd"]})
-    plausibility.note_size(name, normal, size, problems)
+    plausibility.note_size(name, normal, size, [box["bbox"] for box in boxes], problems)
     record: Record = {
         "image_id": row["image_id"],
         "file_name": name,
@@ -486,7 +486,11 @@ def _check(
 ) -> list[str]:
     """Return warnings; raise DataError if too much is bad."""
     where = f"shards of {raw.source}"
-    found = plausibility.check_samples(problems, {split: part.statistics for split, part in splits.items()})
+    described = {split: part.statistics for split, part in splits.items()}
+    images = sum(split.images for split in described.values())
+    found = plausibility.check_samples(problems, described, images)
+    if problems.counts.get(reasons.IMAGE_ROTATED):  # The cause of bad boxes is named first.
+        found.check(where)
     raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
         raise DataError(f"no training image is left in {uri}: {problems.summary()}", fix="repair the source")

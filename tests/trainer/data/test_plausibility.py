@@ -159,6 +159,11 @@ def one_pixel(split: str, form: Form) -> None:
         image |= {"width": -1, "height": -1} if split == "val" else {"width": 1, "height": 1}
 
 
+def double_size_and_boxes(split: str, form: Form) -> None:
+    double_size(split, form)
+    written(lambda box: [2 * side for side in box])(split, form)
+
+
 def only_in_val(split: str, form: Form) -> None:
     form["categories"].append({"id": 2, "name": "Dog"})
     if split == "val":
@@ -168,7 +173,8 @@ def only_in_val(split: str, form: Form) -> None:
 @pytest.mark.parametrize(
     ("change", "options", "shown"),
     [
-        (double_size, [], "320x240 annotated, 160x120 stored); boxes are scaled"),
+        (double_size_and_boxes, [], "320x240 annotated, 160x120 stored: boxes are scaled by 0.5)\n"),
+        (double_size, [], "scaled by 0.5); all boxes also fit without scaling"),
         (one_pixel, [], "image size differs from the annotated one: 30 (first: "),
         (only_in_val, [], "warning: 1 classes have boxes in val or test, and none in train: Dog"),
         (each(lambda split, _: {"id": 5}), [], "(first: id 5 in "),
@@ -208,6 +214,28 @@ def test_warnings_reach_the_index_and_the_page(make, inspect, tmp_path):
     html = page(index)
     assert all(warning in html for warning in index.warnings)
     assert inspect(index.uri)[1].count("warning: ") == len(index.warnings) == 2
+
+
+def test_copies_of_a_labeled_image_without_boxes_are_named(make, inspect, tmp_path):
+    def copy(split: str, form: Form) -> None:
+        if split == "train":
+            form["images"].append({"id": 99, "file_name": "copy.jpg", "width": SIZE[0], "height": SIZE[1]})
+
+    root = make(copy)
+    (root / "images" / "copy.jpg").write_bytes((root / "images" / "3.jpg").read_bytes())
+    index = shards_of(f"coco:{root}", tmp_path / "data", DataConfig(processes=1))
+    for text in (inspect(root)[1], inspect(index.uri)[1]):
+        assert "(first: train/copy.jpg is train/3.jpg)" in text
+
+
+def test_images_that_were_rotated_after_the_annotation_end_the_data_steps(make, inspect, tmp_path):
+    root = make()
+    for path in (root / "images").iterdir():
+        Image.open(path).transpose(Image.Transpose.ROTATE_90).save(path)
+    code, _, err = inspect(root)
+    assert code == 2 and "30 of 30 images are rotated" in err
+    with pytest.raises(DataError, match="are rotated"):
+        shards_of(f"coco:{root}", tmp_path, DataConfig(processes=1))
 
 
 def test_near_duplicates_are_found_across_splits_only(scenes):

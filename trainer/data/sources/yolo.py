@@ -241,16 +241,19 @@ class YoloSource(Source):
                 if place := self._resolve(text, bases):
                     splits.setdefault(split, []).append(place)
                     continue
-                if split == "test":
+                near, folders = self._folders_near(text, bases)
+                alike = [near] if near not in ("", *bases) else []
+                alike += [storage.join(near, name) for name in folders]
+                alike = [place for place in alike if parse_split(place.rpartition("/")[2]) == split]
+                if split == "test" and not any(map(_has_images, alike)):
                     left_out.append(f"{key}: {text}")  # Roboflow lists a test that it did not export.
                     continue
-                near, folders = self._folders_near(text, bases)
                 fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
                 problem = f"{uri}: there are no images for {key}: {text}"
                 problem += f"; looked at {', '.join(_candidates(text, bases))}"
                 problem += f"; {near} has {', '.join(folders)}" if folders else ""
                 fix = f"write path and {key} relative to the folder of the file{fetch}"
-                fix += f"; or remove {key}: then images of train are held out" if split == "val" else ""
+                fix += f"; or remove {key}: then images of train are held out" if split != "train" else ""
                 raise DataError(problem, fix=fix)
         if "train" not in splits:
             raise DataError(f"{uri} has no key train", fix=FIX)
@@ -319,6 +322,8 @@ def _entries(
 ) -> Iterator[Entry]:
     """Read the labels of the images of a split."""
     texts = read_all(image.labels for image in images if image.labels)
+    pose_sizes: Counter[int] = Counter()  # Numbers of the rows that may be box and key points; 0 of others.
+    first = ""
     for image in images:
         data = next(texts) if image.labels else b""
         entry = Entry(image.file_name, image.origin, *SHARES_UPRIGHT, [], version=image.version)
@@ -332,6 +337,9 @@ def _entries(
         boxes: dict[Box, None] = {}  # The same line twice is one object.
         for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
             if words := line.split():
+                may_be_pose = 0 not in pose_sizes and _may_be_pose(words[1:])
+                pose_sizes[len(words) - 1 if may_be_pose else 0] += 1
+                first = first or image.labels
                 try:
                     boxes[_box(words, positions, keypoints)] = None
                 except ValueError as error:
@@ -339,6 +347,30 @@ def _entries(
                     problems.add(reasons.LABEL_LINE, fault)
         entry.boxes = list(boxes)
         yield entry
+    if len(pose_sizes) == 1 and 0 not in pose_sizes and not keypoints:
+        ((numbers, rows),) = pose_sizes.items()
+        problems.add(reasons.MAY_BE_KEY_POINTS, f"{first}: {numbers} numbers", rows)
+
+
+def _may_be_pose(words: list[str]) -> bool:
+    """Return whether a row may be a box in the image and points in it; those at 0, 0 are not annotated."""
+    try:
+        x, y, width, height, *rest = map(float, words)
+    except ValueError:
+        return False
+    sides = (x, width), (y, height)
+    if not rest or len(words) % 2:
+        return False
+    if not all(size / 2 - _TOLERANCE <= at <= 1 + _TOLERANCE - size / 2 for at, size in sides):
+        return False
+    return any(
+        len(rest) % step == 0
+        and all(
+            (left, top) == (0, 0) or (2 * abs(left - x) <= width and 2 * abs(top - y) <= height)
+            for left, top in zip(rest[::step], rest[1::step], strict=True)
+        )
+        for step in (2, 3)
+    )
 
 
 def _label_places(image: str) -> list[str]:

@@ -32,19 +32,24 @@ def entries(root: Path | str, split: str = "train") -> list:
     return entries_of(YoloSource(str(root)).listing().splits[split])
 
 
-def test_a_split_whose_folder_is_missing_is_an_error_that_names_the_folders_there(make_yolo):
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_whose_folder_is_missing_is_an_error_that_names_the_folders_there(make_yolo, split):
     """Train's images were held out instead."""
+    other = {"val": "validation", "test": "testing"}[split]
     root = make_yolo(
-        "train: images/train\nval: ../images/val\nnames: [cat]\n", train={"a": ONE}, validation={"b": ONE}
+        f"train: images/train\n{split}: ../images/{split}\nnames: [cat]\n",
+        train={"a": ONE},
+        **{other: {"b": ONE}},
     )
     with pytest.raises(DataError) as caught:
         YoloSource(str(root)).listing()
-    for part in ("val: ../images/val", f"{root}/images", "validation"):
+    for part in (f"{split}: ../images/{split}", f"{root}/images", other):
         assert part in caught.value.message
-    (root / "images" / "val").mkdir()
-    (root / "images" / "val" / "notes.md").write_text("x")
-    with pytest.raises(DataError, match="no images in"):
-        YoloSource(str(root)).listing()
+    (root / "images" / split).mkdir()
+    (root / "images" / split / "notes.md").write_text("x")
+    if split == "val":
+        with pytest.raises(DataError, match="no images in"):
+            YoloSource(str(root)).listing()
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -74,6 +79,22 @@ def test_hidden_files_and_folders_are_ignored_and_counted(make_yolo, make_jpeg, 
         assert listing.problems.counts == {reasons.IMAGE_HIDDEN: hidden}
     (root / "data.yaml").write_text("train: all.txt\nnames: [cat, dog]\n")
     assert names(root)["train"] == ["images/train/a.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        (["0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.6", "0 0.3 0.3 0.2 0.2 0 0 0.3 0.35"], 2),
+        (["0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.6 0.6 1", "0 0.5 0.5 0.4 0.4 0.4 0.4 1 0.6 0.6 0"], 2),
+        (["0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.6", "0 0.1 0.2 0.3 0.2 0.3 0.4 0.1 0.4"], 0),  # rotated boxes
+        (["0 0.5 0.5 0.4 0.4 0.4 0.4", "0 0.5 0.5 0.4 0.4"], 0),
+    ],
+)
+def test_rows_that_may_be_key_points_without_kpt_shape(make_yolo, lines, count):
+    root = make_yolo(train={"a": lines[0], "b": lines[1]})
+    listing = YoloSource(str(root)).listing()
+    entries_of(listing.splits["train"])
+    assert listing.problems.counts == ({reasons.MAY_BE_KEY_POINTS: count} if count else {})
 
 
 def test_boxes_are_shares_of_the_image_as_it_is_displayed(make_yolo):
