@@ -61,7 +61,7 @@ def test_a_step_finds_what_the_processes_of_its_job_have_done(tmp_path, caplog):
     source, root = "sample:images=24,size=96,seed=4", str(tmp_path / "data")
     overrides = {"data.processes": 1, "data.shard_bytes": 20_000}
     data = DataJob(2, "local")
-    raw = download(source, root, "debug", overrides, launch=data.launch("download", root))
+    raw = download(source, root, "debug", overrides)
     with caplog.at_level("INFO"):
         shards = shard(raw, data.launch("shard", root))
     assert "are there already" in caplog.text

@@ -7,8 +7,11 @@ import re
 import subprocess
 import sys
 
+import onnxruntime
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from components import environment
 from components.jobs import name_of
@@ -82,20 +85,36 @@ def files_of(folder):
     return digests
 
 
+@pytest.fixture
+def signing_key(tmp_path, monkeypatch):
+    """A line of a key, with which the runs sign their models."""
+    key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (tmp_path / "private.pem").write_bytes(key)
+    monkeypatch.setenv("KUBEDET_SIGNING_KEY", str(tmp_path / "private.pem"))
+    return key.splitlines()[1]
+
+
 @pytest.mark.slow
-def test_a_local_run_writes_the_same_files_as_the_compiled_pipeline(tmp_path):
+def test_a_local_run_writes_the_same_files_as_the_compiled_pipeline(tmp_path, signing_key, kubedet):
     common = {"source": "sample:images=12,seed=5,size=96", "overrides": TINY, "gate": "coco/AP50 >= 0.0"}
     pipeline, local = tmp_path / "pipeline", tmp_path / "local"
     for folder in (pipeline, local):
         folder.mkdir()
-    output = str(pipeline / "runs" / "one")
-    done = run(pipeline, launcher="local", nproc=1, output=output, **common)
+    options = ["--nproc", "1", *(f"--set={key}={json.dumps(value)}" for key, value in TINY.items())]
+    options += ["--source", common["source"], "--gate", common["gate"], "--output", local / "runs"]
+    options += ["--data-root", local / "data"]
+    code, out, err = kubedet("run", "--name", "one", *options)
+    assert code == 0, out + err
+    check_results(local / "runs" / "one", out)
+    # The model is signed, and nothing that the run wrote or printed contains the key.
+    assert (local / "runs" / "one" / "model" / "model.sig").exists()
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.name for path in written if signing_key in path.read_bytes()] == ["private.pem"]
+    assert signing_key.decode() not in out + err
+    done = run(pipeline, launcher="local", nproc=1, output=str(pipeline / "runs" / "one"), **common)
     assert done.returncode == 0, words(done)
-    options = [f"--set={key}={json.dumps(value)}" for key, value in TINY.items()]
-    command = [sys.executable, "-m", "kubedet.cli", "run", "--name", "one", "--nproc", "1", *options]
-    command += ["--source", common["source"], "--gate", common["gate"], "--output", str(local / "runs")]
-    ran = subprocess.run([*command, "--data-root", str(local / "data")], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
     theirs, ours = files_of(pipeline), files_of(local)
     only_theirs = {name for name in theirs.keys() - ours.keys() if not name.startswith("artifacts/")}
     assert only_theirs == {"pipeline.yaml"}
@@ -112,6 +131,29 @@ def test_a_local_run_writes_the_same_files_as_the_compiled_pipeline(tmp_path):
     ]
     assert best[0].keys() == best[1].keys()
     assert all(torch.equal(best[0][key], best[1][key]) for key in best[0])
+    # A second run finds its data, and nothing to learn from it.
+    code, out, err = kubedet("run", "--name", "second", *options, "--min-new-images", "1")
+    assert code == 0, out + err
+    summary = json.loads((local / "runs" / "second" / "summary.json").read_text())
+    assert summary["status"] == "succeeded" and summary["nothing_new_since"].startswith("sample ")
+    assert [step["status"] for step in summary["steps"]] == ["done"] + ["skipped"] * 4
+    assert f"nothing new since {summary['nothing_new_since']}: nothing was trained" in out
+
+
+def check_results(folder, out):
+    """Check what a run left in its folder and printed."""
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "succeeded" and summary["gate"]["passed"]
+    assert [step["status"] for step in summary["steps"]] == ["done"] * 5
+    assert all(step["seconds"] > 0 for step in summary["steps"])
+    assert summary["training"]["images_per_second"] > 0
+    assert len(summary["metrics"]) == 13 and {"torch", "python"} <= summary["versions"].keys()
+    for path in summary["paths"].values():
+        assert os.path.exists(path), path
+        assert os.path.relpath(path) in out or path in out
+    assert "AP50" in out and "gate: passed" in out
+    inputs = onnxruntime.InferenceSession(f"{summary['paths']['model']}/model.onnx").get_inputs()
+    assert inputs[0].shape[1:] == [3, 96, 96]
 
 
 @pytest.mark.slow

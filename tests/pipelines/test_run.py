@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -11,11 +10,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import onnxruntime
 import pytest
 import run_pods
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from kubedet import cli
 from pipelines import Access, run
@@ -84,43 +80,6 @@ def test_minutes_are_an_override(monkeypatch):
     assert cli.main(["run", "--minutes", "4", "--recipe", "small", "--set", "train.lr=0.1"]) == 0
     assert asked[0].overrides == {"train.minutes": 4, "train.lr": 0.1}
     assert "--set train.minutes=4" in asked[0].command()
-
-
-@pytest.mark.slow
-def test_the_whole_pipeline(tmp_path, kubedet, monkeypatch):
-    key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (tmp_path / "private.pem").write_bytes(key)
-    monkeypatch.setenv("KUBEDET_SIGNING_KEY", str(tmp_path / "private.pem"))
-    options = [*SOURCE, *settings(tmp_path, TINY)]
-    code, out, err = kubedet("run", "--name", "first", *options)
-    assert code == 0, out + err
-    folder = tmp_path / "runs" / "first"
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "succeeded" and summary["gate"]["passed"]
-    assert [step["status"] for step in summary["steps"]] == ["done"] * 5
-    assert all(step["seconds"] > 0 for step in summary["steps"])
-    assert summary["training"]["images_per_second"] > 0 and summary["training"]["processes"] == 2
-    assert len(summary["metrics"]) == 13 and {"torch", "python"} <= summary["versions"].keys()
-    for path in summary["paths"].values():
-        assert os.path.exists(path), path
-        assert os.path.relpath(path) in out or path in out
-    assert "AP50" in out and "gate: passed" in out
-    inputs = onnxruntime.InferenceSession(f"{summary['paths']['model']}/model.onnx").get_inputs()
-    assert inputs[0].shape[1:] == [3, 96, 96]
-    # The model is signed, and nothing that the run wrote or printed contains the key.
-    assert (Path(summary["paths"]["model"]) / "model.sig").exists()
-    body, written = key.splitlines()[1], [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert [path.name for path in written if body in path.read_bytes()] == ["private.pem"]
-    assert body.decode() not in out + err
-    # A second run finds its data, and nothing to learn from it.
-    code, out, err = kubedet("run", "--name", "second", *options, "--min-new-images", "1")
-    assert code == 0, out + err
-    summary = json.loads((tmp_path / "runs" / "second" / "summary.json").read_text())
-    assert summary["status"] == "succeeded" and summary["nothing_new_since"].startswith("sample ")
-    assert [step["status"] for step in summary["steps"]] == ["done"] + ["skipped"] * 4
-    assert f"nothing new since {summary['nothing_new_since']}: nothing was trained" in out
 
 
 @pytest.mark.slow

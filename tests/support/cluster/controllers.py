@@ -90,11 +90,10 @@ class PyTorchJobs:
             return
         labels = pod.body["metadata"]["labels"]
         code = NO_EXIT_CODE if pod.exit_code is None else pod.exit_code
-        policy = job["spec"]["pytorchReplicaSpecs"][labels[REPLICA].capitalize()].get("restartPolicy")
         if pod.phase == "Succeeded":
             if labels[INDEX] == "0":
                 self._finish(job, "Succeeded", "")
-        elif policy == "ExitCode" and code >= 128:
+        elif code >= 128:
             message = f"Pod: {pod.body['metadata']['namespace']}.{pod.name} exited with code {code}"
             self.cluster.event(job["metadata"]["name"], "ExitedWithCode", message, "PyTorchJob")
             self._set(job, "Restarting", f"{pod.name} is restarting")
@@ -111,10 +110,9 @@ class PyTorchJobs:
 
     def _finish(self, job, kind, message):
         self._set(job, kind, message)
-        if job["spec"].get("runPolicy", {}).get("cleanPodPolicy") != "None":
-            for pod in self._pods(job):
-                if pod.phase in ("Running", "Pending"):
-                    self.cluster.delete_pod(pod, self.cluster.termination_seconds)
+        for pod in self._pods(job):
+            if pod.phase in ("Running", "Pending"):
+                self.cluster.delete_pod(pod, self.cluster.termination_seconds)
 
     def _is_up(self):
         return self.resource not in self.cluster.away | self.cluster.asleep

@@ -1,6 +1,6 @@
 """Kueue in a simulated cluster: it makes Workloads of the jobs that name a queue, and a test admits them.
 
-kueue = Kueue(cluster)              # Serves both kinds of jobs; the queue `gpus` exists.
+kueue = Kueue(cluster)              # Serves both kinds of jobs.
 kueue.set_waiting("train", QUOTA)   # Why it waits.
 kueue.admit("train")
 
@@ -29,16 +29,6 @@ class Kueue:
         pod = {"spec": {"containers": [{"name": "manager", "image": "registry.k8s.io/kueue/kueue:v0.19.2"}]}}
         manager = {"metadata": {"name": "kueue-controller-manager"}, "status": {"readyReplicas": 1}}
         cluster.add("deployments", "kueue-system", manager | {"spec": {"selector": {}, "template": pod}})
-        self.add_queue("gpus")
-
-    def add_queue(self, name):
-        message = "Can submit new workloads to localQueue"
-        condition = {"type": "Active", "status": "True", "message": message, "reason": "Ready"}
-        status = {"conditions": [condition], "pendingWorkloads": 2, "admittedWorkloads": 1}
-        spec = {"clusterQueue": "gpus-of-all", "stopPolicy": "None"}
-        self.cluster.add(
-            "localqueues", "default", {"metadata": {"name": name}, "spec": spec, "status": status}
-        )
 
     def change(self, resource, body):
         """Do what the webhook does with a new job: suspend it if it names a queue."""

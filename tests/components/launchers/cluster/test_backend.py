@@ -24,7 +24,7 @@ def test_the_status_reports_pods(backend, simulated, job, first, second, kind):
     backend.submit(job(nodes=3))
     simulated.clock.until(lambda: backend.status("train").phase is Phase.FAILED)
     status = backend.status("train")
-    why = {"pytorchjob": "worker replica(s) failed", "trainjob": "reaching max number of restarts"}
+    why = {"pytorchjob": "worker replica(s) failed", "trainjob": "FailJobSet failure policy"}
     assert status.nodes == 3 and status.created and why[kind.name] in status.message
     assert status.kind == kind.title
     (pod,) = status.pods

@@ -102,7 +102,6 @@ def test_without_the_right_to_see_workloads_the_right_is_named(simulated, waitin
 
 
 def test_a_list_reads_workloads_once(simulated, backend, job, kueue):
-    kueue.add_queue("cpus")
     for name, queue in (("a", "gpus"), ("b", "cpus")):
         backend.submit(job(name=name, kueue_queue=queue))
     statuses = {status.name: status for status in backend.list_jobs()}
