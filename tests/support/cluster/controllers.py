@@ -90,10 +90,11 @@ class PyTorchJobs:
             return
         labels = pod.body["metadata"]["labels"]
         code = NO_EXIT_CODE if pod.exit_code is None else pod.exit_code
+        policy = job["spec"]["pytorchReplicaSpecs"][labels[REPLICA].capitalize()].get("restartPolicy")
         if pod.phase == "Succeeded":
             if labels[INDEX] == "0":
                 self._finish(job, "Succeeded", "")
-        elif code >= 128:
+        elif policy == "ExitCode" and code >= 128:
             message = f"Pod: {pod.body['metadata']['namespace']}.{pod.name} exited with code {code}"
             self.cluster.event(job["metadata"]["name"], "ExitedWithCode", message, "PyTorchJob")
             self._set(job, "Restarting", f"{pod.name} is restarting")
