@@ -16,6 +16,8 @@ from trainer.base.errors import ConfigError
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 """Timeout of a collective. A rank may be late because it compiles, or waits for a store."""
+_CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
+"""Timeout of the first connection. All ranks start at the same time: one that does not come is gone."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,32 @@ def process_group() -> Iterator[World]:
     if "RANK" not in os.environ or dist.is_initialized():
         yield World(rank, size, device)
         return
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=_TIMEOUT, device_id=device if cuda else None)
+    init_process_group("nccl" if cuda else "gloo", device if cuda else None)
     try:
         yield World(rank, size, device)
     finally:
         # No barrier: after an error the other ranks may be gone.
         dist.destroy_process_group()
+
+
+def init_process_group(
+    backend: str, device: torch.device | None = None, timeout: datetime.timedelta = _TIMEOUT
+) -> dist.Store:
+    """Connect the processes that torchrun started, with a timeout of their collectives; return their store.
+
+    Raises:
+        torch.distributed.DistNetworkError, DistStoreError, RuntimeError: a rank does not come within minutes,
+            for example since its pod is gone.
+    """
+    store: dist.Store
+    store, rank, size = next(dist.rendezvous("env://", timeout=_CONNECT_TIMEOUT))
+    group = dist.PrefixStore("group", store)
+    dist.init_process_group(
+        backend, store=group, rank=rank, world_size=size, timeout=_CONNECT_TIMEOUT, device_id=device
+    )
+    store.set_timeout(timeout)
+    dist.distributed_c10d._set_pg_timeout(timeout)
+    return store
 
 
 def gather(value: Any, world: World) -> list[Any]:

@@ -52,10 +52,10 @@ def shared_work() -> Iterator[SharedWork]:
         return
     import torch.distributed as dist
 
-    store, rank, size = next(dist.rendezvous("env://", timeout=_TIMEOUT))
-    group = dist.PrefixStore("group", store)
-    dist.init_process_group("gloo", store=group, rank=rank, world_size=size, timeout=_TIMEOUT)
+    from trainer.launching.distributed import init_process_group
+
+    store = init_process_group("gloo", timeout=_TIMEOUT)
     try:
-        yield SharedWork(rank, size, dist.PrefixStore("parts", store))
+        yield SharedWork(dist.get_rank(), dist.get_world_size(), dist.PrefixStore("parts", store))
     finally:
         dist.destroy_process_group()  # No barrier: after an error the other processes may be gone.
