@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from trainer.data.shard_folder import ShardIndex
+
 
 def index(samples: dict[str, int], **keys: Any) -> dict[str, Any]:
     splits = {split: {"samples": count, "boxes": 3 * count, "shards": []} for split, count in samples.items()}
     return {
         "kind": "shards",
-        "version": 6,
+        "version": ShardIndex.version,
         "fingerprint": "f00d",
         "raw_fingerprint": "beef",
         "splits": splits,
