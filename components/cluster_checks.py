@@ -1,9 +1,10 @@
 """Checks a cluster for what a run needs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from decimal import Decimal
+from typing import Any, NamedTuple
 
 from kubernetes import client
 
@@ -81,13 +82,24 @@ def check_cluster(
         yield from _run({"nodes": _devices(cluster, resources, nodes)})
 
 
-def check_needs(cluster: Cluster, *, secret: str = "", claim: str = "", nodes: int = 1) -> Iterator[Check]:
-    """Check a Secret, and a claim that `nodes` share."""
+class Room(NamedTuple):
+    """A pod's requests, e.g. {"cpu": "2"}, and the number of such pods, each on a node of its own."""
+
+    name: str
+    requests: Mapping[str, str]
+    pods: int = 1
+
+
+def check_needs(
+    cluster: Cluster, *, secret: str = "", claim: str = "", nodes: int = 1, rooms: Iterable[Room] = ()
+) -> Iterator[Check]:
+    """Check a Secret, a claim that `nodes` share, and whether the nodes have room for pods now."""
     checks: dict[str, Iterator[Check]] = {}
     if secret:
         checks[f"secret {secret}"] = _secret(cluster, secret)
     if claim:
         checks[f"volume claim {claim}"] = _claim(cluster, claim, nodes)
+    checks["room on nodes"] = _rooms(cluster, rooms)
     yield from _run(checks)
 
 
@@ -197,13 +209,64 @@ def _claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
     yield Check.ok_if(good, f"volume claim {name}", detail, fix, needed=True)
 
 
-def _devices(cluster: Cluster, resources: Mapping[str, int], nodes: int) -> Iterator[Check]:
-    """Check whether enough ready nodes have devices, whoever uses them now."""
-    ready = []
+def _rooms(cluster: Cluster, rooms: Iterable[Room]) -> Iterator[Check]:
+    """Check whether enough nodes have free what pods request; else these wait."""
+    free: dict[str, dict[str, Decimal]] = {}
+    for room in rooms:
+        free = free or _free_resources(cluster)
+        largest = {
+            name: max((node.get(name, Decimal(0)) for node in free.values()), default=Decimal(0))
+            for name in room.requests
+        }
+        fitting = sum(
+            all(node.get(name, 0) >= amount(text) for name, text in room.requests.items())
+            for node in free.values()
+        )
+        most = ", ".join(f"{name} {_shown(number)}" for name, number in largest.items())
+        detail = (
+            f"{fitting} of {len(free)} ready nodes have it free; needed: {room.pods}; at most free: {most}"
+        )
+        title = f"room for {room.name} ({', '.join(map(' '.join, room.requests.items()))})"
+        fix = "wait for other pods, request less (--gpus, --step-cpu, --step-memory, --job), or add nodes"
+        yield Check.ok_if(fitting >= room.pods, title, detail, fix)
+
+
+def _free_resources(cluster: Cluster) -> dict[str, dict[str, Decimal]]:
+    """Return what the pods on each ready node leave of its resources."""
+    free = {
+        name: {resource: amount(text) for resource, text in allocatable.items()}
+        for name, allocatable in _ready_nodes(cluster).items()
+    }
+    listing = cluster.core.list_pod_for_all_namespaces
+    unfinished = "status.phase!=Succeeded,status.phase!=Failed"
+    with suppress(ApiError):  # Some users may not list them: then it is what empty nodes would have.
+        for pod in cluster.call("list", "pods", listing, patience=_TIMEOUT, field_selector=unfinished).items:
+            for container in pod.spec.containers:
+                requests = (container.resources and container.resources.requests) or {}
+                node = free.get(pod.spec.node_name, {})
+                for resource in requests.keys() & node.keys():
+                    node[resource] -= amount(requests[resource])
+    return free
+
+
+def _shown(number: Decimal) -> str:
+    """Return an amount of bytes in Gi, of anything else as it is."""
+    return f"{number / 2**30:.1f}Gi" if number >= 2**20 else f"{number.normalize():f}"
+
+
+def _ready_nodes(cluster: Cluster) -> dict[str, dict[str, str]]:
+    """Return the allocatable resources of the nodes that take pods."""
+    ready = {}
     for item in cluster.call("list", "nodes", cluster.core.list_node, patience=_TIMEOUT).items:
         conditions = {condition.type: condition.status for condition in item.status.conditions or []}
         if conditions.get("Ready") == "True" and not item.spec.unschedulable:
-            ready.append(item.status.allocatable or {})
+            ready[item.metadata.name] = item.status.allocatable or {}
+    return ready
+
+
+def _devices(cluster: Cluster, resources: Mapping[str, int], nodes: int) -> Iterator[Check]:
+    """Check whether enough ready nodes have devices, whoever uses them now."""
+    ready = _ready_nodes(cluster).values()
     for name, number in resources.items():
         counts = [int(amount(allocatable.get(name, ""))) for allocatable in ready]
         fitting = sum(count >= max(number, 1) for count in counts)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from kubernetes import client
 
-from components import cluster_checks
+from components import cluster_checks, launchers
+from components.cluster_checks import Room
 from components.images import COMPONENT_IMAGE
 from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
@@ -39,8 +40,8 @@ def check(submission: "Submission", namespace: str) -> None:
         required = {f"secret {secret}", f"volume claim {claim}"}
         if not secret and submission.get("data_root").startswith(_KEYS_NEEDED):
             secret = submission.get("credentials")
-        nodes = submission.job().nodes
-        findings += cluster_checks.check_needs(cluster, secret=secret, claim=claim, nodes=nodes)
+        nodes, rooms = submission.job().nodes, _rooms(submission)
+        findings += cluster_checks.check_needs(cluster, secret=secret, claim=claim, nodes=nodes, rooms=rooms)
     for item in findings:
         if item.state == "missing" and item.title in required and cluster:
             where = f"in namespace {cluster.namespace}"
@@ -70,6 +71,25 @@ def _cluster_of_runs(namespace: str) -> Cluster | None:
             if with_labels(cluster.within(name), "app=ml-pipeline"):
                 return cluster.within(name)
     return None
+
+
+def _rooms(submission: "Submission") -> Iterator[Room]:
+    """Yield what a step's pod, and the pods of the training unless it waits in a queue, request."""
+    from pipelines.pipeline import GPU  # kfp, which takes a while.
+
+    options, job = submission.options, submission.job()
+    step = {"cpu": submission.get("step_cpu"), "memory": submission.get("step_memory")}
+    yield Room("a step", step | ({GPU: str(options.gpus)} if options.gpus else {}))
+    trains_in_pods = launchers.in_pods(submission.get("launcher")) and not (options.until or options.trials)
+    if trains_in_pods and not job.kueue_queue:
+        requests = {
+            "cpu": job.cpu_request or job.cpu_limit,
+            "memory": job.memory_request or job.memory_limit,
+            job.gpu_resource: str(job.gpus or ""),
+            **{name: str(number) for name, number in job.resources.items()},
+        }
+        requests = {name: text for name, text in requests.items() if text}
+        yield Room("a training pod", requests, job.elastic.min_nodes if job.elastic else job.nodes)
 
 
 def check_cluster(

@@ -144,11 +144,14 @@ def test_what_steps_recorded_is_shown_at_the_end(kfp_server, served_cluster, cap
 
 @pytest.fixture
 def cluster(kfp_server, served_cluster):
-    """A cluster with Kubeflow Pipelines."""
+    """A cluster with Kubeflow Pipelines and a node of 4 cores, 16 GiB and 8 GPUs."""
     labels = {"app": "ml-pipeline"}
     served_cluster.add(
         "pods", "kubeflow", {"metadata": {"name": "api", "labels": labels}, "spec": {"containers": []}}
     )
+    allocatable = {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "8"}
+    status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
+    served_cluster.add("nodes", "", {"metadata": {"name": "a"}, "spec": {}, "status": status})
     return served_cluster
 
 
@@ -171,6 +174,24 @@ def test_what_may_keep_pods_from_starting_is_a_warning(kfp_server, cluster, caps
     shown = capsys.readouterr().err
     assert "secret kubedet-object-store: does not exist" in shown and "KUBEDET_IMAGE is not set" in shown
     assert shown.count("warning: ") == shown.count("\n  fix: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (["--nodes", "2"], "nvidia.com/gpu 8): 1 of 1 ready nodes have it free; needed: 2"),
+        (["--job", "memory_limit=64Gi"], "at most free: memory 14.0Gi"),
+        (["--step-memory", "32Gi"], "room for a step (cpu 500m, memory 32Gi): 0 of 1"),
+    ],
+)
+def test_pods_that_no_node_has_room_for_are_a_warning(kfp_server, cluster, capsys, options, warning):
+    resources = {"requests": {"cpu": "100m", "memory": "2Gi"}}
+    spec = {"nodeName": "a", "containers": [{"name": "c", "resources": resources}]}
+    cluster.add(
+        "pods", "elsewhere", {"metadata": {"name": "other"}, "spec": spec, "status": {"phase": "Running"}}
+    )
+    assert cli.main(["submit", "--data-root", "s3://bucket/root", "--gpus", "8", *options]) == 0
+    assert warning in capsys.readouterr().err
 
 
 TERMINATED = {"state_history": [{"state": state} for state in ("RUNNING", "CANCELING", "FAILED")]}
