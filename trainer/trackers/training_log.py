@@ -1,10 +1,10 @@
 """The metrics of a run while it trains: metrics.jsonl and TensorBoard events."""
 
 import json
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from trainer import storage
@@ -12,6 +12,7 @@ from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
 
 METRICS = "metrics.jsonl"  # file of the rows, in the run's folder
+_LOG = logging.getLogger("train")
 
 
 class TrainingLog:
@@ -43,8 +44,6 @@ class TrainingLog:
         path, last = self._folder / METRICS, {"train": step, "val": validated}
         rows = read_rows(output_uri) if step else []
         kept = [row for row in rows if row["step"] <= last[row["kind"]]]
-        self.validation = next((row for row in reversed(kept) if row["kind"] == "val"), None)
-        """Row of the last validation, if any."""
         storage.write_bytes(str(path), "".join(f"{json.dumps(row)}\n" for row in kept).encode())
         with translate_oserror(output_uri, "write"):
             self._file = path.open("a")
@@ -83,14 +82,33 @@ class TrainingLog:
 
 
 def read_rows(output_uri: str) -> list[dict[str, Any]]:
-    """Return the rows of a run's metrics.jsonl, without unreadable ones, such as a truncated last one."""
+    """Return the rows of a run's metrics.jsonl, without damaged ones and a truncated last one."""
     uri = storage.join(output_uri, METRICS)
     if not storage.exists(uri):
         return []
-    rows = []
-    for line in storage.read_bytes(uri).decode(errors="replace").splitlines():
-        with suppress(ValueError, TypeError):
-            row = json.loads(line)
-            if {"kind", "step"} <= set(row):
-                rows.append(row)
+    rows, damaged = [], 0
+    lines = storage.read_bytes(uri).decode(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        if (row := _read_row(line)) is not None:
+            rows.append(row)
+        elif number < len(lines):
+            damaged += 1
+    if damaged:
+        _LOG.warning("%s: %d of %d rows are damaged and were left out", uri, damaged, len(lines))
     return rows
+
+
+def _read_row(line: str) -> dict[str, Any] | None:
+    """Return a row: a kind, the step, and further numbers; None if the line is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if (
+        not isinstance(row, dict)
+        or row.get("kind") not in ("train", "val")
+        or type(row.get("step")) is not int
+    ):
+        return None
+    numbers = (value for name, value in row.items() if name != "kind")
+    return row if all(type(value) in (int, float) for value in numbers) else None

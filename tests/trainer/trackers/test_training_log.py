@@ -16,7 +16,30 @@ def written(tmp_path):
     return tmp_path / METRICS
 
 
-def test_unreadable_rows_are_left_out(written):
-    first, second, *rest = written.read_bytes().splitlines(keepends=True)
-    written.write_bytes(b"".join([first, b"[1]\n\xff" + second, *rest])[:-20])
+DAMAGED = [
+    b'{"kind": "tr\x00in", "step": 2}\n',
+    b'{"kind": "trai~", "step": 2, "loss": 0.5}\n',
+    b'{"kind": ["val"], "step": 2}\n',
+    b'{"kind": "train", "step": "2"}\n',
+    b'{"kind": "train", "step": null}\n',
+    b'{"kind": "train", "ste0": 2}\n',
+    b'{"kind": "train", "step": 2, "loss": "0.5"}\n',
+    b'"kind step"\n',
+    b"[" * 100_000 + b"\n",
+    b"\xff\n",
+]
+
+
+@pytest.mark.parametrize("row", DAMAGED)
+def test_a_run_resumes_without_its_damaged_rows(written, row, caplog):
+    lines = written.read_bytes().splitlines(keepends=True)
+    written.write_bytes(b"".join([lines[0], row, *lines[2:]]))
+    TrainingLog(str(written.parent), 4).close()
+    assert "1 of 5 rows are damaged" in caplog.text
     assert [row["step"] for row in read_rows(str(written.parent))] == [1, 3, 4]
+
+
+def test_a_truncated_last_row_is_no_damage(written, caplog):
+    written.write_bytes(written.read_bytes()[:-20])
+    assert [row["step"] for row in read_rows(str(written.parent))] == [1, 2, 3, 4]
+    assert not caplog.text
