@@ -23,7 +23,7 @@ class TemporaryFolder:
         """Make it, after removing those of killed processes."""
         _sweep(tempfile.gettempdir())
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-{_machine()}-"))
-        self.close = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self.close = weakref.finalize(self, _remove, self.path, os.getpid())
         """Remove it now."""
 
 
@@ -46,6 +46,11 @@ def is_left_over(name: str) -> bool:
     """Return whether a name is of a temporary file or folder whose process has ended on this machine."""
     owner = _OWNER.search(name)
     return owner is not None and owner[2] == _machine() and not os.path.exists(f"/proc/{owner[1]}")
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # Not in a forked child.
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @cache

@@ -1,6 +1,7 @@
 """Temporary folders go with their process, however it ends, and no sooner."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +86,30 @@ def test_other_folders_stay(place):
         (place / name).mkdir()
     TemporaryFolder().close()
     assert len(list(place.iterdir())) == 3
+
+
+def test_folders_of_another_machine_or_container_stay(place):
+    """Process ids are of a container: on a shared volume, that of a live process may be unknown here."""
+    dead, left = started(HOLD)
+    killed(dead)
+    elsewhere = place / re.sub("-[0-9a-f]{8}-", "-0123abcd-", left.name)
+    left.rename(elsewhere)
+    half = place / f".best.pt.{dead.pid}-0123abcd-00000000.tmp"
+    half.write_text("a part")
+    TemporaryFolder().close()
+    storage.remove_stale(str(place))
+    assert ours(place) == [elsewhere] and half.exists()
+
+
+def test_a_child_that_was_forked_does_not_take_it_along(place):
+    folder = TemporaryFolder()
+    if not (child := os.fork()):
+        folder.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert folder.path.exists()
+    folder.close()
+    assert ours(place) == []
 
 
 def test_the_next_writer_removes_the_half_file_of_one_that_was_killed(place):
