@@ -716,6 +716,11 @@ def data_preview(
             raise ConfigError(f"a recipe shows only training samples, not the split {split}", fix="omit it")
         config = recipes.load(recipe, {**(overrides or {})} | ({"train.seed": seed} if seed else {}))
         sheet, pictures, shown = preview.training_sheet(uri, config, count)
+    elif unused := [key for key in overrides or {} if not key.startswith("data.")]:
+        raise ConfigError(
+            f"without a recipe, {', '.join(unused)} has no effect on the images",
+            fix="add a recipe, e.g. --recipe small",
+        )
     else:
         data = recipes.load(DATA_RECIPE, {**(overrides or {})}).data
         sheet, pictures, shown = preview.contact_sheet(uri, count, split, seed, data)
@@ -990,9 +995,10 @@ def doctor(
     """
     from trainer.launching.machine_checks import check_machine, writable
 
-    if local and (credentials or claim or resource):
+    if local and (credentials or claim or resource or access != Access()):
         raise ConfigError(
-            "local checks nothing in a cluster", fix="leave out local, or credentials, claim and resource"
+            "local checks nothing in a cluster",
+            fix="leave out local, or credentials, claim, resource and the address of Kubeflow Pipelines",
         )
     resources = _read_resources(resource) | ({"nvidia.com/gpu": gpus} if gpus else {})
     if local:

@@ -151,6 +151,8 @@ def test_unreadable_images_are_listed(data, broken, tmp_path):
 def test_mistakes_are_refused(data, prepared, tmp_path):
     assert "no split 'dev'" in data("preview", prepared[1], "--split", "dev")[2]
     assert "count: " in data("preview", prepared[1], "-n", 0)[2]
+    code, _, err = data("preview", prepared[1], "--set", "loader.mosaic=1")
+    assert code == 2 and "loader.mosaic" in err and "--recipe small" in err
     assert "must be a PNG file" in data("preview", prepared[1], "-o", "x.jpg")[2]
     assert "contains neither complete shards" in data("verify", tmp_path)[2]
     code, _, err = data("inspect", tmp_path / "nothing")

@@ -54,6 +54,7 @@ def test_the_version_of_kubeflow_pipelines_is_judged(kfp_server, kubedet, monkey
     ("words", "message"),
     [
         (["--local", "--claim", "c"], "local checks nothing in a cluster"),
+        (["--local", "--namespace", "n"], "local checks nothing in a cluster"),
         (["--nodes", "0"], "nodes: "),
         (["--resource", "gpu=many"], "'gpu=many' is not NAME or NAME=N"),
         (["--resource", "=1"], "'=1' is not NAME or NAME=N"),
