@@ -32,7 +32,7 @@ EXAMPLES = {
 }
 TINY = {"train.epochs": 1, "loader.image_size": 96, "model.backbone_width": 8}
 SLOW = dict.fromkeys(["kubedet.api.evaluate", "kubedet.api.compile"], pytest.mark.slow)
-SLOW["kubedet.api.run"] = [pytest.mark.slow, pytest.mark.extra]  # The notebook trains too.
+SLOW["kubedet.api.run"] = [pytest.mark.slow, pytest.mark.extra]
 
 
 @pytest.fixture
@@ -172,6 +172,7 @@ def test_the_import_is_quick_and_a_client_needs_no_package_for_training():
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     text = (ROOT / "docs" / "quickstart.ipynb").read_text()

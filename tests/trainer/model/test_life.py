@@ -75,6 +75,7 @@ def test_a_whole_life(architecture, narrow, shards, tmp_path):
 
 
 def assert_images_are_found_alone_as_together(runtime, path):
+    """Of an RF-DETR the graph had the batch size of its export as a constant: report rf_detr_949."""
     size = onnx.load(path).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
     images = np.random.default_rng(0).integers(0, 256, (3, 3, size, size), dtype=np.uint8)
     together, comparison = runtime.run(images), Comparison(EXACT)
