@@ -125,6 +125,7 @@ def test_unusable_images_are_named(folder, images, message):
         (lambda: kubedet.load("pets", tile=7), "the side of a tile must be at least 64 pixels"),
         (lambda: kubedet.load("pets", format="tflite"), "no format tflite"),
         (lambda: kubedet.load("pets").predict("photo.jpg", score=30), "from 0 to 1, not 30"),
+        (lambda: kubedet.load("pets").predict("photo.jpg", score="0.3"), "from 0 to 1, not '0.3'"),
         (lambda: kubedet.load(None), "model: "),
         (lambda: kubedet.run(nproc="two"), "nproc: "),
         (lambda: kubedet.run(source="coco:/nowhere"), "/nowhere"),
