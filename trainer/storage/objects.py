@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -50,6 +50,7 @@ from trainer.storage.uris import WEB, FileState, check_digest, check_place, sche
 
 PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
 THREADS = 16  # pieces of one file that are read at the same time
+AHEAD = 8  # pieces that a file that is read step by step fetches ahead
 PART = 8 * 1024 * 1024  # bytes of one write request; more if an object would have too many parts
 _MAX_PARTS = 10_000
 _UPLOAD_THREADS = 6
@@ -327,20 +328,20 @@ class _File:
             data = bytes(data) + bytes(part.data) if data else part.data
         return data
 
-    def pieces(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield bytes in pieces, several of which are read at the same time."""
+    def pieces(self, start: int, stop: int, ahead: int = THREADS) -> Iterator[Any]:
+        """Yield bytes in pieces, while the next `ahead` ones are read at the same time."""
         fetched: deque[Future[Any]] = deque()
         begin = start
-        with DaemonThreadPool(min(THREADS, 1 + (stop - start) // PIECE), "read") as threads:
+        with DaemonThreadPool(min(ahead, 1 + (stop - start) // PIECE), "read") as threads:
             while fetched or begin < stop:
-                while begin < stop and len(fetched) <= THREADS:
+                while begin < stop and len(fetched) <= ahead:
                     fetched.append(threads.submit(self.piece, begin, min(begin + PIECE, stop)))
                     begin += PIECE
                 yield wait_for(fetched.popleft())
 
-    def blocks(self, sha256: str = "") -> Iterator[Any]:
+    def blocks(self, sha256: str = "", ahead: int = THREADS) -> Iterator[Any]:
         """Yield the content in buffers, in order, and check its hash before the last one."""
-        known, blocks = self.sha256, self.pieces(0, self.size)
+        known, blocks = self.sha256, self.pieces(0, self.size, ahead)
         if not self.has_parts:
             known, blocks = _stream(self.uri)
         expected, digest, received = sha256 or known, hashlib.sha256(), 0
@@ -435,11 +436,25 @@ def open_reader(uri: str) -> IO[bytes]:
 
 
 class _Reader(io.RawIOBase):
-    """A file of a server, for one thread."""
+    """A file of a server, for one thread.
+
+    If it is read from start to end, its hash is checked before its last bytes.
+    """
 
     def __init__(self, file: _File) -> None:
         super().__init__()
         self._file, self._position = file, 0
+        self._blocks = self._read_on()
+        self._rest = memoryview(b"")  # Of the last block.
+
+    def _read_on(self) -> Generator[Any, None, None]:
+        """Yield the bytes from the position on; from within the file, first a piece alone."""
+        start, size = self._position, self._file.size
+        if start == 0:
+            yield from self._file.blocks(ahead=AHEAD)
+        elif start < size:
+            yield self._file.piece(start, min(start + PIECE, size))
+            yield from self._file.pieces(min(start + PIECE, size), size, AHEAD)
 
     def readable(self) -> bool:
         return True
@@ -448,23 +463,36 @@ class _Reader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
-        if base + offset < 0:
-            raise ValueError(f"negative position {base + offset}")
-        self._position = base + offset
-        return self._position
-
-    def readall(self) -> bytes:
-        start, self._position = self._position, self._file.size
-        return b"".join(self._file.pieces(start, self._file.size))
+        position = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[
+            whence
+        ] + offset
+        if position < 0:
+            raise ValueError(f"negative position {position}")
+        if position != self._position:
+            self._position = position
+            self._restart()
+        return position
 
     def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            try:
+                self._rest = memoryview(next(self._blocks, b""))
+            except BaseException:
+                self._restart()  # Else the next read would find the end of the file.
+                raise
         view = memoryview(buffer).cast("B")
-        stop = min(self._position + len(view), self._file.size)
-        data = retry(self._file.piece)(self._position, stop)[: len(view)]
+        data, self._rest = self._rest[: len(view)], self._rest[len(view) :]
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+    def close(self) -> None:
+        self._blocks.close()
+        super().close()
+
+    def _restart(self) -> None:
+        self._blocks.close()
+        self._blocks, self._rest = self._read_on(), memoryview(b"")
 
 
 @retry

@@ -41,6 +41,32 @@ def test_anywhere(proxy, data):
             file.seek(-1)
 
 
+def test_memory_holds_a_window(proxy, data, monkeypatch):
+    monkeypatch.setattr(objects, "AHEAD", 3)
+    with storage.open_reader("s3://bucket/big") as file:
+        file.read(100_000)
+        assert len(proxy.requests) <= 7
+
+
+def test_damage_shows_before_the_end(proxy, data):
+    storage.write_bytes("s3://bucket/big", data)
+    proxy.fail("corrupt", times=8, after=5, parts=True)
+    with storage.open_reader("s3://bucket/big") as file, pytest.raises(StorageError, match="is damaged"):
+        while file.read(KB):
+            pass
+
+
+def test_an_error_is_no_end(proxy, data, monkeypatch):
+    monkeypatch.setattr(objects, "AHEAD", 1)
+    with storage.open_reader("s3://bucket/big") as file:
+        start = file.read(100 * KB)
+        storage.write_bytes("s3://bucket/big", data[1:])
+        for _ in range(2):
+            with pytest.raises(StorageError, match="changed while it was read"):
+                file.read()
+    assert start == data[: 100 * KB]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cut", "drop", "stall"])
 def test_breaks_do_not_show(proxy, data, kind):
