@@ -12,7 +12,7 @@ import pytest
 
 from components import steps
 from components.steps import Crashed, Killed, Patience
-from trainer.base.errors import ConfigError, DataError, Interrupted, StorageError
+from trainer.base.errors import ConfigError, Interrupted, StorageError
 
 QUICK = Patience(tries=4, first_wait=0.01, longest_wait=0.02)
 
@@ -44,10 +44,6 @@ def killed():
 
 def bug():
     raise ZeroDivisionError("a bug")
-
-
-def wrong():
-    raise DataError("no images", fix="name a folder with images")
 
 
 def made():

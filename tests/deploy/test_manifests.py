@@ -5,7 +5,6 @@ from ipaddress import ip_address, ip_network
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from components import environment, jobs
 from components.launchers import kubernetes_names, pod_template
@@ -23,10 +22,6 @@ ULIMITS = "/etc/crio/crio.conf.d/99-ulimits.conf"
 def test_kubernetes_accepts_the_manifest(manifest, version):
     if manifest["apiVersion"] not in CUSTOM:
         kubernetes_validate.validate(manifest, version, strict=True)
-
-
-def test_manifests_set_no_namespace(manifest):
-    assert "namespace" not in manifest["metadata"]
 
 
 def granted(role):
@@ -108,17 +103,6 @@ def test_the_training_account_may_use_these_constraints_only(the):
     (rule,) = the("Role", "kubedet-training")["rules"]
     assert (rule["resourceNames"], rule["verbs"]) == (["kubedet-training"], ["use"])
     assert the("ServiceAccount", "kubedet-training")["automountServiceAccountToken"] is False
-
-
-def test_yaml_has_no_duplicate_keys(deploy):
-    class Strict(yaml.SafeLoader):
-        def construct_mapping(self, node, deep=False):
-            keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-            assert len(keys) == len(set(keys)), f"duplicate key: {keys}"
-            return super().construct_mapping(node, deep)
-
-    for path in deploy.rglob("*.yaml"):
-        list(yaml.load_all(path.read_text(), Strict))
 
 
 def test_the_shipped_limits_are_those_that_the_step_reads(the):

@@ -73,11 +73,3 @@ def test_all_wrong_versions_are_named(check, monkeypatch):
         starts = [f"error: {start}" for extra in extras for start in expected[extra]]
         assert all(map(str.startswith, str(caught.value).splitlines(), starts))
         assert len(str(caught.value).splitlines()) == len(starts)
-
-
-def test_an_image_without_a_compiler_says_what_it_costs(check, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    check._check_compiler()
-    output = capsys.readouterr().out
-    assert output.startswith("warning: there is no compiler (g++ or clang++)") and "uncompiled loss" in output

@@ -12,7 +12,7 @@ from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import JobSpec
 from pipelines import Access
 from pipelines.kubeflow import Server, Unavailable
-from pipelines.wait import Pods, step_of
+from pipelines.wait import Pods
 from trainer.base.errors import ConfigError
 
 
@@ -153,22 +153,6 @@ def seen(namespace=""):
 
 def ended(code=1, reason="Error", message=""):
     return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
-
-
-@pytest.mark.parametrize(
-    ("node", "step"),
-    [
-        ("k(0).root(0).exit-handler-1(0).train(0).executor(0)", "Train"),
-        ("k.root.exit-handler-1.train.executor", "Train"),
-        ("k(0).root(0).exit-handler-1(0).train-driver(1)", "Train (its driver)"),
-        ("k(0).for-loop-1(0).iteration-iterations(1:1)(0).iteration-item(0).train(0).executor(0)", "Train"),
-        ("k(0).root(0).for-loop-4(0).iteration-driver(0)", "iteration (its driver)"),
-        ("k(0).root-driver(0)", "root (its driver)"),
-        ("k(0).root(0).other(0).executor(0)", "other"),
-    ],
-)  # fmt: skip
-def test_the_step_of_a_pod(node, step):
-    assert step_of(node) == step
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from kubedet import cli
 from pipelines import Access, run
 from pipelines.display import RunProgress, describe_step
 from pipelines.kubeflow import Server
-from pipelines.run import Options, RunRecord, _check_same, check, failure, report
+from pipelines.run import Options, RunRecord, _check_same, check, failure
 from pipelines.wait import Pods, raise_failure
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, LaunchError
@@ -163,34 +163,6 @@ def record(folder):
         gate={"passed": True, "reason": "coco/AP 0.5 >= 0: passed"},
         paths={"report": str(folder / "evaluation" / "report.html"), "model": str(folder / "a model")},
     )
-
-
-def tell(record, folder):
-    report(record, folder)
-
-
-def test_a_run_that_went_well(record, folder, capsys):
-    tell(record, folder)
-    printed, complaints = capsys.readouterr()
-    assert complaints == ""
-    for part in (
-        "80 images of the test split\n\nprecision AP\n          0.5\n",
-        "training: 10 steps in 1:02, 12.3 images/s on 2 processes\n",
-        "gate: passed\n  coco/AP 0.5 >= 0: passed\n",
-        "run first: succeeded in 1:00:05\n  report  evaluation/report.html\n  model   a model\n",
-        "kubedet predict 'a model' IMAGES... -o DIR\n",
-    ):
-        assert part in printed
-
-
-def test_without_a_model_there_is_none_to_try(record, folder, capsys):
-    del record.paths["model"]
-    record.gate = {"passed": False, "reason": "coco/AP 0.5 >= 0.9: failed"}
-    record.training["images_per_second"] = 0.0
-    tell(record, folder)
-    printed = capsys.readouterr().out
-    assert "try the model" not in printed and "training:" not in printed
-    assert "\n\ngate: failed, no model was exported\n  coco/AP 0.5 >= 0.9: failed\n\nrun first" in printed
 
 
 def test_the_error_of_a_run_names_the_step_and_how_to_continue(record, folder):

@@ -86,8 +86,9 @@ def test_kfp_reads_the_same_value(value):
 def test_the_commands_of_kfp(monkeypatch):
     monkeypatch.setenv("KFP_EXISTING_TOKEN", "s3cr3t")
     access = Access(host="https://kf/pipeline", namespace="team")
-    compiled, run = submission(claim="sets", overrides={"train.epochs": 3}).commands(access)
-    assert compiled == "kubedet cluster compile --volume --output pipeline.yaml"
+    parameters = {**ROOT, "claim": "sets", "overrides": {"train.epochs": 3}}
+    compiled, run = Submission("nightly", "sets", parameters, {"deadline": 60, "ttl": 5}).commands(access)
+    assert compiled == "kubedet cluster compile --volume --deadline 60 --ttl 5 --output pipeline.yaml"
     words = shlex.split(run)
     assert words[:7] == ["kfp", "--endpoint", "https://kf/pipeline", "--namespace", "team", "run", "create"]
     assert 'overrides={"train.epochs": 3}' in words and "claim=sets" in words
@@ -139,14 +140,6 @@ def test_options_that_cannot_be_compiled_are_refused(options, message):
     with pytest.raises(ConfigError) as caught:
         Submission("a", "b", ROOT, options).check()
     assert message in str(caught.value)
-
-
-def test_the_command_that_compiles_has_the_same_options():
-    options = {"until": "shards", "deadline": 60, "ttl": 5}
-    full = Submission("a", "b", {"claim": "c"}, options)
-    assert full.commands(Access())[0] == (
-        "kubedet cluster compile --volume --until shards --deadline 60 --ttl 5 --output pipeline.yaml"
-    )
 
 
 def test_a_run_has_the_parameters_of_the_pipeline():

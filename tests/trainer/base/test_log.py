@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 
 import pytest
 
@@ -68,22 +67,6 @@ def logging_restored():
     yield
     root.handlers[:], _ = before
     root.setLevel(before[1])
-
-
-@pytest.mark.usefixtures("logging_restored")
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("trainer.data.download", "download"),
-        ("kubedet.train", "train"),
-        ("urllib3.connection", "urllib3.connection"),
-    ],
-)
-def test_a_line_names_the_part_of_the_program(name, part, capsys, monkeypatch):
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    log.setup()
-    logging.getLogger(name).error("it broke")
-    assert re.fullmatch(rf"\d\d:\d\d:\d\d {re.escape(part)}: it broke\n", capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("logging_restored")

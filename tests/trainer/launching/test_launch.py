@@ -14,7 +14,6 @@ from trainer.base import worker_pool
 from trainer.base.errors import ConfigError
 from trainer.launching import launch as module
 from trainer.launching.launch import launch
-from trainer.launching.stop_signals import exit_on_signal
 from trainer.trackers.training_log import read_rows
 from trainer.training import checkpoint
 
@@ -135,11 +134,3 @@ def test_processes_share_the_cores_as_those_of_a_run_do(
     config, _, _ = module._settings(["--nproc-per-node", processes, "-m", "trainer", "train"], str(tmp_path))
     assert os.environ["OMP_NUM_THREADS"] == of_a_run == threads
     assert config.nproc_per_node == int(processes)
-
-
-def test_handlers_and_wakeup_are_restored():
-    """After waiting for others the process handles signals as it did before."""
-    before = signal.getsignal(signal.SIGTERM)
-    with exit_on_signal({signal.SIGTERM: 143}):
-        assert signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before and signal.set_wakeup_fd(-1) == -1

@@ -7,10 +7,6 @@ import sys
 import time
 
 import pytest
-from torch.distributed.launcher.api import LaunchConfig
-
-from trainer.launching import launch
-from trainer.launching.worker_failures import node_grace
 
 NODE = """
 import sys
@@ -78,19 +74,6 @@ def test_workers_that_ignore_sigterm_do_not_hold_up_a_node_that_is_stopped(nodes
     node.send_signal(signal.SIGTERM)
     assert node.wait(120) == 143
     assert time.monotonic() - begun < 50
-
-
-def test_how_long_a_node_lets_another_end_first(monkeypatch):
-    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
-    assert node_grace() == 8
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
-    assert node_grace() == 3
-    waited = []
-    monkeypatch.setattr(launch.time, "sleep", waited.append)
-    launch._wait_for_peers(LaunchConfig(1, 1, 2))
-    assert waited == [], "there is no other"
-    launch._wait_for_peers(LaunchConfig(1, 2, 2))
-    assert waited == [3]
 
 
 @pytest.mark.slow

@@ -130,37 +130,6 @@ def test_page_shows_everything():
     assert boxes == {"missed truth", "false found"}
 
 
-def test_every_color_is_defined_for_light_and_dark():
-    text = evaluation_page.html(data())
-    light, dark = text.split("@media (prefers-color-scheme: dark)")[:2]
-    for name in set(re.findall(r"var\((--[a-z0-9-]+)\)", text)) - {"--share"}:
-        assert f"{name}:" in light and f"{name}:" in dark[:1200], name
-
-
-def test_parts_that_are_not_given_are_left_out():
-    bare = ReportData("m", "val", 1, scores({"cat": row(0.3)}))
-    text = Page(evaluation_page.html(bare)).text.split("</style>")[-1]
-    for part in ("Gate", "Training", "Worst images", "How it was made"):
-        assert part not in text
-    assert "No image has an error" in Page(evaluation_page.html(data(gallery=[]))).text
-
-
-def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
-    many = tuple(
-        MarkedBox((i, 80 * i, 9, 9), f"{i} " + "long " * 9, matched=False, score=0.5) for i in range(11)
-    )
-    page = evaluation_page.html(data(gallery=[image((), many)]))
-    shown = re.findall(r"<text [^>]*>([^<]*)</text>", page.partition('class="gallery"')[2])
-    assert len(shown) == 8 and shown[0] == f"0 {'long ' * 9} 0.50"
-    assert page.count(f"<title>7 {'long ' * 9} 0.50</title>") == 1
-
-
-def test_the_page_says_that_a_model_finds_nothing():
-    page = evaluation_page.html(data(changed={"matches": SimpleNamespace(rows=[])}))
-    assert "The model found nothing in any image." in page
-    assert "found nothing" not in evaluation_page.html(data())
-
-
 def test_markdown():
     text = evaluation_page.markdown(data())
     lines = text.splitlines()

@@ -11,10 +11,6 @@ PER_CLASS = {
     "no boxes": {"AP": -1.0, "AP50": -1.0, "boxes": 0},
     "$x_1$ <dog>": {"AP": 0.1, "AP50": 0.2, "boxes": 5},
 }
-ROWS = [
-    {"kind": "train", "step": 10 * i, "loss": 2.0, "loss_classification": 1.5, "loss_boxes": 0.5, "lr": 1e-3}
-    for i in range(1, 2000)
-] + [{"kind": "val", "step": 100, "coco/AP": 0.1, "coco/AP50": 0.3}]
 
 
 def draw(per_class):
@@ -40,13 +36,3 @@ def test_many_classes_show_the_weakest_and_stay_small():
     labels = [label for _, label in plot.legend]
     assert labels == ["c0", "c1", "c2", "c3", "c4", "middle 80 % of 601 classes", "mean"]
     assert len(plot.svg) < 60_000
-
-
-def test_training_curves():
-    loss, validation, rate = plots.training(ROWS)
-    assert [plot.title for plot in (loss, validation, rate)] == ["Loss", "Validation", "Learning rate"]
-    assert [label for _, label in loss.legend] == ["total", "classes", "boxes"]
-    assert [label for _, label in validation.legend] == ["AP50", "AP"]
-    assert len(loss.svg) < 60_000  # 2000 steps are thinned
-    assert plots.training([]) == []
-    assert [plot.title for plot in plots.training(ROWS[:3])] == ["Loss", "Learning rate"]

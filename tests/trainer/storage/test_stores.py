@@ -1,13 +1,18 @@
 """What every store must do for us, tried on each that can be had, and what a user reads when one refuses."""
 
+import datetime
 import hashlib
 import http.server
+import ipaddress
 import os
 import ssl
 import threading
 import time
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from prepared_server import Server
 
 from trainer import storage
@@ -196,12 +201,31 @@ def test_a_server_that_is_not_there(proxy, monkeypatch, hurried):
     assert "address" in error.fix
 
 
+def self_signed():
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test server")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM) + private
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A certificate for 127.0.0.1 that signed itself, with its key, in one file."""
-    pytest.importorskip("cryptography")
-    from certificates import self_signed
-
     path = tmp_path_factory.mktemp("tls") / "server.pem"
     path.write_bytes(self_signed())
     return path

@@ -14,7 +14,6 @@ from trainer.training.step import compile_detector
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 FIRST_GPU = World(0, 1, torch.device("cuda", 0))
-CPU_COMPILER = pytest.mark.skipif(fused_functions.missing_tool("cpu") is not None, reason="no C++ compiler")
 
 
 @pytest.fixture(autouse=True)

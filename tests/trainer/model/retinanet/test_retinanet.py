@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from targets import random_batch
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops.misc import FrozenBatchNorm2d
-from torchvision_pair import assert_same_losses, in_training
 
+from trainer.data.batch import PADDING
 from trainer.model.architecture import build
 from trainer.model.retinanet.options import RetinaNetOptions
 
@@ -22,6 +21,42 @@ NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=3
 def one_thread():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+def random_batch(counts, size, classes):
+    """Squares of `size` pixels with so many boxes each, as a padded batch and as torchvision takes them."""
+    images = torch.randint(0, 256, (len(counts), 3, size, size), dtype=torch.uint8)
+    boxes = torch.zeros(len(counts), max(1, *counts), 4)
+    labels = torch.full(boxes.shape[:2], PADDING)
+    lists = []
+    for row, count in enumerate(counts):
+        corner = torch.rand(count, 2) * size * 0.6
+        boxes[row, :count] = torch.cat([corner, corner + 4 + torch.rand(count, 2) * size * 0.35], dim=1)
+        labels[row, :count] = torch.randint(0, classes, (count,))
+        lists.append({"boxes": boxes[row, :count], "labels": labels[row, :count]})
+    return images, boxes, labels, lists
+
+
+def in_training(pair):
+    """Both in training, but for the statistics of their BatchNorm: over a 1x1 map they blow rounding up."""
+    for model in pair:
+        for module in model.train().modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.eval()
+    return pair
+
+
+def assert_same_losses(ours, stock, losses, expected, names, gradients=1e-4):
+    assert set(losses) == set(ours.loss_names) == set(names)
+    for name, loss in losses.items():
+        assert torch.allclose(loss, expected[names[name]], rtol=1e-5), name
+    sum(expected.values()).backward()
+    sum(losses.values()).backward()
+    # In fp32: rounding differs from processor to processor.
+    theirs = {name: parameter.grad for name, parameter in stock.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        difference = (parameter.grad - theirs[name]).norm() / theirs[name].norm().clamp(min=1e-12)
+        assert difference < gradients, name
 
 
 def reference(version):

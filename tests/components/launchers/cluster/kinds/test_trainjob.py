@@ -5,7 +5,7 @@ from cluster.pods import endless
 
 from components.launchers.backend import Phase
 from components.launchers.cluster.kinds import KINDS, shared_runtime
-from components.launchers.spec import Elastic, Mount, Spread
+from components.launchers.spec import Elastic, Spread
 from trainer.base.errors import ConfigError, LaunchError
 
 KIND = KINDS["trainjob"]
@@ -33,15 +33,6 @@ def body(job):
 def shared(simulated, kind):
     """The namespace has the runtime for all."""
     return simulated.add("trainingruntimes", "default", shared_runtime())
-
-
-def ends(code, *lines):
-    def life(pod):
-        pod.run()
-        pod.say(*lines)
-        pod.exit(code)
-
-    return life
 
 
 def runtimes(simulated):
@@ -95,35 +86,6 @@ def test_the_shared_runtime_is_used_where_it_is_there_and_left_there(backend, jo
 def test_a_job_that_says_more_brings_its_own_runtime(job, fields):
     runtime, trainjob = KIND.manifests(job(**fields), lambda *_: True)
     assert trainjob["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
-
-
-def test_pods_are_the_same_behind_the_shared_runtime_and_an_own_one(backend, job, simulated, shared):
-    spec = job(
-        nodes=2,
-        gpus=2,
-        env={"A": "1"},
-        labels={"team": "x"},
-        annotations={"net": "ib"},
-        run_as_user=1000,
-        mounts=(Mount("data", "/data"),),
-        service_account="sa",
-        image_pull_secrets=("r",),
-        grace_seconds=90,
-        node_selector={"gpu": "h100"},
-        memory_limit="8Gi",
-    )
-    simulated.lives[FIRST] = endless
-    made = []
-    for name in ("kubedet", "other"):
-        shared["metadata"]["labels"]["app.kubernetes.io/managed-by"] = name  # Somebody else's at second.
-        backend.submit(spec)
-        pod = simulated.pod(FIRST).body
-        kept = {key: text for key, text in pod["metadata"]["labels"].items() if "/job" not in key}
-        annotations = {key: pod["metadata"]["annotations"][key] for key in ("net", "sidecar.istio.io/inject")}
-        made.append(({**kept, "jobset.sigs.k8s.io/jobset-uid": ""}, annotations, pod["spec"]))
-        backend.stop("train")
-        shared["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "nobody"
-    assert made[0] == made[1]
 
 
 def test_all_pods_restart_together_with_other_names(backend, job, simulated):
