@@ -1,9 +1,9 @@
 """A training of a search that only writes what its search reads: validations and a result."""
 
-import json
 from typing import ClassVar
 
 from trainer import storage
+from trainer.trackers.training_log import format_row
 
 
 class ScriptedTraining:
@@ -34,7 +34,7 @@ class ScriptedTraining:
             return self.code
         part = (len(self.rows) + 1) / self.validations
         row = {"kind": "val", "step": len(self.rows), "coco/AP": self.score() * part}
-        self.rows.append(json.dumps(row) + "\n")
+        self.rows.append(format_row(row))
         storage.write_bytes(f"{self.output}/metrics.jsonl", "".join(self.rows).encode())
         if len(self.rows) < self.validations:
             return None

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import re
 import shutil
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +14,8 @@ from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
 
 METRICS = "metrics.jsonl"  # file of the rows, in the run's folder
+_SEALED = re.compile(r', "([^"]*)": "([^"]{8})"\}$')
+"""End of a row, with the CRC-32 of its beginning; matches damaged ones too."""
 _LOG = logging.getLogger("train")
 
 
@@ -44,7 +48,7 @@ class TrainingLog:
         path, last = self._folder / METRICS, {"train": step, "val": validated}
         rows = read_rows(output_uri) if step else []
         kept = [row for row in rows if row["step"] <= last[row["kind"]]]
-        storage.write_bytes(str(path), "".join(f"{json.dumps(row)}\n" for row in kept).encode())
+        storage.write_bytes(str(path), "".join(map(format_row, kept)).encode())
         with translate_oserror(output_uri, "write"):
             self._file = path.open("a")
             board = self._folder / "tensorboard"
@@ -53,7 +57,7 @@ class TrainingLog:
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
         """Write one row; `kind` is "train" or "val", row["step"] the optimizer steps done."""
         with self._lock, translate_oserror(self._uri, "write"):
-            self._file.write(json.dumps({"kind": kind, **row}) + "\n")
+            self._file.write(format_row({"kind": kind, **row}))
             self._file.flush()
             for name, value in row.items():
                 if name != "step":
@@ -89,7 +93,13 @@ def read_rows(output_uri: str) -> list[dict[str, Any]]:
     rows, damaged = [], 0
     lines = storage.read_bytes(uri).decode(errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
-        if (row := _read_row(line)) is not None:
+        sealed = _SEALED.search(line)
+        try:
+            row = json.loads(line)
+            sound = sealed is not None and row.pop("crc32") == _crc(line[: sealed.start()])
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            sound = False
+        if sound:
             rows.append(row)
         elif number < len(lines):
             damaged += 1
@@ -98,17 +108,11 @@ def read_rows(output_uri: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_row(line: str) -> dict[str, Any] | None:
-    """Return a row: a kind, the step, and further numbers; None if the line is none."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if (
-        not isinstance(row, dict)
-        or row.get("kind") not in ("train", "val")
-        or type(row.get("step")) is not int
-    ):
-        return None
-    numbers = (value for name, value in row.items() if name != "kind")
-    return row if all(type(value) in (int, float) for value in numbers) else None
+def format_row(row: Mapping[str, Any]) -> str:
+    """Return a row with its hash; the file as a whole cannot have one, because it grows."""
+    text = json.dumps(row)[:-1]
+    return f'{text}, "crc32": "{_crc(text)}"}}\n'
+
+
+def _crc(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"

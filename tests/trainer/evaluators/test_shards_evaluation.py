@@ -21,6 +21,7 @@ from trainer.evaluators import shards as shards_evaluation
 from trainer.evaluators.baseline import Baseline, find_baseline
 from trainer.model import recipes
 from trainer.report import evaluation_page
+from trainer.trackers.training_log import format_row
 from trainer.training import checkpoint
 
 
@@ -82,7 +83,7 @@ def test_the_report_shows_the_model_and_its_data(saved, shards, config, tmp_path
 
     monkeypatch.setattr("trainer.report.evaluation_page.write_report", noting)
     uri, rows = saved(), [{"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1}]
-    (Path(uri).parent / "metrics.jsonl").write_text(json.dumps(rows[0]))
+    (Path(uri).parent / "metrics.jsonl").write_text(format_row(rows[0]))
     summary = evaluate(uri, shards, str(tmp_path / "e"), config, rules=["coco/AP >= 0.99"])
     (data,) = reports
     assert data.training == rows and data.config["model"]["backbone"]
