@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from components import hooks, reports, steps
-from components.export import export
 from trainer import storage
 from trainer.base.errors import StorageError
 from trainer.steps.manifests import Bundle, NothingNew, Scores, TrainedModel, read
@@ -100,7 +99,3 @@ def test_an_exported_model(artifact, ended, model):
     end, text = ended
     assert end.outcome.event == hooks.PASSED and end.outcome.metrics == {"coco/AP": 0.3}
     assert text == "passed\ncoco/AP > 0: passed"
-
-
-def test_the_export_takes_the_name_of_a_secret():
-    assert {"signing", "credentials"} <= export.component_spec.inputs.keys()

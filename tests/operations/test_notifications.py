@@ -2,11 +2,13 @@
 
 import json
 import logging
+import threading
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 
 import pytest
 import urllib3
-from webhook import Webhook
+from web_server import WebServer
 
 from components import reports, run_end, steps
 from operations import notifications
@@ -19,6 +21,37 @@ from trainer.steps.manifests import Bundle, Scores, TrainedModel
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
 REFUSED = Outcome(HELD_BACK, "20261123-ab", "coco/AP 0.29 < 0.5 & <baseline>", "pets", metrics=METRICS)
+
+
+class Webhook:
+    """Answers with `codes`, one a request, the last again and again; a code of 3xx names `elsewhere`."""
+
+    def __init__(self):
+        self.posted = []
+        """Body of each request."""
+        self.codes = [200]
+        self.elsewhere = ""
+        self.release = threading.Event()
+        """Answers wait for it."""
+        self.release.set()
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                hook.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                hook.release.wait(10)
+                self.send_response(hook.codes.pop(0) if len(hook.codes) > 1 else hook.codes[0])
+                self.send_header("Content-Length", "0")
+                if hook.elsewhere:
+                    self.send_header("Location", hook.elsewhere)
+                self.end_headers()
+
+        self._server = WebServer(Handler)
+        self.url = f"{self._server.url}/services/T0/B0/geheim"
+
+    def close(self):
+        self.release.set()
+        self._server.server_close()
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import run_pods
+from patience import until
 
 from kubedet import cli
 from pipelines import Access, run
@@ -105,26 +105,18 @@ def processes_of(tmp_path):
     return process_ids
 
 
-def wait_until(condition, seconds=240):
-    for _ in range(seconds * 20):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail("waited in vain")
-
-
 @pytest.mark.slow
 def test_killed_and_stopped_it_leaves_nothing_behind_and_goes_on(tmp_path, kubedet):
     options = ["--name", "killed", *SOURCE, *settings(tmp_path, TINY | {"train.epochs": 40}), "--nproc", "1"]
     folder = tmp_path / "runs" / "killed"
     with open(tmp_path / "output", "w") as output:
         process = subprocess.Popen([*KUBEDET, "run", *options], stdout=output, stderr=output)
-    wait_until(lambda: list((folder / "train" / "checkpoints").glob("*.pt")) or process.poll() is not None)
+    until(lambda: list((folder / "train" / "checkpoints").glob("*.pt")) or process.poll() is not None, 240)
     code, _, err = kubedet("run", *options)
     assert code == 2 and "'killed' is in progress" in err
     process.kill()
     process.wait()
-    wait_until(lambda: not processes_of(tmp_path))
+    until(lambda: not processes_of(tmp_path), 240)
     code, _, err = kubedet("run", *options, "--set", "train.seed=5")
     assert code == 2 and "started with other settings" in err
     process = subprocess.Popen(
