@@ -81,7 +81,7 @@ def translate_validation(error: "ValidationError", where: str, remedy: str) -> D
     shown = value if len(value) <= _EXCERPT else f"{value[:_EXCERPT]}..."
     if first["type"] == "json_invalid":
         return DamagedError(f"{where} is not JSON: {first['ctx']['error']}", fix=remedy)
-    if key in ("version", "form") and isinstance(first["input"], int):
+    if first["type"] == "literal_error" and key in ("version", "form") and isinstance(first["input"], int):
         fix = "use the kubedet that wrote it, or another data root"
         return DataError(f"{where} was written by another kubedet: its {key} is {shown}", fix=fix)
     if first["type"].startswith("missing"):
