@@ -87,7 +87,7 @@ def arguments(description: str | None, *, trains: bool = False, **defaults: Any)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     options.device = torch.device(options.device)
-    options.compiled = trains and fused_functions.choose(options.compile, options.device)
+    options.compiled = trains and fused_functions.configure(options.compile, options.device)
     return options
 
 

@@ -529,8 +529,8 @@ def weights_fetch(
 
     fetched = {}
     for uri in _needed_weights(names):
-        weights_mirror.obtain(uri, data_root)
-        if file := weights_mirror.look_up(uri, data_root):
+        weights_mirror.fetch_if_needed(uri, data_root)
+        if file := weights_mirror.find_in_mirror(uri, data_root):
             fetched[uri] = file
     return fetched
 

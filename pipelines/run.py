@@ -74,7 +74,7 @@ class Options:
     @classmethod
     def make(cls, name: str, recipe: str, overrides: Mapping[str, object], **settings: Any) -> "Options":
         """Return the options of a run whose recipe may be a file; None and "" are the defaults."""
-        recipe, of_file = recipes.named(recipe)
+        recipe, of_file = recipes.read_recipe(recipe)
         # Without importing torch, which takes seconds, on a machine without GPUs.
         if settings["nproc"] is None and any(Path("/dev").glob("nvidia[0-9]*")):
             import torch
@@ -202,7 +202,7 @@ def check(options: Options) -> None:
             raise ConfigError(f"nproc must be 1 or more, not {options.nproc}", fix="use 1")
 
     def recipe() -> None:
-        config = recipes.load_here(options.recipe, {**options.overrides})
+        config = recipes.load_with_packages(options.recipe, {**options.overrides})
         check_rules([] if options.gate else config.evaluation.gate)
 
     check_all(

@@ -47,7 +47,7 @@ class Submission:
     @classmethod
     def make(cls, run: PipelineRun, name: str) -> "Submission":
         """Return the submission of a run, checked; without a name it has that of the recipe and the time."""
-        recipe, of_file = recipes.named(run.recipe) if run.recipe else ("", {})
+        recipe, of_file = recipes.read_recipe(run.recipe) if run.recipe else ("", {})
         overrides = {**of_file, **(run.overrides or {})}
         cpu, memory = _default_requests(run.source)
         values: dict[str, Any] = {

@@ -27,7 +27,7 @@ def tune(
 
     `parallel` of the `trials` train at the same time. The search `name` is continued if it exists.
     """
-    recipe, of_file = recipes.named(recipe)
+    recipe, of_file = recipes.read_recipe(recipe)
     values = {**of_file, **overrides}
     name = name or f"tune-{recipe}"
     check_name(name, "name")

@@ -116,10 +116,10 @@ def show_weights(
     weights: "Mapping[str, PublishedFile]", arguments: Mapping[str, Any], *, json: bool = False
 ) -> None:
     """Print a table of weights that were fetched."""
-    from trainer.weights.weights_mirror import mirror_of
+    from trainer.weights.weights_mirror import mirror_uri
 
     if json:
         return print_json(weights)
     rows = [(uri, file.sha256[:8]) for uri, file in weights.items()]
     table = columns([("weights", "SHA-256"), *rows])
-    show(f"{mirror_of(arguments['data_root'])}\n\n{table}")
+    show(f"{mirror_uri(arguments['data_root'])}\n\n{table}")

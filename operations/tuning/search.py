@@ -306,7 +306,7 @@ def publish(study: Study) -> FrozenTrial | None:
     lines.insert(1, "| --- " * len(rows[0]) + "|")
     files = {TABLE: "\n".join([f"# Search {study.name}", "", *lines, ""])}
     if best:
-        files[BEST] = recipes.file_text(study.recipe, {**study.overrides, **best.params})
+        files[BEST] = recipes.format_recipe_file(study.recipe, {**study.overrides, **best.params})
     for folder in filter(None, (study.uri, study.output)):
         for name, text in files.items():
             storage.write_bytes(storage.join(folder, name), text.encode())

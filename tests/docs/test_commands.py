@@ -231,7 +231,9 @@ def check(words):
     context = command.make_context("kubedet", rest)
     if words[0] in ("run", "tune"):
         sources.parse(context.params["source"])
-        recipes.load(recipes.named(context.params["recipe"])[0], parse_overrides(context.params["overrides"]))
+        recipes.load(
+            recipes.read_recipe(context.params["recipe"])[0], parse_overrides(context.params["overrides"])
+        )
     if words[:2] == ["job", "submit"]:
         names = signature(read_job).parameters
         read_job(**{name: value for name, value in context.params.items() if name in names})
@@ -336,7 +338,7 @@ def test_examples_of_files_are_valid(tmp_path):
     space, recipe = blocks("tuning", "yaml")
     parse(space, "small", {}, "the example")
     (tmp_path / "best.yaml").write_text(recipe)
-    assert recipes.named(str(tmp_path / "best.yaml"))[0] == "small"
+    assert recipes.read_recipe(str(tmp_path / "best.yaml"))[0] == "small"
     rules = re.findall(r"^\| `([^`]+[<>]=?[^`]+)` \|", PAGES["docs/evaluation.md"], re.MULTILINE)
     assert len(rules) == 5 and all(str(gate.parse(rule)) == rule for rule in rules)
 

@@ -27,7 +27,7 @@ def of_space(path):
 
 READERS = {
     "space": of_space,
-    "recipe": recipes.named,
+    "recipe": recipes.read_recipe,
     "job": job_options._from_file,
     "yolo": lambda path: yolo.YoloSource(path.removesuffix("/data.yaml")).describe(),
 }

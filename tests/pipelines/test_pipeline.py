@@ -198,7 +198,7 @@ def test_a_search_whose_trials_have_a_pod_each(served_cluster, tmp_path):
     states = re.findall(r"trial (\d): (\w+) ", output)
     assert {number for number, _ in states} == {"0", "1"}
     assert {state for _, state in states} <= {"complete", "pruned"}
-    recipe, overrides = recipes.named(str(study / "best.yaml"))
+    recipe, overrides = recipes.read_recipe(str(study / "best.yaml"))
     assert recipe == "debug" and 0.001 <= overrides["train.lr"] <= 0.01
     (table,) = (tmp_path / "artifacts").rglob("table")
     assert table.read_text() == (study / "trials.md").read_text()

@@ -13,7 +13,7 @@ from trainer.base.errors import TrainingError
 from trainer.config.schema import Config
 from trainer.data.batch import Batch
 from trainer.launching.distributed import SINGLE, World
-from trainer.model.global_batch import Part
+from trainer.model.global_batch import BatchContext
 from trainer.training import checkpoint
 from trainer.training.checkpoint import State
 from trainer.training.loop import _Run
@@ -41,7 +41,7 @@ def steps_of(
 def losing(run: _Run, more: float) -> Iterator[None]:
     forward = run.train_step.losses
 
-    def losses(batch: Batch, part: Part | None = None) -> dict[str, Tensor]:
+    def losses(batch: Batch, part: BatchContext | None = None) -> dict[str, Tensor]:
         values = forward(batch, part)
         return {**values, "boxes": values["boxes"] + more}
 

@@ -181,7 +181,7 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
         (tree[section] if section else tree)[leaf] = overrides[key]
     changed, problems = _build(tree)
     if changed and overrides.get(_WEIGHTS) == NO_WEIGHTS:
-        frozen = changed.model.frozen_options().items()
+        frozen = changed.model.unfreezing_options().items()
         trained = {key: value for key, value in frozen if f"model.{key}" not in overrides}
         changed = replace(changed, model=replace(changed.model, **trained))
     if changed is None or unknown:
@@ -203,7 +203,7 @@ def _hint(key: str, keys: Sequence[str], architecture: str) -> str:
 
 def check_frozen(config: Config) -> None:
     """Refuse a new training with frozen random weights."""
-    frozen = config.model.frozen_options()
+    frozen = config.model.unfreezing_options()
     if frozen and not config.model.weights:
         now = " and ".join(f"model.{key}={getattr(config.model, key)}" for key in frozen)
         raise ConfigError(

@@ -185,7 +185,7 @@ class ModelConfig:
         """
         return {}
 
-    def frozen_options(self) -> Overrides:
+    def unfreezing_options(self) -> Overrides:
         """Return the options that freeze weights, each with the value that trains them."""
         return {}
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.config.schema import LoaderConfig
-from trainer.data.sample_order import Place, SampleStream
+from trainer.data.sample_order import SamplePosition, SampleStream
 from trainer.data.samples import Record
 from trainer.data.transforms import EXTRA, View, color_map, random_view, random_window, sample_draws
 
@@ -29,7 +29,7 @@ _IDENTITY = np.eye(3, 4, dtype=np.float32)
 class Plan(NamedTuple):
     """A sample of a batch, and the samples that share its picture."""
 
-    place: Place
+    place: SamplePosition
     mosaic: tuple[int, ...] = ()  # indices in the split of the three others of a mosaic; empty if it is none
     mixed: int = -1  # index in the split of what is blended in; -1 for nothing
     draws: tuple[float, ...] = ()  # numbers in [0, 1): the mosaic's center (x, y), and the share in mix-up
@@ -107,7 +107,7 @@ class Augmentation:
         mixed = last if mixup < config.mixup else -1
         return Plan(place, tuple(three) if mosaic < config.mosaic else (), mixed, (x, y, share))
 
-    def view(self, place: Place, record: Record, draws: Sequence[float], size: int) -> View:
+    def view(self, place: SamplePosition, record: Record, draws: Sequence[float], size: int) -> View:
         """Return the view of a sample that is alone in a square of this side."""
         config = self._plain if self.plain(place.epoch) else self._config
         window = None
@@ -117,7 +117,7 @@ class Augmentation:
             window = random_window(record, config, Random(int(seed * 2**32)).random)
         return random_view(record["width"], record["height"], config, draws[:5], (size, size), window)
 
-    def color(self, place: Place, draws: Sequence[float]) -> np.ndarray | None:
+    def color(self, place: SamplePosition, draws: Sequence[float]) -> np.ndarray | None:
         """Return the color map of a sample; see `color_map`."""
         changed = color_map(self._config, draws[5:], sample_draws(self._seed, *place, EXTRA + 1)[:6])
         # A batch that begins before the plain epochs needs a map for each of its images.
@@ -145,7 +145,7 @@ class Augmentation:
         second = self._tile(plan.place, plan.mixed, whole, 5)
         return Composition((first, (second,)), round(256 * (_BLEND[0] + _BLEND[1] * share)))
 
-    def _tile(self, place: Place, index: int, area: tuple[int, int, int, int], *part: int) -> Tile:
+    def _tile(self, place: SamplePosition, index: int, area: tuple[int, int, int, int], *part: int) -> Tile:
         draws = sample_draws(self._seed, *place, *part)
         width, height = self._sizes[index].tolist()
         return Tile(index, random_view(width, height, self._config, draws[:5], area[2:]), area)

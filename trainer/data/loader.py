@@ -17,7 +17,7 @@ from trainer.config.schema import LoaderConfig
 from trainer.data.augmentation import Augmentation, Plan
 from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder
-from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
+from trainer.data.sample_order import SamplePosition, SampleStream, count_forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.tiles import Window, windows
 from trainer.data.transforms import Scales, move_boxes, sample_draws, whole_view
@@ -63,7 +63,7 @@ class TrainLoader:
         """
         self._dataset, self._config, self._world = dataset, config, world
         self._global_batch, self._batch_size, self._seed = global_batch, batch_size, seed
-        self.passes = forward_passes(global_batch, batch_size, world.size)
+        self.passes = count_forward_passes(global_batch, batch_size, world.size)
         self._stream = SampleStream(dataset.shard_sizes, seed, weights)
         self._augmentation = Augmentation(config, self._stream, dataset.sizes, seed=seed, epochs=epochs)
         self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
@@ -137,7 +137,7 @@ class TrainLoader:
             loaded.append(LoadedSample(image_id, *targets, scales, color))
         return loaded
 
-    def _load_single(self, places: Sequence[Place], squares: Tensor) -> list[LoadedSample]:
+    def _load_single(self, places: Sequence[SamplePosition], squares: Tensor) -> list[LoadedSample]:
         """Load samples that do not share their squares."""
         # Step by step for all images: decoding evicts everything else from the processor's caches,
         # and small steps take several times as long after it.

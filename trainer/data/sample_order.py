@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WINDOW = 64  # shards whose samples are mixed
 
 
-class Place(NamedTuple):
+class SamplePosition(NamedTuple):
     """A sample in the stream."""
 
     epoch: int
@@ -78,9 +78,9 @@ class SampleStream:
         # A batch touches two epochs at most.
         self._order = lru_cache(2)(lambda epoch: epoch_order(shard_sizes, seed, epoch, weights))
 
-    def __getitem__(self, position: int) -> Place:
+    def __getitem__(self, position: int) -> SamplePosition:
         epoch, offset = divmod(position, self._samples)
-        return Place(epoch, int(self._order(epoch)[offset]))
+        return SamplePosition(epoch, int(self._order(epoch)[offset]))
 
     def ahead(self, position: int) -> np.ndarray:
         """Return the indices of the samples of a window of shards from a position on, int64 [N]."""
@@ -92,7 +92,7 @@ class SampleStream:
         return indices % self._samples if self._weighted else indices
 
 
-def global_batch(samples: int, *, batch_size: int, processes: int, configured: int = 0) -> int:
+def global_batch_size(samples: int, *, batch_size: int, processes: int, configured: int = 0) -> int:
     """Return the samples of one optimizer step: `configured`, or if it is 0 a batch of each process."""
     whole = configured or batch_size * processes
     if whole < processes:
@@ -109,7 +109,7 @@ def global_batch(samples: int, *, batch_size: int, processes: int, configured: i
     return whole
 
 
-def forward_passes(whole: int, batch_size: int, world_size: int) -> int:
+def count_forward_passes(whole: int, batch_size: int, world_size: int) -> int:
     """Return the forward passes of every rank for a step of `whole` samples.
 
     No pass is without an image on any rank, so if `batch_size` is 1 and the shares are uneven, a pass may
@@ -124,7 +124,7 @@ def rank_positions(start: int, whole: int, batch_size: int, *, world_size: int, 
 
     A step takes the next `whole` samples. Shares of ranks, and passes of a rank, differ by at most one.
     """
-    passes = forward_passes(whole, batch_size, world_size)
+    passes = count_forward_passes(whole, batch_size, world_size)
     first, last = (start + whole * edge // world_size for edge in (rank, rank + 1))
     edges = [first + (last - first) * turn // passes for turn in range(passes + 1)]
     return [range(*edge) for edge in pairwise(edges)]

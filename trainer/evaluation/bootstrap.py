@@ -24,14 +24,14 @@ def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int
         objects; empty if none has.
     """
     random = np.random.default_rng(0)
-    # The first column is the data: every image counts once.
+    # The first column is the original data set: every image counts once.
     weights = np.ones((base.image_count, samples + 1), np.uint8)
     for sample in range(1, samples + 1):
         chosen = random.integers(0, base.image_count, base.image_count)
         weights[:, sample] = np.minimum(np.bincount(chosen, minlength=base.image_count), 255)
     per_class, p_values, drawn = {}, {}, []
     for place, name in enumerate(names):
-        if not len(objects := base.objects(place)):
+        if not len(objects := base.image_of_each_object(place)):
             continue
         pair = [_precision(matches, place, weights) for matches in (base, new)]
         key = f"AP[{name}]"
@@ -39,8 +39,7 @@ def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int
         drawn.append(pair)
     if not drawn:
         return {}
-    # [classes, models, mean or first, B]; a class that a sample draws no object of is left out of
-    # that sample's mean.
+    # [classes, models, mean or first, B]; a sample's mean excludes classes without an object in it.
     precisions = np.array(drawn)
     with np.errstate(invalid="ignore"):
         base_means, new_means = np.nansum(precisions, axis=0) / np.isfinite(precisions).sum(axis=0)
@@ -78,11 +77,11 @@ def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, flo
 
 
 def _precision(matches: BoxMatches, place: int, weights: np.ndarray) -> np.ndarray:
-    """Return the mean precision of a class over the thresholds and that at the first, [2, B]."""
+    """Return a class's mean precision over all thresholds, and its precision at the first one, [2, B]."""
     rows = matches.class_rows(place)
     step = max(_MAX_CELLS // max(rows.stop - rows.start, 1), 1)
     parts = [
-        _precision_part(matches, rows, matches.objects(place), weights[:, begin : begin + step])
+        _precision_part(matches, rows, matches.image_of_each_object(place), weights[:, begin : begin + step])
         for begin in range(0, weights.shape[1], step)
     ]
     return np.concatenate(parts, axis=1)
@@ -92,12 +91,12 @@ def _precision_part(matches: BoxMatches, rows: slice, objects: np.ndarray, weigh
     counts = weights[objects].sum(axis=0, dtype=np.int64)
     precision = np.zeros((len(matches.thresholds), weights.shape[1]))
     drawn = weights[matches.images[rows]]
-    # Only rows that are right at some threshold matter one by one; rows between them are summed up.
+    # Only rows with a match at some threshold are kept separately; the rows between them are summed.
     hits = np.flatnonzero(matches.right[rows].any(axis=1))
     if len(hits):
         between = np.add.reduceat(drawn[: hits[-1] + 1], np.r_[0, hits[:-1] + 1], axis=0, dtype=np.int32)
         seen, hit_weights = np.cumsum(between, axis=0), drawn[hits]
-        # The number of RECALLS that 0 to `counts` hits reach, sample after sample.
+        # The number of RECALLS that 0 to `counts` hits reach, for each sample.
         starts = np.cumsum(counts + 1) - (counts + 1)
         number = np.arange((counts + 1).sum()) - np.repeat(starts, counts + 1)
         recall = number / np.repeat(np.maximum(counts, 1), counts + 1)
@@ -113,7 +112,7 @@ def _precision_part(matches: BoxMatches, rows: slice, objects: np.ndarray, weigh
                 before = np.concatenate([np.zeros_like(before[:1]), before])
                 counted = counted - before[np.searchsorted(ignored, hits[right_hits])]
             right = np.cumsum(hit_weights[right_hits], axis=0, dtype=np.int32)
-            # The smallest number keeps pycocotools' 0/0 at 0, and its last bit the same.
+            # Adding the smallest number makes 0/0 equal 0, bit for bit as in pycocotools.
             envelope = np.maximum.accumulate((right / (counted + np.spacing(1)))[::-1], axis=0)[::-1]
             steps = np.diff(table[right + starts], axis=0, prepend=0)
             precision[threshold] = np.einsum("mb,mb->b", envelope, steps) / len(RECALLS)

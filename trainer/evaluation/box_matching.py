@@ -1,8 +1,8 @@
-"""BoxMatches predictions with objects by COCO's rules (pycocotools, cocoeval.py, evaluateImg).
+"""Matches predictions with objects by COCO's rules (pycocotools, cocoeval.py, evaluateImg).
 
-Within an image and class the predictions, best score first, each take the free object they overlap most, if
-the overlap reaches the threshold; an unmatched prediction in a crowd is ignored. All images and classes are
-matched together: the best predictions of each first, then the second best, and so on.
+Within an image and class, predictions are processed by descending score. Each takes the unmatched object that
+it overlaps most, if the overlap reaches the threshold; an unmatched prediction in a crowd is ignored. All
+images and classes are matched together: first the best prediction of each, then the second best, and so on.
 """
 
 from dataclasses import dataclass
@@ -17,38 +17,38 @@ MAX_DETECTIONS = 100  # Counted predictions of one class in an image, as in COCO
 
 @dataclass(frozen=True)
 class BoxMatches:
-    """N predictions, class after class, best score first within each."""
+    """Matches of N predictions, which are sorted by class and descending score."""
 
     thresholds: np.ndarray  # [T] IoU thresholds
     starts: np.ndarray  # [K + 1] first row of each class, in the order of category ids
-    rows: np.ndarray  # [N] row of each in the original predictions
-    partners: np.ndarray  # [N] row of the object that it matches at the first threshold, or -1
-    images: np.ndarray  # [N] index of the image among the I images in the order of their ids
+    rows: np.ndarray  # [N] row of each prediction in the original predictions
+    partners: np.ndarray  # [N] row of the matched object at the first threshold, or -1
+    images: np.ndarray  # [N] index of the image among the I images, sorted by id
     scores: np.ndarray
     right: np.ndarray  # [N, T] bool: matches an object
     ignored: np.ndarray  # [N, T] bool: is in a crowd and matches no object
-    truth_starts: np.ndarray  # [K + 1] first object of each class; crowds are left out
+    truth_starts: np.ndarray  # [K + 1] first object of each class, without crowds
     truth_images: np.ndarray  # [G] index of the image of each object
     image_count: int
 
     def class_rows(self, index: int) -> slice:
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
-    def objects(self, index: int) -> np.ndarray:
+    def image_of_each_object(self, index: int) -> np.ndarray:
         """Return the image index of each object of a class."""
         return self.truth_images[int(self.truth_starts[index]) : int(self.truth_starts[index + 1])]
 
 
 def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> BoxMatches:
-    """Match predictions with objects of their class and image."""
+    """Match predictions with objects of the same class and image."""
     detections, objects = _BoxGroups(truth, predictions), _BoxGroups(truth, truth)
-    # By class, image, then score; ties keep their order, as in a stable sort of each image.
+    # Sort by class, image and score; ties keep their order, as in a stable sort of each image.
     order = np.lexsort((-predictions.scores, detections.groups))
     sorted_groups = detections.groups[order]
     rank = np.arange(len(order)) - np.searchsorted(sorted_groups, sorted_groups)
     order, rank = order[rank < MAX_DETECTIONS], rank[rank < MAX_DETECTIONS]
     truth_order = np.argsort(objects.groups, kind="stable")
-    right, ignored, partners = _assign(
+    right, ignored, partners = _match_by_rank(
         detections.groups[order],
         rank,
         predictions.boxes[order],
@@ -57,7 +57,7 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Box
         truth.crowd[truth_order],
         thresholds,
     )
-    # Now by class and score; ties in the order of image and rank, as pycocotools concatenates them.
+    # Sort by class and score; ties by image and rank, as pycocotools concatenates them.
     final = np.lexsort((-predictions.scores[order], detections.labels[order]))
     kept = truth_order[~truth.crowd[truth_order]]
     classes = np.arange(len(truth.categories) + 1)
@@ -79,7 +79,7 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Box
 def overlaps(
     truth: Truth, predictions: Predictions, objects: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all pairs of a prediction and an object (a row in `objects`) of its image and class.
+    """Return all pairs of a prediction and an object (a row in `objects`) of the same image and class.
 
     Returns:
         Rows of predictions [P], rows of the truth [P], overlaps [P]: IoU, or the share inside a crowd.
@@ -102,7 +102,7 @@ class _BoxGroups:
         self.groups = self.labels * len(truth.images) + self.images
 
 
-def _assign(
+def _match_by_rank(
     groups: np.ndarray,
     rank: np.ndarray,
     boxes: np.ndarray,
@@ -136,7 +136,7 @@ def _assign(
         candidates = np.where(free, overlap[:, None], -1.0)
         best = np.maximum.reduceat(candidates, starts, axis=0)
         is_best = (candidates == np.repeat(best, sizes, axis=0)) & free
-        # Of equally good objects the last one.
+        # Among equally good objects, take the last one.
         chosen = np.maximum.reduceat(np.where(is_best, np.arange(len(overlap))[:, None], -1), starts, axis=0)
         hit = chosen >= 0
         column = np.nonzero(hit)[1]

@@ -13,14 +13,14 @@ from trainer.evaluation.metrics import METRICS, PER_CLASS
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # the T IoU thresholds
-RECALLS = np.linspace(0.0, 1.0, 101)  # the R recalls at which precision is taken
+RECALLS = np.linspace(0.0, 1.0, 101)  # the R recalls at which precision is sampled
 
 
 @dataclass(frozen=True)
 class CocoResult:
     """COCO metrics of one evaluation."""
 
-    metrics: dict[str, float]  # the twelve numbers, by the names in METRICS
+    metrics: dict[str, float]  # the twelve values, by the names in METRICS
     per_class: dict[str, dict[str, float]]
     """For each class by name: AP, AP50, AP75, APs, APm, APl, AR100 (-1 without boxes of the
     size) and boxes (crowds not counted)."""
@@ -39,42 +39,45 @@ def evaluate(
     predictions = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)
     check(truth, truth, "ground truth")
     check(truth, predictions, "detections")
-    precision, recall = engines.run(engine, truth, predictions)
+    precision, recall = engines.run_evaluator(engine, truth, predictions)
     precision = precision[..., -1]
-    numbers = engines.precisions(precision)
-    numbers += [engines.mean(recall[:, :, 0, limit]) for limit in (0, 1, 2)]
-    numbers += [engines.mean(recall[:, :, size, -1]) for size in (1, 2, 3)]
+    numbers = engines.summarize_precision(precision)
+    numbers += [engines.mean_if_defined(recall[:, :, 0, limit]) for limit in (0, 1, 2)]
+    numbers += [engines.mean_if_defined(recall[:, :, size, -1]) for size in (1, 2, 3)]
     boxes, per_class = Counter(truth.labels[~truth.crowd].tolist()), {}
     for place, category in enumerate(truth.categories):
-        values = [*engines.precisions(precision[:, :, place]), engines.mean(recall[:, place, 0, -1])]
+        values = [
+            *engines.summarize_precision(precision[:, :, place]),
+            engines.mean_if_defined(recall[:, place, 0, -1]),
+        ]
         row = dict(zip(PER_CLASS, values, strict=True))
         per_class[category["name"]] = row | {"boxes": boxes[category["id"]]}
-    # A view of the precision would keep the other sizes and limits in memory.
+    # Copied, because a view would keep the precision of other sizes and limits in memory.
     return CocoResult(dict(zip(METRICS, numbers, strict=True)), per_class, precision[..., 0].copy())
 
 
-_NAME = 33  # Characters of a class name in the table: a line then fits into 80 columns.
+_MAX_NAME_LENGTH = 33  # Characters of a class name in the table: a line then fits into 80 columns.
 
 
-def table(result: CocoResult, *, rows: int = 40) -> str:
+def format_table(result: CocoResult, *, rows: int = 40) -> str:
     """Format the metrics and at most `rows` classes, the best and the worst, for a terminal."""
     lines = []
     for title, names in (("precision", list(METRICS)[:6]), ("recall", list(METRICS)[6:])):
         lines.append(f"{title:<9}" + "".join(f"{name.removeprefix('coco/'):>8}" for name in names))
-        lines.append(" " * 9 + "".join(f"{number(result.metrics[name]):>8}" for name in names))
+        lines.append(" " * 9 + "".join(f"{format_metric(result.metrics[name]):>8}" for name in names))
     classes = sorted(result.per_class.items(), key=lambda item: -item[1]["AP"])
-    width = max(9, *(min(cells(one_line(name)), _NAME) for name, _ in classes))
+    width = max(9, *(min(cells(one_line(name)), _MAX_NAME_LENGTH) for name, _ in classes))
     lines += ["", f"{'class':<{width}}{'boxes':>9}{'AP':>8}{'AP50':>8}"]
     shown = []
     for name, row in classes if len(classes) <= rows else classes[: rows // 2] + classes[-(rows // 2) :]:
         bar = "█" * round(max(row["AP"], 0) * 20)
-        numbers = f"{row['boxes']:>9}{number(row['AP']):>8}{number(row['AP50']):>8}"
+        numbers = f"{row['boxes']:>9}{format_metric(row['AP']):>8}{format_metric(row['AP50']):>8}"
         shown.append(f"{aligned(name, width)}{numbers}  {bar}".rstrip())
     if len(classes) > rows:
         shown.insert(rows // 2, f"... {len(classes) - len(shown)} classes between ...")
     return "\n".join(lines + shown)
 
 
-def number(value: float) -> str:
+def format_metric(value: float) -> str:
     """Format a metric with three decimals, or as a dash if there is no ground truth."""
     return "-" if np.isnan(value) or value < 0 else f"{value:.3f}"

@@ -26,14 +26,14 @@ limits of detections an image (1, 10, 100).
 """
 
 
-def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
-    """Match predictions with ground truth and accumulate; raises as `require`."""
+def run_evaluator(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
+    """Match predictions with ground truth and accumulate; raise the errors of `require`."""
     require(engine)
     return (_hotcoco if engine == "hotcoco" else _pycocotools)(truth, predictions)
 
 
 def require(engine: str) -> None:
-    """Raise EvaluationError if there is no such engine, or it is not installed."""
+    """Raise EvaluationError if the engine is unknown or not installed."""
     others = " or ".join(f"evaluation.engine={other}" for other in ENGINES if other != engine)
     if engine not in ENGINES:
         raise EvaluationError(f"unknown evaluator {engine!r}", fix=f"set {others}")
@@ -46,7 +46,7 @@ def require(engine: str) -> None:
 
 
 def evaluator(truth: Truth, predictions: Predictions) -> Any:
-    """Return hotcoco's evaluator with all classes matched at IoU 0.5; it holds gigabytes on a large split."""
+    """Return hotcoco's evaluator with all classes matched at IoU 0.5; a large split takes gigabytes."""
     coco_eval = _load_hotcoco(truth, predictions)
     params = coco_eval.params
     params.iou_thrs, params.max_dets = [0.5], [100]
@@ -56,13 +56,13 @@ def evaluator(truth: Truth, predictions: Predictions) -> Any:
     return coco_eval
 
 
-def precisions(precision: np.ndarray) -> list[float]:
+def summarize_precision(precision: np.ndarray) -> list[float]:
     """Return AP, AP50, AP75, APs, APm and APl of precision [T, R, ..., A]; -1 without ground truth."""
     parts = [precision[..., 0], precision[0, ..., 0], precision[5, ..., 0]]
-    return [mean(part) for part in (*parts, *(precision[..., size] for size in (1, 2, 3)))]
+    return [mean_if_defined(part) for part in (*parts, *(precision[..., size] for size in (1, 2, 3)))]
 
 
-def mean(values: np.ndarray) -> float:
+def mean_if_defined(values: np.ndarray) -> float:
     """Return the mean of the defined values, or -1 if there are none."""
     defined = values[values > -1]
     return float(np.mean(defined)) if defined.size else -1.0
@@ -78,7 +78,7 @@ def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
         coco_eval = _load_hotcoco(part, predictions.take(np.isin(predictions.labels, chosen)))
         coco_eval.evaluate()
         coco_eval.accumulate()
-        arrays = coco_eval.eval  # Copied by each access, and large.
+        arrays = coco_eval.eval  # Read once, because each access copies these large arrays.
         precision.append(np.asarray(arrays["precision"]))
         recall.append(np.asarray(arrays["recall"]))
     return np.concatenate(precision, axis=2), np.concatenate(recall, axis=1)
@@ -121,7 +121,7 @@ def _pycocotools(truth: Truth, predictions: Predictions) -> Arrays:
                 "annotations": annotations,
             }
             datasets.append(coco)
-        # Not by COCO.loadRes, which fails on an empty list.
+        # COCO.loadRes is not used, because it fails on an empty list.
         for item, score in zip(annotations, predictions.scores.tolist(), strict=True):
             item["score"] = score
         for coco in datasets:

@@ -22,14 +22,14 @@ from trainer.evaluation.metrics import (
     OPEN_IMAGES,
     PER_CLASS,
     TOO_FEW,
+    BaselineComparison,
     Change,
-    Compared,
 )
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RULE = re.compile(
-    # Words and the blanks between have no character in common, so the time is linear in the length.
+    # Words and the blanks between them share no character, so matching takes linear time.
     r"\s*(?P<metric>[A-Za-z0-9/]+\[[^\[\]]+\]|[^\s<>=,;\[\]]+(?:\s+[^\s<>=,;\[\]]+)*)\s*(?P<comparison>>=|<=|>|<)\s*"
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
@@ -70,7 +70,11 @@ class Evidence:
     @classmethod
     def from_summary(cls, summary: Mapping[str, Any]) -> "Evidence":
         """Read the content of metrics.json."""
-        compared = Compared.from_json(summary["comparison"]) if summary.get("comparison") else Compared("")
+        compared = (
+            BaselineComparison.from_json(summary["comparison"])
+            if summary.get("comparison")
+            else BaselineComparison("")
+        )
         return cls(summary["metrics"], summary["per_class"], compared.changes, compared.obstacle)
 
 
@@ -95,7 +99,7 @@ def split_rules(text: str) -> list[str]:
 
 
 def parse(text: str) -> Rule:
-    """Parse one rule; raises EvaluationError also for an unknown metric, and a rule that can never hold."""
+    """Parse one rule; raise EvaluationError if it is malformed, impossible, or names an unknown metric."""
     match = _RULE.fullmatch(text)
     if match is None:
         raise EvaluationError(
@@ -125,7 +129,7 @@ def parse(text: str) -> Rule:
 
 
 def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
-    """Check all rules, and their class names unless `classes` is None; the error lists all bad rules."""
+    """Check all rules, and their class names unless `classes` is None; the error lists all invalid rules."""
     errors = []
     for text in rules:
         try:
@@ -144,7 +148,7 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
 
 
 def check_baseline(rules: Sequence[str]) -> None:
-    """Refuse rules about a baseline where there never is one: they would hold for every model."""
+    """Refuse rules that refer to a baseline if none can exist, because they would always hold."""
     if compared := [text for text in rules if parse(text).baseline]:
         raise EvaluationError(
             f"there is no baseline for the rules of the gate: {', '.join(compared)}",
@@ -160,7 +164,7 @@ def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
 
 
 def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
-    """Return whether a rule holds, the rule with the measured value, and why."""
+    """Return whether a rule holds, the rule with the measured value, and the reason."""
     of_class, text, passed, reason = _CLASS_METRIC.fullmatch(rule.metric), str(rule), False, ""
     if of_class and of_class[2] == "*":
         return _apply_to_all(rule, of_class[1], evidence)
@@ -227,7 +231,7 @@ def _check_class_name(text: str, name: str, classes: Collection[str]) -> None:
 
 
 def _format_comparison(rule: Rule, value: float) -> str:
-    # With as many digits as the outcome needs: 0.4996 shown as 0.5 would contradict `failed`.
+    # Use as many digits as the outcome needs: showing 0.4996 as 0.5 would contradict `failed`.
     if rule.baseline:
         return f"{value:.3f}"
     compare = _OPERATORS[rule.comparison]

@@ -25,9 +25,9 @@ from trainer.launching.distributed import World, gather_on_main
 from trainer.model.architecture import Detections
 
 _OVERLAP = 0.5
-_MIN_SIDE = 0.01  # pixels of the image; a detection in the padding is clipped to a line
-_CUT = 0.01  # a side this near to a border of the tile is cut by it; relative to the tile
-Found = tuple[Predictions, np.ndarray]  # detections [N], and the windows [N, 4] of their pictures
+_MIN_SIDE = 0.01  # pixels of the image; detections in the padding are clipped to a line
+_CUT_MARGIN = 0.01  # a side this near to a tile border counts as cut; relative to the tile
+PredictionsAndWindows = tuple[Predictions, np.ndarray]  # detections [N] and their windows [N, 4]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def predict_split(
     """Detect objects in all images of a split; the processes of `world` share them, see `predict_share`.
 
     Returns:
-        On rank 0 all predictions, on other ranks those of the rank's images.
+        All predictions on rank 0; on other ranks, the predictions of the rank's images.
     """
     share = predict_share(predict, dataset, config, world, task=task, tile=tile)
     gathered = gather_on_main(share, world)
@@ -79,9 +79,9 @@ def predict_share(
 ) -> Predictions:
     """Detect objects in the images of this process, without communication.
 
-    `predict` is that of a detector or ScoredModel on the world's device, `reentrant` says whether several
-    threads may call it at once. `task` is the name in the progress display. `tile` is the side of the tiles
-    that images are detected in, 0 for whole images, and their overlap.
+    `predict` is the method of a detector or ScoredModel on the world's device; `reentrant` says whether
+    several threads may call it at once. `task` is the name in the progress display. `tile` is the side and
+    overlap of the tiles into which images are split; side 0 stands for whole images.
 
     Returns:
         Predictions by image id, with boxes in pixels of the stored image.
@@ -99,8 +99,8 @@ def predict_share(
     )
     sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
 
-    def detect(batch: Batch) -> tuple[int, Found]:
-        # The context holds for the thread that enters it.
+    def detect(batch: Batch) -> tuple[int, PredictionsAndWindows]:
+        # This context only applies to the thread that enters it.
         try:
             with torch.inference_mode():
                 detections = predict(batch.images)
@@ -110,20 +110,20 @@ def predict_share(
         found = to_image_boxes(detections, batch.image_ids, batch.scales, sizes, batch.windows)
         return len(batch.image_ids), found
 
-    collected: list[Found] = []
+    collected: list[PredictionsAndWindows] = []
     with log.progress(task, loader.pictures * world.size, "images", shown=world.is_main) as bar:
-        for count, found in _in_parallel(detect, loader, lanes):
+        for count, found in _detect_in_parallel(detect, loader, lanes):
             collected.append(found)
             bar.update(min(count * world.size, loader.pictures * world.size - bar.done))
     return join_detections(collected, sizes, tile)
 
 
 def join_detections(
-    parts: Sequence[Found], sizes: Mapping[int, np.ndarray], tile: tuple[int, float]
+    parts: Sequence[PredictionsAndWindows], sizes: Mapping[int, np.ndarray], tile: tuple[int, float]
 ) -> Predictions:
-    """Join the detections in pictures, by image id; those of one object in several tiles are merged.
+    """Join detections by image id, and merge detections of one object in several tiles.
 
-    `sizes` are width and height of each image by id; for `tile` see `predict_split`.
+    `sizes` are width and height of each image by id; for `tile` see `predict_share`.
     """
     found, windows = zip((Predictions.from_coco([]), np.zeros((0, 4), np.int64)), *parts, strict=True)
     joined = Predictions.join(found)
@@ -133,14 +133,14 @@ def join_detections(
     return merge_tiles(joined, np.concatenate(windows)[order], sizes)
 
 
-def _in_parallel(
-    detect: Callable[[Batch], tuple[int, Found]], batches: Iterable[Batch], lanes: int
-) -> Iterator[tuple[int, Found]]:
+def _detect_in_parallel(
+    detect: Callable[[Batch], tuple[int, PredictionsAndWindows]], batches: Iterable[Batch], lanes: int
+) -> Iterator[tuple[int, PredictionsAndWindows]]:
     if lanes == 1:
         yield from map(detect, batches)
         return
     threads = torch.get_num_threads()
-    pending: deque[Future[tuple[int, Found]]] = deque()
+    pending: deque[Future[tuple[int, PredictionsAndWindows]]] = deque()
     pool = ThreadPoolExecutor(
         lanes, thread_name_prefix="detect", initializer=torch.set_num_threads, initargs=(threads // lanes,)
     )
@@ -153,7 +153,7 @@ def _in_parallel(
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-        # set_num_threads in a thread also changes the default of threads that start later.
+        # set_num_threads also changes the default of threads that start later.
         torch.set_num_threads(threads)
 
 
@@ -163,12 +163,12 @@ def to_image_boxes(
     scales: Sequence[Scales],
     sizes: Mapping[int, np.ndarray],
     windows: Sequence[Window] = (),
-) -> Found:
-    """Convert a batch of detections from pixels of the network's square to those of the stored images.
+) -> PredictionsAndWindows:
+    """Convert a batch of detections from pixels of the network's square to pixels of the stored images.
 
-    Boxes are clipped to their image; those without area in it are left out. `scales` are the `View.scales` of
-    the images, `sizes` width and height by id, `windows` the part of its image that each square shows, if not
-    all.
+    Boxes are clipped to their image, and dropped if no area remains. `scales` are the `View.scales` of the
+    images, `sizes` their width and height by id, and `windows` the part of the image that each square shows,
+    unless it shows all of it.
     """
     boxes, scores, labels, num = (part.cpu().numpy() for part in detections)
     rows = np.repeat(np.arange(len(image_ids)), num)
@@ -192,16 +192,16 @@ def to_image_boxes(
 def merge_tiles(
     predictions: Predictions, windows: np.ndarray, sizes: Mapping[int, np.ndarray]
 ) -> Predictions:
-    """Return predictions with one detection of each object, of those of neighboring tiles.
+    """Merge detections of the same object in neighboring tiles.
 
-    In the region that two tiles share, the same object looks the same to both. So two detections of a class
-    are of one object if the parts of their boxes in that region overlap by at least half (IoU): whole
-    objects, and objects that the border of one tile, or of both, cuts. The box is that of a detection that no
-    border cuts; if there is none, it is extended over all of them. The score is the highest. Detections of
-    one tile are never merged with each other.
+    Two tiles show the same pixels in the region that they share. So two detections of a class belong to one
+    object if the parts of their boxes in that region overlap by at least half (IoU), whether or not a tile
+    border cuts the object. The merged box is that of a detection that no border cuts; if there is none, it
+    encloses all of them. The score is the highest one. Detections of one tile are never merged with each
+    other.
 
-    `windows` [N, 4] are left, top, width and height of the tile that each comes from, in pixels of the image;
-    `sizes` are width and height of each image by id. The order of what is left is kept.
+    `windows` [N, 4] are left, top, width and height of each detection's tile, in pixels of the image; `sizes`
+    are width and height of each image by id. The remaining detections keep their order.
     """
     boxes = np.concatenate([predictions.boxes[:, :2], predictions.boxes[:, :2] + predictions.boxes[:, 2:]], 1)
     tiles = np.concatenate([windows[:, :2], windows[:, :2] + windows[:, 2:]], axis=1).astype(np.float64)
@@ -219,8 +219,8 @@ def merge_tiles(
 
 
 def _is_cut(boxes: np.ndarray, tiles: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Whether each box [N, 4] ends at a border of its tile that is not a border of the image."""
-    near = _CUT * (tiles[:, 2:] - tiles[:, :2])
+    """Return whether each box [N, 4] touches a border of its tile that is not a border of the image."""
+    near = _CUT_MARGIN * (tiles[:, 2:] - tiles[:, :2])
     low = (boxes[:, :2] <= tiles[:, :2] + near) & (tiles[:, :2] > 0)
     high = (boxes[:, 2:] >= tiles[:, 2:] - near) & (tiles[:, 2:] < size)
     return np.asarray((low | high).any(axis=1))
@@ -229,13 +229,13 @@ def _is_cut(boxes: np.ndarray, tiles: np.ndarray, size: np.ndarray) -> np.ndarra
 def _merge(
     boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, tiles: np.ndarray, cut: np.ndarray
 ) -> np.ndarray:
-    """Merge the detections of one image in place; returns which ones are left, bool [N]."""
+    """Merge the detections of one image in place; return which of them remain, bool [N]."""
     names, tile = np.unique(tiles, axis=0, return_inverse=True)
-    pairs = _pairs(boxes, labels, names, tile.reshape(-1))
+    pairs = _find_partners(boxes, labels, names, tile.reshape(-1))
     kept = np.ones(len(boxes), bool)
     leader: dict[int, int] = {}
     tiles_of: dict[int, set[int]] = {}
-    # Whole objects first, then by score; only those that have a partner.
+    # Uncut boxes first, then by score; only boxes with a partner.
     for row in sorted(pairs, key=lambda row: (cut[row], -scores[row], row)):
         number = int(tile[row])
         leaders = (leader[other] for _, other in sorted(pairs[row], reverse=True) if other in leader)
@@ -251,10 +251,10 @@ def _merge(
     return kept
 
 
-def _pairs(
+def _find_partners(
     boxes: np.ndarray, labels: np.ndarray, tiles: np.ndarray, tile: np.ndarray
 ) -> dict[int, list[tuple[float, int]]]:
-    """The overlap and row of each partner of a row, in the regions that two tiles share."""
+    """Return the overlap and row of each partner of a row in another tile."""
     pairs: dict[int, list[tuple[float, int]]] = defaultdict(list)
     rows_of = [np.flatnonzero(tile == number) for number in range(len(tiles))]
     for one, rows in enumerate(rows_of):
@@ -264,7 +264,7 @@ def _pairs(
             if not (high > low).all():
                 continue
             region = np.concatenate([low, high])
-            first, second = (_inside(boxes, part, region) for part in (rows, rows_of[other]))
+            first, second = (_select_overlapping(boxes, part, region) for part in (rows, rows_of[other]))
             parts = (torch.from_numpy(_clip(boxes[part], region)) for part in (first, second))
             overlap = box_iou(*parts).numpy()
             same = labels[first][:, None] == labels[second]
@@ -278,6 +278,6 @@ def _clip(boxes: np.ndarray, region: np.ndarray) -> np.ndarray:
     return np.asarray(np.clip(boxes, np.tile(region[:2], 2), np.tile(region[2:], 2)))
 
 
-def _inside(boxes: np.ndarray, rows: np.ndarray, region: np.ndarray) -> np.ndarray:
+def _select_overlapping(boxes: np.ndarray, rows: np.ndarray, region: np.ndarray) -> np.ndarray:
     clipped = _clip(boxes[rows], region)
     return np.asarray(rows[((clipped[:, 2:] - clipped[:, :2]) > 0).all(axis=1)])

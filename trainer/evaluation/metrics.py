@@ -1,4 +1,4 @@
-"""Names and meanings of the metrics, and their change between two models; imports nothing heavy."""
+"""Names and meanings of the metrics, and their change between two models. Imports only light modules."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
@@ -48,7 +48,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Compared:
+class BaselineComparison:
     """The comparison of a model with a baseline."""
 
     name: str  # the baseline's name
@@ -59,7 +59,7 @@ class Compared:
     model: str = ""  # URI of the baseline
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Compared":
+    def from_json(cls, record: Mapping[str, Any]) -> "BaselineComparison":
         """Read `comparison` of metrics.json."""
         changes = {name: Change(*values) for name, values in record["changes"].items()}
         return cls(
@@ -78,6 +78,6 @@ class Compared:
 
 
 def count_verdicts(changes: Mapping[str, Change]) -> str:
-    """Count the classes by verdict: `2 better, 0 worse, 5 not sure, 1 too few to tell`."""
+    """Format the number of classes by verdict: `2 better, 0 worse, 5 not sure, 1 too few to tell`."""
     found = [change.verdict for name, change in changes.items() if name.startswith("AP[")]
     return ", ".join(f"{found.count(verdict)} {verdict}" for verdict in VERDICTS)

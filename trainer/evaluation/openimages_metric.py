@@ -1,8 +1,8 @@
 """Average precision of the Open Images Challenge, at IoU 0.5.
 
-Differences of its protocol (https://storage.googleapis.com/openimages/web/evaluation.html) from COCO's: a
-prediction can match only the object it overlaps most; all predictions in a group (at least half of their
-area) count as one; objects also count for the ancestors of their class; predictions of classes that were not
+Its protocol (https://storage.googleapis.com/openimages/web/evaluation.html) differs from COCO's: a prediction
+can only match the object that it overlaps most; all predictions with at least half of their area in a group
+count as one; objects also count for the ancestors of their class; predictions of classes that were not
 verified in the image are ignored; the area under the curve is exact, as in VOC 2010.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from trainer.evaluation.box_matching import overlaps
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
-IOU = 0.5  # overlap that makes a prediction right; with a group, the share of its area inside
+IOU = 0.5  # least overlap of a match; for a group, the least share of the prediction's area inside
 
 
 def evaluate(
@@ -30,7 +30,7 @@ def evaluate(
 
     Args:
         truth: checked ground truth; crowds are the groups.
-        predictions: checked predictions, one for each class that it counts for.
+        predictions: checked predictions, repeated for each class that they count for.
         verified: [V, 2] image id and label of each image-level label; None counts all predictions.
         ancestors: ids of the classes above each class.
         group_weight: weight of a group relative to an object, above 0; 1 in the Challenge.
@@ -40,7 +40,7 @@ def evaluate(
         rows = np.flatnonzero(truth.labels == label)
         parts += [np.stack([rows, np.full(len(rows), parent)], axis=1) for parent in above if parent in known]
     copies = np.concatenate(parts)
-    # In the order of the objects: of equal overlaps the first one counts.
+    # In the order of the objects: among equal overlaps, the first one counts.
     copies = copies[np.argsort(copies[:, 0], kind="stable")]
     every = np.concatenate([np.arange(len(truth.labels)), copies[:, 0]])
     truth = replace(truth.take(every), labels=np.concatenate([truth.labels, copies[:, 1]]))
@@ -50,26 +50,30 @@ def evaluate(
         verifiable = pairs[:, 0] * top + pairs[:, 1]
         predictions = predictions.take(np.isin(predictions.image_ids * top + predictions.labels, verifiable))
     order = np.argsort(-predictions.scores, kind="stable")
-    best, overlap = _best(truth, predictions, ~truth.crowd)
+    best, overlap = _match_best_objects(truth, predictions, ~truth.crowd)
     near = order[overlap[order] >= IOU]
     right = np.zeros(len(predictions), bool)
-    # Of the predictions with the same best object, the one with the highest score is right.
+    # Among predictions with the same best object, the one with the highest score matches.
     right[near[np.unique(best[near], return_index=True)[1]]] = True
-    group, share = _best(truth, predictions, truth.crowd)
-    return _summary(truth, predictions, right, np.where(~right & (share >= IOU), group, -1), group_weight)
+    group, share = _match_best_objects(truth, predictions, truth.crowd)
+    return _average_precision(
+        truth, predictions, right, np.where(~right & (share >= IOU), group, -1), group_weight
+    )
 
 
-def _best(truth: Truth, predictions: Predictions, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _match_best_objects(
+    truth: Truth, predictions: Predictions, mask: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     objects = np.flatnonzero(mask)
     prediction_rows, truth_rows, overlap = overlaps(truth, predictions, objects)
     best, largest = np.full(len(predictions), -1), np.full(len(predictions), -1.0)
-    # Last writer wins: the largest overlap comes last, among equals the first object.
+    # The last write wins, so the largest overlap comes last; among equals, the first object does.
     order = np.lexsort((-truth_rows, overlap))
     best[prediction_rows[order]], largest[prediction_rows[order]] = truth_rows[order], overlap[order]
     return best, largest
 
 
-def _summary(
+def _average_precision(
     truth: Truth, predictions: Predictions, right: np.ndarray, group: np.ndarray, weight: float
 ) -> tuple[float, dict[str, float]]:
     rows, starts = _by_label(predictions.labels, truth.category_ids)

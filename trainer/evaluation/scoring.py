@@ -9,7 +9,7 @@ import numpy as np
 from trainer.evaluation import bootstrap, coco, engines, openimages_metric
 from trainer.evaluation.box_matching import BoxMatches, match
 from trainer.evaluation.coco import CocoResult
-from trainer.evaluation.metrics import OPEN_IMAGES, Compared
+from trainer.evaluation.metrics import OPEN_IMAGES, BaselineComparison
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
 
 SHOWN_SCORE = 0.3
@@ -26,13 +26,13 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Confusion matrix [C, C]: rows are true classes, columns predicted ones, `background` is last."""
+    """Confusion matrix [C, C]: rows are true classes, columns predicted classes; `background` is last."""
 
     names: list[str]
     counts: np.ndarray
 
     def largest(self, top: int = 20) -> "Confusion":
-        """Return the matrix of the `top` classes with the most objects, with the rest as one, `other`."""
+        """Return the matrix of the `top` most frequent classes; `other` combines the rest."""
         classes = len(self.names) - 1
         by_size = np.argsort(-self.counts[:classes].sum(axis=1), kind="stable")
         named = by_size if classes <= top + 1 else by_size[:top]
@@ -67,7 +67,7 @@ class Scores:
 
 
 def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
-    """Score predictions; raises as `coco.evaluate`. `dataset` is the truth in COCO's format."""
+    """Score predictions; raise the errors of `coco.evaluate`. `dataset` is the truth in COCO's format."""
     result = coco.evaluate(truth, predictions, engine=engine)
     confusion = None
     if engine == "hotcoco":
@@ -81,7 +81,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     matches = match(truth, predictions, coco.IOU_THRESHOLDS)
     points = {}
     for place, name in enumerate(truth.names):
-        if not (objects := len(matches.objects(place))):
+        if not (objects := len(matches.image_of_each_object(place))):
             continue
         rows = matches.class_rows(place)
         counted = ~matches.ignored[rows, 0]
@@ -89,7 +89,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
         right = np.r_[0, np.cumsum(matches.right[rows, 0][counted])]
         f1 = 2 * right / (np.arange(len(right)) + objects)
         if len(scores):
-            # Equal scores are above a threshold together: the last of them counts.
+            # Equal scores pass a threshold together, so only the last of them counts.
             last = np.flatnonzero(np.r_[scores[1:] != scores[:-1], True])
             best = last[np.argmax(f1[1:][last])]
             points[name] = OperatingPoint(float(scores[best]), float(f1[1:][best]))
@@ -98,10 +98,10 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
 
 def compare(
     name: str, model: str, base: Predictions, truth: Truth, scores: Scores, *, samples: int
-) -> Compared:
-    """Compare with a baseline's predictions of the same images."""
+) -> BaselineComparison:
+    """Compare a model with a baseline's predictions for the same images."""
     check(truth, base, "the baseline's detections")
     before = match(truth, base, coco.IOU_THRESHOLDS)
     changes = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
     obstacle = "" if changes else f"it cannot be compared with the baseline {name}: no class has objects"
-    return Compared(name, changes, samples, obstacle, model)
+    return BaselineComparison(name, changes, samples, obstacle, model)

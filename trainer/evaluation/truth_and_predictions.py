@@ -69,7 +69,7 @@ class Predictions:
     def read(cls, uri: str, digest: str = "") -> tuple["Predictions", dict[str, str]]:
         """Read the predictions and metadata that `write` wrote.
 
-        Predictions with another `digest`, if it is not empty, are an EvaluationError.
+        Raise EvaluationError if `digest` is given and does not match.
         """
         data = storage.read_bytes(uri)
         try:
@@ -89,7 +89,7 @@ class Predictions:
             raise EvaluationError(f"{uri} is damaged: checksum mismatch", fix=_EVALUATE_FIX)
         if digest not in ("", found):
             raise EvaluationError(
-                f"{uri} has other predictions than those that its evaluation scored: the file was replaced",
+                f"{uri} was replaced: its predictions differ from those that its evaluation scored",
                 fix=_EVALUATE_FIX,
             )
         return predictions, metadata
@@ -117,7 +117,7 @@ class Truth:
     labels: np.ndarray
     boxes: np.ndarray
     areas: np.ndarray  # [M] float64, square pixels
-    crowd: np.ndarray  # [M] bool: a group of objects; detections in it are neither right nor wrong
+    crowd: np.ndarray  # [M] bool: a group of objects; unmatched detections in it are ignored
 
     @classmethod
     def from_coco(cls, dataset: Mapping[str, Any]) -> "Truth":
@@ -150,7 +150,7 @@ class Truth:
 
     @property
     def all_image_ids(self) -> np.ndarray:
-        """[I] int64, ascending: also of images without a box."""
+        """[I] int64, ascending, including images without a box."""
         return np.sort(np.array([image["id"] for image in self.images], np.int64))
 
 
@@ -165,7 +165,7 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray
 def check(truth: Truth, items: Truth | Predictions, source: str) -> None:
     """Check that the boxes of `items` are finite, in a known image, and of a known category.
 
-    Also that the areas of a truth, or the scores of predictions, are finite.
+    Also check that the areas of a truth, or the scores of predictions, are finite.
     """
     boxes = items.boxes
     finite = np.isfinite(boxes).all(axis=1)
@@ -187,14 +187,14 @@ def check(truth: Truth, items: Truth | Predictions, source: str) -> None:
             lines.append(f"  {len(rows)} with {problem}: {examples}")
     if lines:
         raise EvaluationError(
-            f"{source} ({len(boxes)} in all) cannot be scored:\n" + "\n".join(lines),
+            f"{source} ({len(boxes)} in total) cannot be scored:\n" + "\n".join(lines),
             fix="score detections against the ground truth of the same split and classes; boxes are "
             "[x, y, width, height] in pixels",
         )
 
 
 def name_difference(first: Sequence[str], second: Sequence[str], first_owner: str, second_owner: str) -> str:
-    """Describe the difference of two lists of class names; "" if they are equal and in the same order.
+    """Describe the difference between two lists of class names; return "" if the lists are equal.
 
     The owners of the names are, for example, "the data" and "the model".
     """

@@ -1,1 +1,1 @@
-"""Complete evaluations, of a model on shards and of files of detections: scores, gate and report."""
+"""Complete evaluations of models on shards: predictions, scores, gate and report."""

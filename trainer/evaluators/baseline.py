@@ -1,4 +1,4 @@
-"""The model that a model is compared with."""
+"""Finds the baseline, the model that a new model is compared with."""
 
 from dataclasses import dataclass, replace
 
@@ -28,7 +28,7 @@ class EvaluationSummary:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model and its evaluation, if any."""
+    """A model to compare with, and its evaluation, if any."""
 
     name: str
     model: str  # URI of a checkpoint or exported model; may be empty
@@ -60,16 +60,16 @@ def _current_model(config: Config, shards_uri: str, data_root: str) -> Baseline 
     record = published.current(data_root, name)
     if record is None:
         return None
-    # By name: the data root may be mounted at another path.
+    # Shards are compared by name, because the data root may be mounted at another path.
     bundle = storage.join(published.folder(data_root, name), record.version)
-    # Weights rather than ONNX, so that a GPU can run it.
+    # Prefer weights to ONNX, so that a GPU can run the model.
     model = record.checkpoint if storage.exists(record.checkpoint) else storage.join(bundle, WEIGHTS)
     summary = find_summary(record.evaluation) if record.evaluation else None
     return Baseline(f"{name} {record.version}", model, summary)
 
 
 def find_summary(uri: str) -> EvaluationSummary | None:
-    """Return the summary of an evaluation or of a run's evaluation; None for other folders."""
+    """Return the summary of an evaluation, or of a run's evaluation; None for other folders."""
     candidates = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
     file = next((candidate for candidate in candidates if storage.exists(candidate)), None)
     if file is None:

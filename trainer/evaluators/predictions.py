@@ -1,11 +1,11 @@
-"""Predictions of the images of a split, made by the processes of the training or when a model is scored.
+"""Creates, stores and reads predictions for a split.
 
-A training has GPUs and the step `evaluate` has none, so the training predicts the split to be scored with its
-best weights before it ends, and with those of the baseline. Predictions are stored with what they depend on,
-and `evaluate` uses them if that is the same.
+Training has GPUs, but the step `evaluate` has none. So before training ends, its processes predict the scored
+split with the best weights and with the baseline. Predictions are stored with a description of their inputs,
+and `evaluate` uses them if its inputs match.
 
-<run>/train/predictions.parquet            of best.pt
-<run>/train/baseline_predictions.parquet   of the baseline, unless its own evaluation has them
+<run>/train/predictions.parquet            predictions of best.pt
+<run>/train/baseline_predictions.parquet   predictions of the baseline, unless its evaluation has them
 """
 
 import gc
@@ -39,7 +39,7 @@ _MAX_ATTEMPTS = 3
 
 
 def open_split(shards_uri: str, only: str) -> ShardDataset:
-    """Return the split to be scored: `only`, or if that is empty the test split, else that for validation."""
+    """Open the split to be scored: `only`, or if that is empty, the test split, else the validation split."""
     try:
         sizes = read_index(shards_uri).samples
     except MissingError:
@@ -60,7 +60,7 @@ def open_split(shards_uri: str, only: str) -> ShardDataset:
 
 
 def load_model(uri: str, dataset: ShardDataset, world: World) -> ScoredModel:
-    """Load a model, see `loading.load`; raise EvaluationError if its classes are not those of the data."""
+    """Load a model, see `loading.load`; raise EvaluationError if its classes differ from the data's."""
     model = loading.load(uri, world.device)
     names = [category["name"] for category in model.categories]
     if difference := name_difference(dataset.index.names, names, "the data", "the model"):
@@ -71,8 +71,8 @@ def load_model(uri: str, dataset: ShardDataset, world: World) -> ScoredModel:
     return model
 
 
-def identity(model: ScoredModel, dataset: ShardDataset, config: Config) -> dict[str, str]:
-    """Return what predictions depend on."""
+def describe_inputs(model: ScoredModel, dataset: ShardDataset, config: Config) -> dict[str, str]:
+    """Return the inputs that predictions depend on."""
     tile, overlap = tile_settings(model.config, config.evaluation.tile)
     return {
         "fingerprint": dataset.fingerprint,
@@ -84,7 +84,7 @@ def identity(model: ScoredModel, dataset: ShardDataset, config: Config) -> dict[
 
 
 def read_matching(uri: str, expected: dict[str, str]) -> Predictions | None:
-    """Return stored predictions; None if they are missing, damaged, or depend on something else."""
+    """Return stored predictions; None if they are missing, damaged, or of different inputs."""
     if not storage.exists(uri):
         return None
     try:
@@ -92,39 +92,41 @@ def read_matching(uri: str, expected: dict[str, str]) -> Predictions | None:
     except EvaluationError as error:
         _LOG.warning(error.message)
         return None
-    # A checkpoint of another program has no hash.
+    # Checkpoints of other programs have no hash.
     if not expected["sha256"] or any(stored.get(name, "") != value for name, value in expected.items()):
         return None
     _LOG.info("using the predictions of these images in %s", uri)
     return predictions
 
 
-def predict_own(model: ScoredModel, dataset: ShardDataset, config: Config, world: World) -> Predictions:
-    """Return the predictions of this process's share of the images."""
+def predict_rank_share(
+    model: ScoredModel, dataset: ShardDataset, config: Config, world: World
+) -> Predictions:
+    """Predict this process's share of the images."""
     size, resize, fill = model.square
     changed = replace(config, loader=replace(config.loader, image_size=size, resize=resize, fill=fill))
     tile = tile_settings(model.config, config.evaluation.tile)
     return predict_share(model.predict, dataset, changed, world, reentrant=model.reentrant, tile=tile)
 
 
-def obtain(
+def load_or_predict(
     model: ScoredModel, dataset: ShardDataset, config: Config, world: World, uris: list[str]
 ) -> Predictions | None:
-    """Return the predictions of a model on rank 0, None elsewhere: stored at one of `uris`, or made now."""
+    """Read a model's predictions from one of `uris`, or predict now; return None except on rank 0."""
     found = None
     if world.is_main:
-        expected = identity(model, dataset, config)
+        expected = describe_inputs(model, dataset, config)
         found = next(filter(None, (read_matching(uri, expected) for uri in uris)), None)
     if broadcast(found is not None, world):
         return found
     where = "the CPU" if world.device.type == "cpu" else f"{world.size} GPUs"
     _LOG.info("predicting %d images on %s; progress shows the time left", len(dataset), where)
-    shares = gather_on_main(predict_own(model, dataset, config, world), world)
+    shares = gather_on_main(predict_rank_share(model, dataset, config, world), world)
     return Predictions.join(shares) if world.is_main else None
 
 
 def read_baseline(baseline: Baseline, dataset: ShardDataset) -> Predictions | None:
-    """Return the predictions of these images in the baseline's evaluation; None if it has none."""
+    """Return the predictions for these images from the baseline's evaluation; None if it has none."""
     earlier, images = baseline.summary, (dataset.fingerprint, dataset.split)
     if earlier and (earlier.fingerprint, earlier.split) == images and storage.exists(earlier.predictions):
         try:
@@ -137,9 +139,9 @@ def read_baseline(baseline: Baseline, dataset: ShardDataset) -> Predictions | No
 def predict_after_training(checkpoint: str, shards_uri: str, config: Config, data_root: str) -> None:
     """Predict the split to be scored with best.pt and the baseline, on all ranks, and store the predictions.
 
-    The training is complete: a failure is logged, and `evaluate` then predicts itself.
+    Because training is complete, a failure is only logged; `evaluate` then predicts the split itself.
     """
-    gc.collect()  # The state of the training may fill the GPU.
+    gc.collect()  # The training state may fill the GPU.
     torch.cuda.empty_cache()
     folder = storage.parent(checkpoint)
 
@@ -155,7 +157,7 @@ def predict_after_training(checkpoint: str, shards_uri: str, config: Config, dat
 
     with process_group() as world:
         try:
-            dataset, models = _on_all(find_models, world)
+            dataset, models = _run_on_all_ranks(find_models, world)
             for uri, name in models.items():
                 _store_predictions(uri, storage.join(folder, name), dataset, config, world)
             if world.is_main:
@@ -163,36 +165,36 @@ def predict_after_training(checkpoint: str, shards_uri: str, config: Config, dat
         except KubedetError as error:
             if world.is_main:
                 _LOG.warning("the step evaluate predicts itself: %s", error.message)
-        broadcast(None, world)  # A job of several pods ends with the first.
+        broadcast(None, world)  # A job of several pods ends when the first pod exits.
 
 
 def _store_predictions(model_uri: str, uri: str, dataset: ShardDataset, config: Config, world: World) -> None:
-    """Predict a split with a model on all ranks, unless `uri` has these predictions."""
+    """Predict a split on all ranks and store the result, unless `uri` has these predictions."""
 
     def load() -> tuple[ScoredModel, dict[str, str], bool]:
         model = load_model(model_uri, dataset, world)
-        expected = identity(model, dataset, config)
+        expected = describe_inputs(model, dataset, config)
         is_stored = world.is_main and read_matching(uri, expected) is not None
         return model, expected, is_stored
 
-    model, expected, is_stored = _on_all(load, world)
-    # ONNX runs on the CPU, for which the GPUs would wait.
+    model, expected, is_stored = _run_on_all_ranks(load, world)
+    # ONNX is skipped: it runs on the CPU while the GPUs would wait.
     if broadcast(is_stored, world) or model.kind not in ("checkpoint", "weights"):
         return
-    share = _on_all(lambda: predict_own(model, dataset, config, world), world)
+    share = _run_on_all_ranks(lambda: predict_rank_share(model, dataset, config, world), world)
     shares = gather_on_main(share, world)
     if world.is_main:
         Predictions.join(shares).write(uri, expected)
         _LOG.info("stored the predictions of %d images for the evaluation: %s", len(dataset), uri)
 
 
-def _on_all(function: Callable[[], T], world: World) -> T:
-    """Return the result of a function, which does not communicate; a failure on one rank is one on all."""
+def _run_on_all_ranks(function: Callable[[], T], world: World) -> T:
+    """Call a function that does not communicate; if it fails on one rank, raise an error on all ranks."""
     results: list[T] = []
     problem = ""
     try:
         results.append(function())
-    except Exception as error:  # Of whatever kind: the training is complete.
+    except Exception as error:  # Any failure is tolerated, because training is complete.
         problem = error.message if isinstance(error, KubedetError) else f"{type(error).__name__}: {error}"
     if problems := [text for text in gather(problem, world) if text]:
         raise EvaluationError(problems[0])
@@ -200,7 +202,7 @@ def _on_all(function: Callable[[], T], world: World) -> T:
 
 
 def _count_attempt(folder: str) -> None:
-    """Count an attempt to predict; raise EvaluationError after too many that did not end."""
+    """Count an attempt to predict; raise EvaluationError after too many unfinished attempts."""
     uri = storage.join(folder, _ATTEMPTS)
     attempts = storage.read_json(uri)["attempts"] if storage.exists(uri) else 0
     if attempts == _MAX_ATTEMPTS:

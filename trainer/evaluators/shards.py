@@ -1,4 +1,4 @@
-"""Scores a model on a split: predictions, metrics, comparison with a baseline, the gate, the report."""
+"""Evaluates a model on a split: predictions, metrics, comparison with a baseline, gate and report."""
 
 import logging
 import platform
@@ -13,7 +13,7 @@ from trainer.config.schema import Config
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import engines, gate, scoring
 from trainer.evaluation.gate import Evidence
-from trainer.evaluation.metrics import SUMMARY, Compared
+from trainer.evaluation.metrics import SUMMARY, BaselineComparison
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.evaluators import predictions
 from trainer.evaluators.baseline import NO_BASELINE, Baseline, find_baseline
@@ -42,18 +42,18 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a model; the processes that torchrun started share the images.
 
-    Mistakes of the user are errors before any prediction.
+    User errors are raised before any prediction.
 
     Args:
         model_uri: best.pt of a run, next to metrics.jsonl for the curves, or see `loading.load`.
         shards_uri: folder that the shard step wrote.
-        output_uri: folder for metrics.json, the predictions, and what `write_results` writes.
+        output_uri: folder for the files of `write_results`.
         config: the evaluation section, workers of the loader, and the model's name.
-        data_root: its current model is the baseline if the configuration names none; empty has no models.
-        rules: rules of the gate; None takes the configuration's.
+        data_root: its current model is the default baseline; "" has no models.
+        rules: rules of the gate; None uses the configuration's.
 
     Returns:
-        On rank 0 the content of metrics.json, elsewhere {}.
+        The content of metrics.json on rank 0, and {} on other ranks.
     """
     rules = list(config.evaluation.gate if rules is None else rules)
     gate.check(rules)
@@ -67,13 +67,13 @@ def evaluate(
         if world.is_main:
             check_writable(output_uri)
             storage.remove_stale(output_uri)
-        # Problems of the baseline are reported before the model's hours of work.
+        # Report problems of the baseline before hours of prediction.
         baseline = find_baseline(config, shards_uri, data_root)
         training = storage.parent(model.uri)
         base, obstacle = _baseline_predictions(baseline, training, dataset, config, world)
         predictions_uri = storage.join(storage.absolute(output_uri), predictions.PREDICTIONS)
         known = [predictions_uri, storage.join(training, predictions.PREDICTIONS)]
-        predicted = predictions.obtain(model, dataset, config, world, known)
+        predicted = predictions.load_or_predict(model, dataset, config, world, known)
         if predicted is None:
             return {}
         truth_json, index = dataset.annotations(), dataset.index
@@ -82,7 +82,7 @@ def evaluate(
         summary = {
             "images": len(dataset),
             **scores.to_json(),
-            **predictions.identity(model, dataset, config),
+            **predictions.describe_inputs(model, dataset, config),
             "checkpoint": storage.absolute(model.uri),
             "step": model.step,
             "shards": storage.absolute(dataset.uri),
@@ -93,7 +93,9 @@ def evaluate(
         if baseline and base is not None:
             compared = scoring.compare(baseline.name, baseline.model, base, truth, scores, samples=samples)
         elif baseline:
-            compared = Compared(baseline.name, samples=samples, obstacle=obstacle, model=baseline.model)
+            compared = BaselineComparison(
+                baseline.name, samples=samples, obstacle=obstacle, model=baseline.model
+            )
         rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
         pictures = gallery.worst_images(
             truth, predicted, scores.matches, lambda image_id: dataset.read(rows[image_id])[0]
@@ -125,7 +127,7 @@ def _baseline_predictions(
 ) -> tuple[Predictions | None, str]:
     """Return the baseline's predictions on rank 0, or the reason why it cannot be compared.
 
-    `training` is the folder of the training, which may have predicted with the baseline.
+    `training` is the folder of the training run, which may contain predictions of the baseline.
     """
     if baseline is None:
         return None, ""
@@ -138,7 +140,7 @@ def _baseline_predictions(
         return None, f"it cannot be compared with the baseline {baseline.name}: {error.message}"
     _LOG.info("the baseline %s has no evaluation on these images", baseline.name)
     known = storage.join(training, predictions.BASELINE_PREDICTIONS)
-    return predictions.obtain(model, dataset, config, world, [known]), ""
+    return predictions.load_or_predict(model, dataset, config, world, [known]), ""
 
 
 def write_results(
@@ -148,8 +150,8 @@ def write_results(
     summary: dict[str, Any],
     rules: Sequence[str],
 ) -> None:
-    """Apply the gate; write predictions, table.txt, the reports, gate.json and, last, metrics.json."""
-    # First: that of another model would describe the new predictions if this process were killed.
+    """Apply the gate; write predictions, table.txt, the reports, gate.json, and finally metrics.json."""
+    # Delete the old summary first: if this process were killed, it would describe the new predictions.
     storage.delete(storage.join(output_uri, SUMMARY))
     summary["predictions_sha256"] = predicted.digest()
     summary["comparison"] = report.compared.to_json() if report.compared else None
@@ -159,7 +161,7 @@ def write_results(
     predicted.write(summary["predictions"], origin)
     evaluation_page.write_report(replace(report, verdict=verdict), output_uri)
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
-    # Last: its existence means that all other files are there.
+    # Written last: its existence means that all other files exist.
     storage.write_json(storage.join(output_uri, SUMMARY), summary)
 
 

@@ -18,7 +18,7 @@ import torch
 from trainer import storage
 from trainer.base.errors import ExportError
 from trainer.data.shard_folder import ShardIndex
-from trainer.evaluation.coco import number
+from trainer.evaluation.coco import format_metric
 from trainer.evaluation.metrics import METRICS, SUMMARY
 from trainer.export import bundle
 from trainer.export.formats import FORMATS
@@ -161,7 +161,10 @@ def model_card(metadata: Metadata) -> str:
         if scores:
             row = scores.get(item["name"], {})
             shown = [row.get(key) for key in ("AP", "AP50", "threshold")]
-            cells += [row.get("boxes", 0), *("-" if value is None else number(value) for value in shown)]
+            cells += [
+                row.get("boxes", 0),
+                *("-" if value is None else format_metric(value) for value in shown),
+            ]
         class_rows.append(cells)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -174,7 +177,7 @@ def model_card(metadata: Metadata) -> str:
         asdict(metadata),
         values={name: values[name] for name in METRICS if name in values},
         meanings=METRICS,
-        number=number,
+        number=format_metric,
         titles=titles,
         class_rows=class_rows,
         class_row=_row,

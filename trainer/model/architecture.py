@@ -1,4 +1,4 @@
-"""The interface of detectors: all that training, evaluation and export need of them.
+"""The detector interface that training, evaluation and export use.
 
 A detector is a subclass of `Architecture` with a line in `trainer/config/architectures.py`; no other module
 knows which one is in use. docs/detectors.md explains how to add one.
@@ -19,8 +19,8 @@ OUTPUTS = ("boxes", "scores", "labels", "num")
 RAW_OUTPUTS = ("boxes", "scores")
 """Names of the input and the outputs of exported graphs."""
 MEAN = (0.485, 0.456, 0.406)  # mean of the ImageNet images, RGB in 0..1 (torchvision's presets)
-STD = (0.229, 0.224, 0.225)  # standard deviation of the same
-ParameterGroups = list[dict[str, Any]]  # as an optimizer takes them
+STD = (0.229, 0.224, 0.225)  # standard deviation of the ImageNet images
+ParameterGroups = list[dict[str, Any]]  # the argument of an optimizer
 
 
 class Detections(NamedTuple):
@@ -33,9 +33,9 @@ class Detections(NamedTuple):
 
 
 class Graph(nn.Module):
-    """A detector with pre- and postprocessing, no shape of which depends on data.
+    """A detector with pre- and postprocessing; no shape depends on the data.
 
-    uint8 [B, 3, S, S] in; the tensors of `Detections` out, or `RAW_OUTPUTS` of a raw graph.
+    The input is uint8 [B, 3, S, S]; the outputs are the tensors of `Detections`, or `RAW_OUTPUTS`.
     """
 
     names: tuple[str, ...] = OUTPUTS  # names of the outputs
@@ -44,11 +44,11 @@ class Graph(nn.Module):
 
     @abstractmethod
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Outputs for a batch of uint8 squares."""
+        """Return the outputs for a batch of uint8 squares."""
 
 
 class UpstreamWeights(NamedTuple):
-    """Weights in the layout of the library that an architecture comes from."""
+    """Weights in the layout of the architecture's library."""
 
     state: dict[str, Tensor]  # tensors by name
     num_classes: int  # number of classes to build the library's model with
@@ -57,7 +57,7 @@ class UpstreamWeights(NamedTuple):
 
 
 class Architecture(nn.Module, ABC):
-    """A detector: uint8 squares in; losses in training, detections otherwise.
+    """A detector: takes uint8 squares; returns losses in training, and detections otherwise.
 
     Images are uint8 [B, 3, S, S]; boxes are [x1, y1, x2, y2] in pixels of that square; labels are
     contiguous from 0. The detector normalizes the images. `state_dict()` contains all state that training
@@ -67,8 +67,8 @@ class Architecture(nn.Module, ABC):
     config: ModelConfig  # options of the architecture
     loss_names: tuple[str, ...]
     """Names of the losses, in the order in which they are added; an instance may have its own."""
-    needs_part: ClassVar[bool] = False
-    """Whether `forward` takes an argument `part`, the batch's part in the step (`global_batch.Part`)."""
+    needs_batch_context: ClassVar[bool] = False
+    """Whether `forward` takes an argument `context` (`global_batch.BatchContext`)."""
     needs_global_matches: bool = False
     """Whether the losses depend on predictions for the whole global batch. A step of several passes then
     calls `match_targets` for each of its batches first, which costs a forward pass."""
@@ -87,7 +87,7 @@ class Architecture(nn.Module, ABC):
         labels: Tensor,
         color: Tensor | None = None,
     ) -> Mapping[str, Tensor]:
-        """Losses of a batch, called under the autocast of the network.
+        """Return the losses of a batch; called under the network's autocast.
 
         Args:
             images: uint8 [B, 3, S, S].
@@ -101,33 +101,33 @@ class Architecture(nn.Module, ABC):
         """
 
     def match_targets(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Any
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, context: Any
     ) -> tuple[Any, Tensor]:
-        """Return `part.matches` for `forward` of this batch, and a scalar to be summed over all batches.
+        """Return `context.matches` for `forward` of this batch, and a scalar to be summed over all batches.
 
-        Called without gradients, with the arguments of `forward`. Running statistics ignore it.
+        Called without gradients, with the arguments of `forward`. Running statistics ignore this call.
         """
         raise NotImplementedError
 
     @abstractmethod
     def predict(self, images: Tensor) -> Detections:
-        """Detections in uint8 images [B, 3, S, S], without gradients. Several threads may call it."""
+        """Detect objects in uint8 images [B, 3, S, S], without gradients. Thread-safe."""
 
     @abstractmethod
     def deployment_graph(self, image_size: int) -> Graph:
-        """The graph to export: the detections of `predict`, in fp32, for squares of this size."""
+        """Return the graph to export, with the outputs of `predict` in fp32, for squares of this size."""
 
     @abstractmethod
     def raw_graph(self, image_size: int) -> Graph:
-        """The graph before selection: boxes [B, N, 4] or [B, N, C, 4] and scores [B, N, C], in fp32."""
+        """Return the graph without selection: boxes [B, N, 4] or [B, N, C, 4], scores [B, N, C], in fp32."""
 
     @abstractmethod
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load weights of a detector or backbone in the library's layout, in place; returns a line to log."""
+        """Load weights of a detector or backbone in the library's layout in place; return a log message."""
 
     @abstractmethod
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
-        """Return the weights in the library's layout; `names` are of the classes, in label order."""
+        """Return the weights in the library's layout; `names` are the class names in label order."""
 
     @property
     @abstractmethod
@@ -136,35 +136,35 @@ class Architecture(nn.Module, ABC):
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Limits of detections: `score`, `detections_per_image`, and `nms` if the detector has one."""
+        """Postprocessing limits: `score`, `detections_per_image`, and `nms` if the detector uses NMS."""
         config = self.config
         return {"score": config.score_threshold, "detections_per_image": config.detections_per_image}
 
     def compile_network(self, mode: str) -> bool:
-        """Compile the parts that can be compiled for training, in a mode of torch.compile.
+        """Compile what can be compiled for training, in a mode of torch.compile; weights keep their names.
 
-        The names of weights do not change.
+        Return whether anything was compiled.
         """
         return False
 
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
-        """Groups of the trained parameters, as an optimizer takes them.
+        """Return the parameter groups for the optimizer.
 
-        `lr_scale` of a group, if given, is its learning rate relative to the training's; `weight_decay`, if
-        given, replaces the training's three values.
+        A group's `lr_scale`, if set, multiplies the learning rate; its `weight_decay`, if set, replaces
+        the three configured values.
         """
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
     def fold_batchnorm(self) -> Self:
-        """Fold BatchNorm into convolutions, for faster inference: the result cannot be trained or saved."""
+        """Fold BatchNorm into convolutions for faster inference. The result cannot be trained or saved."""
         return self
 
 
 def apply_color(pixels: Tensor, color: Tensor | None, white: int) -> Tensor:
-    """Apply the affine map of RGB of `Architecture.forward` to pixels [B, 3, S, S] in 0..white."""
+    """Apply the color map of `Architecture.forward` to pixels [B, 3, S, S] in 0..white."""
     if color is None:
         return pixels
-    # Not in 16 bits: autocast would leave eight bits of a color's precision.
+    # Without autocast, which would reduce the precision of colors to eight bits.
     with torch.autocast(pixels.device.type, enabled=False):
         mapped = color[:, :, :3].to(pixels.dtype) @ pixels.flatten(2) + color[:, :, 3:] * white
     return mapped.clamp_(0, white).view_as(pixels)

@@ -1,9 +1,9 @@
-"""Normalization by fixed statistics as a part of the convolution before it.
+"""Merges normalization by fixed statistics into the preceding convolution.
 
-Such a layer scales and shifts each channel, which the convolution's weights can do as well: the same function
-but for rounding, without a pass over the largest tensors. `fold` changes the weights once;
+Such a layer scales and shifts each channel, which the convolution's weights can do as well. Results differ
+only by rounding, and one pass over the largest tensors is saved. `fold` changes the weights once;
 `apply_in_convolutions` computes them at each call, so that they can still be trained and saved;
-`cast_together` computes them for many layers at once, in the type of autocast.
+`cast_weights_together` computes them for many layers at once, in the type of autocast.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 _Convolution = TypeVar("_Convolution", bound=nn.Conv2d)
-Names = tuple[tuple[str, str], ...]
+LayerPairs = tuple[tuple[str, str], ...]
 
-TORCHVISION_PAIRS: Names = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1"))
+TORCHVISION_PAIRS: LayerPairs = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1"))
 """Names of a convolution and of the layer behind it in torchvision's ResNet, the last in `downsample`."""
-TRANSFORMERS_PAIRS: Names = (("convolution", "normalization"), ("conv", "norm"), ("0", "1"))
+TRANSFORMERS_PAIRS: LayerPairs = (("convolution", "normalization"), ("conv", "norm"), ("0", "1"))
 """The same in the backbones and encoders of transformers' detectors."""
 
 _OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -30,27 +30,27 @@ _TOGETHER = 40
 would leave DDP less to overlap."""
 
 
-class AppliedNorm(FrozenBatchNorm2d):  # type: ignore[misc]
-    """Fixed statistics that the convolution before this layer applies: an identity."""
+class FoldedNorm(FrozenBatchNorm2d):  # type: ignore[misc]
+    """An identity that holds fixed statistics, which the preceding convolution applies."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x`."""
         return x
 
 
-class NormedConv2d(nn.Conv2d):
-    """A convolution that applies the fixed statistics of the layer behind it.
+class ConvNorm2d(nn.Conv2d):
+    """A convolution that applies the fixed statistics of the next layer.
 
-    Under autocast its output has 16 bits. Behind FrozenBatchNorm2d, whose statistics are fp32, it would have
-    32, be cast again for the next convolution, and be kept in both types for the backward pass.
+    Under autocast its output has 16 bits. A separate FrozenBatchNorm2d, whose statistics are fp32, would
+    return fp32; autograd would keep that and the copy cast for the next convolution.
     """
 
-    norm: tuple[AppliedNorm]  # the layer behind it; in a tuple, which hides it from `state_dict`
+    norm: tuple[FoldedNorm]  # the next layer; in a tuple, which hides it from `state_dict`
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolution and normalization of [B, C, H, W]."""
+        """Apply convolution and normalization to [B, C, H, W]."""
         output: Tensor
-        if "shift" in self.__dict__:  # See `cast_together`.
+        if "shift" in self.__dict__:  # See `cast_weights_together`.
             output = self._conv_forward(input, self.weight, self.__dict__["shift"])
             return output
         norm = self.norm[0]
@@ -60,32 +60,34 @@ class NormedConv2d(nn.Conv2d):
         return output
 
 
-def apply_in_convolutions(body: nn.Module, kinds: tuple[type[nn.Module], ...], pairs: Names) -> None:
-    """Let convolutions without a bias apply the fixed statistics of the layer behind them, in place.
+def apply_in_convolutions(body: nn.Module, kinds: tuple[type[nn.Module], ...], pairs: LayerPairs) -> None:
+    """Let convolutions without a bias apply the fixed statistics of the next layer, in place.
 
     Parameters, buffers and their names do not change. Layers of `kinds` have FrozenBatchNorm2d's buffers;
-    `pairs` are the names of a convolution and the layer behind it.
+    `pairs` are names of a convolution and its normalization.
     """
-    for parent, names, convolution, norm in _pairs(body, kinds, pairs):
+    for parent, names, convolution, norm in _find_conv_norm_pairs(body, kinds, pairs):
         if convolution.bias is not None:
             continue
         statistics = dict(norm.named_buffers())
-        applied = AppliedNorm(len(statistics["weight"]), getattr(norm, "eps", 1e-5))
+        applied = FoldedNorm(len(statistics["weight"]), getattr(norm, "eps", 1e-5))
         for name, values in statistics.items():
             setattr(applied, name, values)
-        normed = convert_convolution(convolution, NormedConv2d)
+        normed = convert_convolution(convolution, ConvNorm2d)
         normed.norm = (applied,)
         setattr(parent, names[0], normed)
         setattr(parent, names[1], applied)
 
 
-def fold(body: nn.Module, pairs: Names) -> None:
+def fold(body: nn.Module, pairs: LayerPairs) -> None:
     """Fold the BatchNorm of a network in evaluation mode into its convolutions, in place.
 
-    The network can no longer be trained or saved: its state dict has other names. `pairs` are the names of a
-    convolution and the layer behind it.
+    The network can no longer be trained or saved, because names in its state dict change. `pairs` are names
+    of a convolution and its normalization.
     """
-    for parent, names, convolution, norm in _pairs(body, (_BatchNorm, FrozenBatchNorm2d), pairs):
+    for parent, names, convolution, norm in _find_conv_norm_pairs(
+        body, (_BatchNorm, FrozenBatchNorm2d), pairs
+    ):
         folded = convert_convolution(convolution, nn.Conv2d)
         folded.weight, folded.bias = fuse_conv_bn_weights(
             convolution.weight,
@@ -100,10 +102,10 @@ def fold(body: nn.Module, pairs: Names) -> None:
         setattr(parent, names[1], nn.Identity())
 
 
-def _pairs(
-    body: nn.Module, kinds: tuple[type[nn.Module], ...], pairs: Names
+def _find_conv_norm_pairs(
+    body: nn.Module, kinds: tuple[type[nn.Module], ...], pairs: LayerPairs
 ) -> Iterator[tuple[nn.Module, tuple[str, str], nn.Conv2d, Any]]:
-    """Each convolution with a layer of these kinds behind it: parent, names, convolution, layer."""
+    """Yield parent, names, convolution and norm for each convolution followed by a layer of `kinds`."""
     for parent in list(body.modules()):
         for names in pairs:
             convolution, norm = (getattr(parent, name, None) for name in names)
@@ -120,24 +122,24 @@ def convert_convolution(convolution: nn.Conv2d, kind: type[_Convolution]) -> _Co
 
 
 @contextlib.contextmanager
-def cast_together(layers: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Let convolutions and linear layers use their weights in autocast's type, if autocast is enabled.
+def cast_weights_together(layers: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Cast the weights of convolutions and linear layers together, if autocast is enabled.
 
-    Values and gradients are those of autocast; fixed statistics are applied as well. The parameters are
-    hidden behind attributes, so no other code may use the layers meanwhile.
+    Values and gradients equal autocast's; fixed statistics are applied as well. Attributes hide the
+    parameters, so no other code may use the layers in this context.
     """
     shadowed: list[tuple[nn.Module, str]] = []
     dtype = torch.get_autocast_dtype(device.type)
     try:
         for first in range(0, len(layers) * torch.is_autocast_enabled(device.type), _TOGETHER):
             group = layers[first : first + _TOGETHER]
-            normed = [layer for layer in group if isinstance(layer, NormedConv2d)]
-            scales, shifts = _constants([layer.norm[0] for layer in normed]) if normed else ([], [])
-            plain = [layer for layer in group if not isinstance(layer, NormedConv2d)]
+            normed = [layer for layer in group if isinstance(layer, ConvNorm2d)]
+            scales, shifts = _scales_and_shifts([layer.norm[0] for layer in normed]) if normed else ([], [])
+            plain = [layer for layer in group if not isinstance(layer, ConvNorm2d)]
             parts: list[tuple[nn.Module, str, Tensor]] = [(layer, "weight", layer.weight) for layer in normed]
             parts += [(layer, "shift", shift) for layer, shift in zip(normed, shifts, strict=True)]
             parts += [(layer, name, part) for layer in plain for name, part in layer.named_parameters()]
-            cast = _Cast.apply(dtype, scales, *[part for _, _, part in parts])
+            cast = _CastWeights.apply(dtype, scales, *[part for _, _, part in parts])
             for (owner, name, _), value in zip(parts, cast, strict=True):
                 owner.__dict__[name] = value
                 shadowed.append((owner, name))
@@ -147,8 +149,8 @@ def cast_together(layers: Sequence[nn.Module], device: torch.device) -> Iterator
             shadow.__dict__.pop(name)
 
 
-def _constants(norms: Sequence[AppliedNorm]) -> tuple[list[Tensor], list[Tensor]]:
-    """What `NormedConv2d` multiplies its weights by, and its shift, for layers in front of these."""
+def _scales_and_shifts(norms: Sequence[FoldedNorm]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the factors of the weights and the shifts of the `ConvNorm2d` before each norm."""
     scales = torch._foreach_add([norm.running_var for norm in norms], [norm.eps for norm in norms])
     torch._foreach_rsqrt_(scales)
     torch._foreach_mul_(scales, [norm.weight for norm in norms])
@@ -157,8 +159,8 @@ def _constants(norms: Sequence[AppliedNorm]) -> tuple[list[Tensor], list[Tensor]
     return [scale[:, None, None, None] for scale in scales], list(shifts)
 
 
-class _Cast(torch.autograd.Function):
-    """Weights times the first `scales`, as far as they go, in another type."""
+class _CastWeights(torch.autograd.Function):
+    """Casts weights to another type; multiplies the first ones by `scales`."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, scales: list[Tensor], *weights: Tensor) -> tuple[Tensor, ...]:

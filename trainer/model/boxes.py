@@ -14,24 +14,24 @@ MAX_LOG_SCALE = math.log(1000.0 / 16)
 
 
 def area(boxes: Tensor) -> Tensor:
-    """Areas of boxes [..., 4] as [...], in square pixels."""
+    """Return the areas [...] of boxes [..., 4]."""
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
 def to_center(boxes: Tensor) -> Tensor:
-    """Center and size of boxes [..., 4]."""
+    """Convert boxes [..., 4] to center and size."""
     return torch.cat([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], dim=-1)
 
 
 def to_corners(boxes: Tensor) -> Tensor:
-    """x1 y1 x2 y2 of boxes [..., 4] given by center and size."""
+    """Convert boxes [..., 4] from center and size to x1 y1 x2 y2."""
     half = boxes[..., 2:] / 2
     return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
 
 
 def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """IoU of every box with every anchor: [B, M, 4] x [N, 4] or [B, N, 4] -> [B, M, N]."""
-    # By coordinate: planes [B, M, N] are read and written in order.
+    """Return the IoU of every box with every anchor: [B, M, 4] x [N, 4] or [B, N, 4] -> [B, M, N]."""
+    # One coordinate at a time, so that memory is accessed in order.
     x1, y1, x2, y2 = (part[..., None] for part in boxes.unbind(dim=-1))
     left, top, right, bottom = (part[..., None, :] for part in anchors.unbind(dim=-1))
     width = torch.minimum(x2, right).sub_(torch.maximum(x1, left)).clamp_(min=0)
@@ -42,7 +42,7 @@ def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """Offsets [..., 4] that turn anchors [..., 4] into boxes [..., 4]."""
+    """Return the offsets [..., 4] that turn anchors [..., 4] into boxes [..., 4]."""
     anchor_size = anchors[..., 2:] - anchors[..., :2]
     box_size = boxes[..., 2:] - boxes[..., :2]
     anchor_center = anchors[..., :2] + 0.5 * anchor_size
@@ -51,7 +51,7 @@ def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def decode(offsets: Tensor, anchors: Tensor) -> Tensor:
-    """Boxes [..., 4] from predicted offsets [..., 4] and anchors [..., 4] (broadcast)."""
+    """Return the boxes [..., 4] for predicted offsets [..., 4] and anchors [..., 4] (broadcast)."""
     anchor_size = anchors[..., 2:] - anchors[..., :2]
     center = offsets[..., :2] * anchor_size + (anchors[..., :2] + 0.5 * anchor_size)
     half = 0.5 * torch.exp(offsets[..., 2:].clamp(max=MAX_LOG_SCALE)) * anchor_size
@@ -59,7 +59,7 @@ def decode(offsets: Tensor, anchors: Tensor) -> Tensor:
 
 
 def giou_loss(predicted: Tensor, target: Tensor, eps: float = 1e-7) -> Tensor:
-    """1 - generalised IoU of box pairs, [..., 4] x [..., 4] -> [...]."""
+    """Return 1 - generalised IoU of box pairs: [..., 4] x [..., 4] -> [...]."""
     overlap_min = torch.maximum(predicted[..., :2], target[..., :2])
     overlap_max = torch.minimum(predicted[..., 2:], target[..., 2:])
     overlap = (overlap_max - overlap_min).clamp(min=0)

@@ -1,7 +1,7 @@
 """Functions that torch.compile fuses into one kernel, if a compiler is installed.
 
-Functions marked with `fused` run uncompiled until `choose` is called, so that a process that only detects
-does not start the compiler.
+Functions decorated with `fused` run uncompiled until `configure` enables compilation, so that inference does
+not start the compiler.
 """
 
 import functools
@@ -22,24 +22,24 @@ _LOG = logging.getLogger("compile")
 _CONTRACTED = {"cpp.enable_floating_point_contract_flag": "fast"}
 _EXACT = {
     "cpp.enable_floating_point_contract_flag": "off",
-    # For GPUs. The first is for casts to bf16, which do not occur here, and turns off Triton's fma as well.
+    # For GPUs. The first option turns off Triton's fma; its casts to bf16 do not occur here.
     "emulate_precision_casts": True,
     "eager_numerics.division_rounding": True,
 }
 
 
-class _Choice:
-    """Whether this process compiles; set by `choose`."""
+class _CompileState:
+    """Whether this process compiles `fused` functions; set by `configure`."""
 
     compiles = False
 
 
-def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
+def configure(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
     """Compile `fused` functions in this process, if enabled and the device's tools are installed."""
     missing = missing_tool(device.type) if enabled else None
-    _Choice.compiles = enabled and missing is None
-    if _Choice.compiles and device.type == "cuda":
-        # torch warns that with `_EXACT` functions like pow may still differ; none is used here.
+    _CompileState.compiles = enabled and missing is None
+    if _CompileState.compiles and device.type == "cuda":
+        # torch warns that functions like pow may differ despite `_EXACT`; none is used here.
         warnings.filterwarnings("ignore", message=".*using Triton's bundled libdevice")
     if tell and missing:
         _LOG.warning(
@@ -49,12 +49,12 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
         )
     elif tell and enabled:
         _LOG.info("the first step compiles the loss and takes longer")
-    return _Choice.compiles
+    return _CompileState.compiles
 
 
 def missing_tool(device_type: str) -> str | None:
     """Describe what torch.compile lacks for a device; None if nothing."""
-    # On a GPU Triton needs a C compiler as well, for the launchers of its kernels.
+    # On a GPU, Triton also needs a C compiler, for kernel launchers.
     variable, usual = ("CC", ("gcc", "clang")) if device_type == "cuda" else ("CXX", ("g++", "clang++"))
     names = (os.environ[variable],) if variable in os.environ else usual
     if not any(shutil.which(name) for name in names):
@@ -67,7 +67,7 @@ def missing_tool(device_type: str) -> str | None:
 
 
 def fused(function: _Function, options: dict[str, Any] = _CONTRACTED) -> _Function:
-    """Decorate a function, whose first argument is a tensor, to be compiled if `choose` decides so.
+    """Compile the decorated function if `configure` enabled it. The first argument must be a tensor.
 
     Shapes are dynamic in every dimension, with two exceptions of torch.compile that compile again: a
     length of 1, and a batch whose first length equalled a constant dimension (4 images, as boxes have 4
@@ -79,9 +79,9 @@ def fused(function: _Function, options: dict[str, Any] = _CONTRACTED) -> _Functi
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         nonlocal compiled
-        if not _Choice.compiles:
+        if not _CompileState.compiles:
             return function(*arguments)
-        compiled = compiled or guarded(
+        compiled = compiled or with_eager_fallback(
             torch.compile(function, dynamic=True, fullgraph=True, options=options), function
         )
         return compiled(*arguments)
@@ -92,13 +92,13 @@ def fused(function: _Function, options: dict[str, Any] = _CONTRACTED) -> _Functi
 def fused_exactly(function: _Function) -> _Function:
     """Like `fused`, with results that equal the uncompiled function's to the last bit.
 
-    There is no multiply-add, and a GPU rounds divisions to nearest instead of approximating them.
+    No multiply-add is used, and a GPU rounds divisions to nearest instead of approximating them.
     """
     return fused(function, _EXACT)
 
 
-def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
-    """Call the compiled function, and the original one after the compiler has failed.
+def with_eager_fallback(compiled: Callable[..., Any], function: _Function) -> _Function:
+    """Call the compiled function; after a compiler failure, call the original one.
 
     The failure is logged and ends the compilation of all `fused` functions.
     """
@@ -109,7 +109,7 @@ def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
         nonlocal failed
         if failed:
             return function(*arguments)
-        # Imported late: it takes seconds.
+        # Imported here because it takes seconds.
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
         from torch._inductor.exc import InductorError
 
@@ -117,21 +117,23 @@ def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
             return compiled(*arguments)
         except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
             # Compilation ends before the first kernel runs, so the arguments have not changed.
-            # The first line may name only the compiler's part; after a blank one comes advice for developers.
+            # The first line may only name a compiler stage; advice for developers follows a blank line.
             reason = " ".join(str(error).strip().partition("\n\n")[0].splitlines()[:2])
             _LOG.warning("continuing without compilation, because the compiler failed: %s", reason)
-            failed, _Choice.compiles = True, False
+            failed, _CompileState.compiles = True, False
             return function(*arguments)
 
     return call  # type: ignore[return-value]
 
 
-def compiled_for_steps(function: _Function, mode: str, *, fullgraph: bool = False) -> _Function:
-    """Compile a function of a tensor, called once a pass, for one shape in a mode of torch.compile."""
-    compiled = guarded(torch.compile(function, mode=mode, dynamic=False, fullgraph=fullgraph), function)
+def compile_for_steps(function: _Function, mode: str, *, fullgraph: bool = False) -> _Function:
+    """Compile a function of one tensor of fixed shape, called once per forward pass, in this mode."""
+    compiled = with_eager_fallback(
+        torch.compile(function, mode=mode, dynamic=False, fullgraph=fullgraph), function
+    )
 
     def run(argument: torch.Tensor) -> Any:
-        # CUDA graphs reuse their outputs' memory from here on.
+        # From here on, CUDA graphs may overwrite earlier outputs.
         torch.compiler.cudagraph_mark_step_begin()
         return compiled(argument)
 

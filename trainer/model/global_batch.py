@@ -1,7 +1,7 @@
-"""A batch's part in the step's global batch, for detectors whose loss is no mean over images.
+"""Describes the step's global batch, for detectors whose loss is not a mean over images.
 
-Such a loss is divided by the number of boxes of the whole step, on all processes; and random numbers that a
-detector draws must not depend on how the images are spread over processes.
+Such a loss is divided by the number of boxes in the whole step on all processes. Random numbers of a detector
+must not depend on how the images are distributed over processes.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
 """Shifts and factors of SplitMix64's output function."""
 
 
-class Part(NamedTuple):
-    """One batch of a step."""
+class BatchContext(NamedTuple):
+    """A batch and the global batch that it belongs to."""
 
     keys: Tensor  # int64 [B], seeds of the random numbers of each image: a hash of seed, step and image
     counts: list[int]  # targets of each image
@@ -31,35 +31,37 @@ class Part(NamedTuple):
     pair_count: Tensor | None = None  # the scalar of `match_targets`, summed over the global batch
 
     def sum_over_step(self, count: Tensor) -> Tensor:
-        """The sum of a scalar over the global batch, of which this is the only batch of this process.
+        """Return the sum of a count over the global batch.
 
-        A collective, unless the step has several passes: then `match_targets` has counted.
+        If the step has one pass, this is a collective; otherwise `match_targets` has counted already.
         """
         return summed(count, self.world) if self.pair_count is None else self.pair_count.to(count)
 
 
-def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: World) -> list[Part]:
-    """The part of each batch of this rank in a step of this many images. A collective of the hosts."""
+def batch_contexts(
+    batches: Sequence[Batch], seed: int, step: int, images: int, world: World
+) -> list[BatchContext]:
+    """Return the context of each batch of this rank in a step of `images`. A collective of the hosts."""
     counts = [count for batch in batches for count in batch.counts]
     every = gather_integers([sum(counts), max(counts)], world)
     targets, max_targets = int(every[:, 0].sum()), int(every[:, 1].max())
     keys = [random_keys(seed, step, batch.image_ids, batch.images.device) for batch in batches]
     return [
-        Part(key, batch.counts, targets, max_targets, images, world)
+        BatchContext(key, batch.counts, targets, max_targets, images, world)
         for key, batch in zip(keys, batches, strict=True)
     ]
 
 
 def random_keys(seed: int, step: int, image_ids: Sequence[int], device: torch.device) -> Tensor:
-    """Key of each image in a step, int64 [B]: a hash of the run's seed, the step's number and the image."""
+    """Return a key for each image, int64 [B]: a hash of the run's seed, the step and the image id."""
     run = _mix(_mix(torch.tensor([seed])) ^ step)
     return to_device(_mix(run ^ torch.tensor(image_ids, dtype=torch.int64)), device)
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
-    """`count` random numbers in [0, 1) for each of B keys: fp32 [B, count], the same on every device.
+    """Return `count` random numbers in [0, 1) for each of B keys: fp32 [B, count], equal on every device.
 
-    SplitMix64 (Steele et al. 2014), its integers wrapping around, counted from each key.
+    Uses SplitMix64 (Steele et al. 2014), with each key as a seed; integers wrap around.
     """
     counter = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
     # The upper 24 bits, which fp32 holds exactly.
@@ -74,5 +76,5 @@ def _mix(values: Tensor) -> Tensor:
 
 
 def _shift_right(values: Tensor, bits: int) -> Tensor:
-    """Shift to the right without the sign, which torch's `>>` would copy."""
+    """Shift right logically; torch's `>>` would copy the sign."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -9,7 +9,7 @@ from trainer.base.errors import CheckpointError, KubedetError
 from trainer.config.schema import ModelConfig
 from trainer.launching.distributed import World, broadcast
 from trainer.model.architecture import Architecture, build
-from trainer.weights.weights_mirror import obtain
+from trainer.weights.weights_mirror import fetch_if_needed
 
 DATA_ROOT = "./data_root"  # default data root of the weights' mirror, as for `kubedet run`
 
@@ -17,12 +17,12 @@ _LOG = logging.getLogger("weights")
 
 
 def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT) -> None:
-    """Load weights of a detector or a backbone into `detector`, in place.
+    """Load weights of a detector or a backbone into `detector` in place.
 
-    Class outputs of another shape (other classes) are skipped; any other tensor must fit. `uri` is one of
-    `trainer.weights.weights_mirror` in the layout of the architecture's library; `data_root` has the mirror.
+    Class outputs of a different shape (other classes) are skipped; all other tensors must fit. For `uri` see
+    `trainer.weights.weights_mirror`; `data_root` contains the mirror.
     """
-    file = obtain(uri, data_root)
+    file = fetch_if_needed(uri, data_root)
     state, config = file.state(), detector.config
     shapes = {name: value.shape for name, value in state.items()}
     options = config.options_from_weights(file.described, shapes)
@@ -31,16 +31,17 @@ def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT
         theirs = ", ".join(f"model.{name}={value}" for name, value in wrong.items())
         ours = ", ".join(f"{getattr(config, name)}" for name in wrong)
         raise CheckpointError(
-            f"weights {uri} are of {theirs}, not of {ours}",
+            f"weights {uri} are for {theirs}, not for {ours}",
             fix="omit these options so that the weights define them, or use other weights",
         )
     _LOG.info("%s", detector.load_upstream(state, uri))
 
 
-def load_in_every_process(detector: Architecture, uri: str, data_root: str, world: World) -> None:
-    """Load weights in rank 0 and broadcast them, so that one machine fetches them. A collective.
+def load_and_broadcast(detector: Architecture, uri: str, data_root: str, world: World) -> None:
+    """Load weights in rank 0 and broadcast them, so that only one machine fetches them. A collective.
 
-    The detector is on its device, in the default memory format. Every process raises an error of rank 0.
+    The detector is on its device, in the default memory format. If rank 0 fails, every process raises its
+    error.
     """
     failure: KubedetError | None = None
     if world.is_main:
@@ -58,6 +59,6 @@ def load_in_every_process(detector: Architecture, uri: str, data_root: str, worl
 
 
 def check_pretrained(config: ModelConfig, data_root: str) -> None:
-    """Check that a training can start from its weights: fetch them and load them once."""
+    """Check that training can start from the configured weights: fetch them and load them once."""
     if config.weights:
         load_pretrained(build(config, num_classes=1), config.weights, data_root)

@@ -1,4 +1,4 @@
-"""Recipes: named configurations, and files with a recipe and overrides."""
+"""Named configurations (recipes), and files with a recipe and overrides."""
 
 import yaml
 
@@ -34,9 +34,9 @@ RECIPES = {recipe.__name__: recipe for recipe in _RECIPES}
 
 
 def load(name: str, overrides: Overrides | None = None) -> Config:
-    """Return the recipe of that name with dotted overrides applied; refuse to freeze random weights.
+    """Return the named recipe with dotted overrides applied; refuse to freeze random weights.
 
-    train.epochs alone removes the recipe's time limit.
+    Setting train.epochs without train.minutes removes the recipe's time limit.
     """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
@@ -52,10 +52,10 @@ _LONGEST = 100_000
 _FILE_FIX = "write `recipe: small` and below it `set:` with lines like `  train.lr: 0.001`"
 
 
-def named(name: str) -> tuple[str, Overrides]:
-    """Return the recipe's name and the overrides of a recipe or a file (*.yaml, *.yml).
+def read_recipe(name: str) -> tuple[str, Overrides]:
+    """Return the name and overrides of a recipe, or of a recipe file (*.yaml, *.yml).
 
-    A file contains `recipe: NAME` and `set:`, dotted keys with their values, as `kubedet tune` writes it.
+    A file, such as `kubedet tune` writes, contains `recipe: NAME` and `set:` with dotted keys and values.
     """
     if not name.endswith((".yaml", ".yml")):
         return name, {}
@@ -74,18 +74,18 @@ def named(name: str) -> tuple[str, Overrides]:
     return recipe, overrides
 
 
-def file_text(name: str, overrides: Overrides) -> str:
-    """Return the text of a file that `named` reads."""
+def format_recipe_file(name: str, overrides: Overrides) -> str:
+    """Return the content of a recipe file for `read_recipe`."""
     return yaml.safe_dump({"recipe": name, "set": overrides}, sort_keys=False)
 
 
-def as_arguments(name: str, overrides: Overrides) -> list[str]:
-    """Return the options of `python -m trainer` that choose a recipe and its overrides."""
+def to_arguments(name: str, overrides: Overrides) -> list[str]:
+    """Return the options of `python -m trainer` for a recipe and its overrides."""
     return ["--recipe", name, *(f"--set={as_override(key, value)}" for key, value in overrides.items())]
 
 
-def load_here(name: str, overrides: Overrides | None = None) -> Config:
-    """Load a recipe and check that its detector's packages are installed, before hours of other work."""
+def load_with_packages(name: str, overrides: Overrides | None = None) -> Config:
+    """Load a recipe and check that its detector's packages are installed."""
     config = load(name, overrides)
     architectures.require(config.model.architecture)
     return config

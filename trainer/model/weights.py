@@ -1,4 +1,4 @@
-"""Loads published weights into a detector, and selects the outputs of its classes."""
+"""Loads published weights into a detector, and selects class outputs."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,7 +10,7 @@ from trainer.model.architecture import Architecture
 
 _COUNTER = "num_batches_tracked"
 """End of the name of a BatchNorm's counter; FrozenBatchNorm has none, and nothing depends on it."""
-_SHOWN = 5
+_MAX_SHOWN = 5
 _COCO_NAMES = RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1.meta["categories"]
 COCO_OUTPUTS = len(_COCO_NAMES)
 """Outputs of published detectors of COCO: one for each id up to 90, though only 80 are classes."""
@@ -27,13 +27,13 @@ def load_tensors(
     body: str,
     refuse_unknown: bool = False,
 ) -> str:
-    """Load tensors of a detector or of its backbone alone, in place; returns a line for the log.
+    """Load tensors of a detector, or only of its backbone, in place; return a log message.
 
-    Those of `class_layers` (prefixes of names) are ignored if the shape differs, those with unknown names too
-    unless they are to be refused. `body` is the prefix of the backbone's names.
+    Tensors of `class_layers` (name prefixes) are ignored if their shapes differ. Tensors with unknown names
+    are ignored unless `refuse_unknown`. `body` is the name prefix of the backbone.
     """
     expected = detector.state_dict()
-    # Weights of a backbone have neither pyramid nor heads.
+    # Backbone weights have neither pyramid nor heads.
     is_whole = any(not name.startswith((body, "backbone.")) for name in state)
     lines, replaced = [], set()
     for name, value in sorted(expected.items()):
@@ -49,9 +49,9 @@ def load_tensors(
     ]
     lines += [f"{name}: not in the model" for name in counted if refuse_unknown and name not in expected]
     if lines:
-        more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        more = [f"and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
         raise CheckpointError(
-            f"weights {source} do not fit {detector.title}:\n  " + "\n  ".join(lines[:_SHOWN] + more),
+            f"weights {source} do not fit {detector.title}:\n  " + "\n  ".join(lines[:_MAX_SHOWN] + more),
             fix="set model.architecture, model.size or model.backbone, norm and widths as in the weights, "
             "or use other weights",
         )
@@ -63,15 +63,15 @@ def load_tensors(
 
 
 def select_outputs(layer: Tensor, classes: Sequence[int], total: int, anchors: int = 1) -> Tensor:
-    """Weights or biases of a layer with `total` outputs, reduced to the outputs `classes` in this order."""
+    """Return the weights or biases of a layer with `total` outputs for the outputs `classes`, in order."""
     outputs: Tensor = layer.unflatten(0, (anchors, total, -1))[:, list(classes)]
     return outputs.flatten(0, 2)
 
 
 def class_outputs(total: int, count: int) -> list[int]:
-    """Return which of `total` outputs, the first for the background, are `count` classes.
+    """Return the indices of `count` class outputs among `total` outputs; the first is the background.
 
-    Empty if the numbers do not fit. 91 outputs for 80 classes have COCO's ids.
+    The result is empty if the numbers do not fit. 91 outputs for 80 classes use COCO's ids.
     """
     if (total, count) == (COCO_OUTPUTS, len(COCO_IDS)):
         return list(COCO_IDS.values())

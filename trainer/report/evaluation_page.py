@@ -10,9 +10,9 @@ from typing import Any
 
 from trainer import storage
 from trainer.config.parsing import flat
-from trainer.evaluation.coco import number, table
+from trainer.evaluation.coco import format_metric, format_table
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metrics import METRICS, Change, Compared, count_verdicts
+from trainer.evaluation.metrics import METRICS, BaselineComparison, Change, count_verdicts
 from trainer.evaluation.scoring import SHOWN_SCORE, Scores
 from trainer.report import gallery, plots
 from trainer.report.figures import render
@@ -32,7 +32,7 @@ class ReportData:
     images: int
     scores: Scores
     verdict: Verdict | None = None
-    compared: Compared | None = None
+    compared: BaselineComparison | None = None
     training: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl
     gallery: Sequence[GalleryImage] | None = None  # from gallery.worst_images; None omits the gallery
     warnings: Sequence[str] = ()  # warnings about the data
@@ -52,7 +52,7 @@ class ReportData:
 
 def write_report(data: ReportData, folder: str | Path) -> None:
     """Write FILES into a folder."""
-    texts = (table(data.scores.coco), html(data), markdown(data))
+    texts = (format_table(data.scores.coco), html(data), markdown(data))
     for name, text in zip(FILES, texts, strict=True):
         storage.write_bytes(storage.join(str(folder), name), text.encode())
 
@@ -69,7 +69,7 @@ def html(data: ReportData) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         meanings=METRICS,
         others={name: value for name, value in scores.metrics.items() if name not in METRICS},
-        number=number,
+        number=format_metric,
         classes=_class_rows(data),
         class_verdicts=count_verdicts(data.compared.changes) if data.compared else "",
         curve=plots.precision_recall(scores.coco),
@@ -103,12 +103,12 @@ def markdown(data: ReportData) -> str:
     lines += ["| metric | value | meaning |", "| --- | ---: | --- |"]
     for name, value in data.scores.metrics.items():
         meaning = METRICS.get(name, "Open Images Challenge, IoU 0.50")
-        lines.append(f"| {name} | {number(value)} | {meaning} |")
+        lines.append(f"| {name} | {format_metric(value)} | {meaning} |")
     classes = _class_rows(data)
     lines += ["", "| class, weakest first | boxes | AP | AP50 |", "| --- | ---: | ---: | ---: |"]
     for row in classes[:_MAX_MARKDOWN_CLASSES]:
         boxes, ap, ap50 = (row.values[key] for key in ("boxes", "AP", "AP50"))
-        lines.append(f"| {_escape(row.name)} | {boxes:,} | {number(ap)} | {number(ap50)} |")
+        lines.append(f"| {_escape(row.name)} | {boxes:,} | {format_metric(ap)} | {format_metric(ap50)} |")
     if len(classes) > _MAX_MARKDOWN_CLASSES:
         lines += ["", f"{len(classes) - _MAX_MARKDOWN_CLASSES} more classes are in the HTML report."]
     return "\n".join(lines) + "\n"

@@ -37,7 +37,7 @@ def download(
             in this one.
     """
     overrides = overrides or {}
-    config = recipes.load_here(recipe, overrides)
+    config = recipes.load_with_packages(recipe, overrides)
     retrain_condition.check(min_new_images)
     listed = None
     if min_new_images:
@@ -49,7 +49,7 @@ def download(
     if trains:
         starting_weights.secure(recipe, overrides, data_root)
     if launch:
-        settings = recipes.as_arguments(recipe, overrides)
+        settings = recipes.to_arguments(recipe, overrides)
         launch(("download", "--source", source, "--data-root", data_root, *settings))
     if listed and listed.kind == "plan":
         folder = downloading.fetch(listed, config.data, SharedWork())

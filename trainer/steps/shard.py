@@ -15,9 +15,9 @@ def shard(raw: RawData, launch: Callable[[tuple[str, ...]], None] | None = None)
     `launch` runs `python -m trainer` with arguments in several processes that share the work; None works in
     this one.
     """
-    config = recipes.load_here(raw.recipe, raw.overrides)
+    config = recipes.load_with_packages(raw.recipe, raw.overrides)
     if launch:
-        settings = recipes.as_arguments(raw.recipe, raw.overrides)
+        settings = recipes.to_arguments(raw.recipe, raw.overrides)
         launch(("shard", "--raw", raw.folder.uri, "--data-root", raw.data_root, *settings))
     index = sharding.shard(raw.folder, raw.data_root, config.data)
     shards = Shards(

@@ -8,7 +8,7 @@ from trainer.config.schema import ModelConfig
 from trainer.config.types import Overrides
 from trainer.export import bundle, published_models
 from trainer.model import recipes
-from trainer.weights.weights_mirror import obtain
+from trainer.weights.weights_mirror import fetch_if_needed
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _EPOCHS_DIVISOR = 4  # A training from the current version has one epoch for so 
 
 def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
     """Fetch and check a training's weights before hours of work; a prune that starts later keeps them."""
-    if weights := recipes.load_here(recipe, overrides).model.weights:
+    if weights := recipes.load_with_packages(recipe, overrides).model.weights:
         from trainer.model.pretrained import check_pretrained  # PyTorch, which takes seconds to start.
 
         values = overrides | implied(recipe, overrides, data_root)
@@ -42,7 +42,7 @@ def implied(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
         web.allow((), config.data.allow_hosts)  # A server of weights may redirect to them.
     if not model.weights or type(model).options_from_weights is ModelConfig.options_from_weights:
         return {}
-    file = obtain(model.weights, data_root)
+    file = fetch_if_needed(model.weights, data_root)
     values = model.options_from_weights(file.described, file.shapes())
     keys = {f"model.{name}": value for name, value in values.items() if value != getattr(model, name)}
     return {key: value for key, value in keys.items() if key not in overrides}

@@ -10,7 +10,7 @@ from trainer.base.errors import EXIT_RETRY, ConfigError, DamagedError, Interrupt
 from trainer.config import parsing
 from trainer.config.schema import MINUTES, Config, ModelConfig
 from trainer.config.types import Overrides
-from trainer.data.sample_order import global_batch
+from trainer.data.sample_order import global_batch_size
 from trainer.data.shard_folder import read_index
 from trainer.evaluation import gate
 from trainer.export import published_models
@@ -164,7 +164,7 @@ def check(config: Config, shards: Shards, rules: str, processes: tuple[int, int]
     )
     # Checked here as well as in the loader: hundreds of processes need minutes to come that far.
     batch_of = partial(
-        global_batch,
+        global_batch_size,
         index.samples.get("train", 0),
         batch_size=config.train.batch_size,
     )

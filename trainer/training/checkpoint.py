@@ -1,8 +1,8 @@
-"""Checkpoints, written atomically, checked, and loaded without running code from them.
+"""Writes checkpoints atomically, and reads them after a check, without running code from them.
 
 A run's folder contains `checkpoints/step-00001234.pt` (everything needed to resume) and `best.pt` (the best
 weights and what is needed to use them). Each is a zip archive of `torch.save`; the archive's comment is the
-sha256 of everything before it.
+sha256 of all preceding bytes.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ from trainer.model.architecture import Architecture, build
 
 VERSION = 2
 BEST = "best.pt"
-WEIGHTS = "model.safetensors"  # file of the tensors if weights are a folder
+WEIGHTS = "model.safetensors"  # file of tensors in a folder of weights
 _PREFIX, _SUFFIX = "step-", ".pt"
-_SEAL = b"sha256:"
-_SEAL_BYTES = len(_SEAL) + 64
+_DIGEST_PREFIX = b"sha256:"
+_DIGEST_BYTES = len(_DIGEST_PREFIX) + 64
 _END_BYTES = 22
 """Size of the last record of a zip archive, which ends with the length of the comment (APPNOTE 4.3.16)."""
 _BLOCK = 8 * 1024 * 1024
@@ -42,7 +42,7 @@ _CHECKPOINT_FIX = (
 )
 _LOG = logging.getLogger("checkpoint")
 
-_SECTIONS_THAT_MAY_CHANGE = {
+_KEYS_THAT_MAY_CHANGE = {
     "data", "evaluation", "export", "loader.workers", "loader.prefetch", "train.epochs",
     "train.minutes", "train.trackers", "train.patience", "train.log_every",
     "train.validate_every", "train.checkpoint_steps", "train.checkpoint_minutes", "train.keep_checkpoints",
@@ -57,14 +57,14 @@ State = dict[str, Any]
 
 @dataclass(config={"extra": "ignore", "strict": True}, frozen=True)
 class _Category:
-    """What every class of a checkpoint has."""
+    """Required fields of a class in a checkpoint."""
 
     id: int
     name: str
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint whose bytes have changed; the one before it may be valid."""
+    """A checkpoint whose bytes have changed; an older one may be valid."""
 
 
 def write(state: State, uri: str) -> None:
@@ -72,14 +72,14 @@ def write(state: State, uri: str) -> None:
     buffer = io.BytesIO()
     torch.save({"version": VERSION, **state}, buffer)
     buffer.seek(-2, os.SEEK_END)
-    buffer.write(struct.pack("<H", _SEAL_BYTES) + _SEAL)
+    buffer.write(struct.pack("<H", _DIGEST_BYTES) + _DIGEST_PREFIX)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
     buffer.write(digest.encode())
     storage.write_bytes(uri, buffer.getvalue(), confirm=True)
 
 
 def write_step(state: State, folder: str, step: int, keep: int) -> None:
-    """Write the checkpoint of a step and delete all but the newest `keep`."""
+    """Write the checkpoint of a step, and delete all but the newest `keep` checkpoints."""
     write(state, step_uri(folder, step))
     for name in _steps(folder)[:-keep]:
         storage.delete(storage.join(folder, name))
@@ -96,16 +96,16 @@ def step_uri(folder: str, step: int) -> str:
 
 
 def read(uri: str) -> State:
-    """Read a checkpoint onto the CPU. Damage, more than data and another version are CheckpointErrors."""
+    """Read a checkpoint onto the CPU; raise CheckpointError if it is damaged or unsafe."""
     path = storage.local_copy(uri)
     with ThreadPoolExecutor(1, thread_name_prefix="hash") as thread:
-        hashing = thread.submit(_check_seal, path, uri)  # It takes as long as loading.
+        hashing = thread.submit(_verify_digest, path, uri)  # Hashing takes as long as loading.
         try:
             state: State = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load has no common error.
             sealed = hashing.result()
             check_resources(error, f"checkpoint {uri}")
-            # Without torch's text, which may recommend loading it unsafely.
+            # torch's message is omitted, because it may recommend unsafe loading.
             if sealed:
                 raise CheckpointError(
                     f"checkpoint {uri} contains more than data, which is not loaded; its checksum is correct",
@@ -135,13 +135,13 @@ def read(uri: str) -> State:
 
 
 def check(uri: str) -> None:
-    """Compare a checkpoint with its hash, without loading it; raises as `read`."""
-    if not _check_seal(storage.local_copy(uri), uri):
+    """Compare a checkpoint with its hash without loading it; raise the errors of `read`."""
+    if not _verify_digest(storage.local_copy(uri), uri):
         read(uri)
 
 
 def read_digest(uri: str) -> str:
-    """Return the sha256 that a checkpoint was written with, "" without one; `read` compares it."""
+    """Return the sha256 stored in a checkpoint, or "" if there is none; `read` compares it."""
     path = storage.local_copy(uri)
     with translate_oserror(uri, "read"), path.open("rb") as file:
         return _read_digest(file)
@@ -149,13 +149,17 @@ def read_digest(uri: str) -> str:
 
 def _read_digest(file: BinaryIO) -> str:
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _END_BYTES - _SEAL_BYTES))
+    file.seek(max(0, size - _END_BYTES - _DIGEST_BYTES))
     seal = file.read()[_END_BYTES:]
-    return seal.removeprefix(_SEAL).decode("ascii", "replace") if seal.startswith(_SEAL) else ""
+    return (
+        seal.removeprefix(_DIGEST_PREFIX).decode("ascii", "replace")
+        if seal.startswith(_DIGEST_PREFIX)
+        else ""
+    )
 
 
-def _check_seal(path: Path, uri: str) -> bool:
-    """Compare a checkpoint with its hash; returns whether it has one."""
+def _verify_digest(path: Path, uri: str) -> bool:
+    """Compare a checkpoint with its hash; return whether it has one."""
     with translate_oserror(uri, "read"), path.open("rb") as file:
         expected = _read_digest(file)
         if not expected:
@@ -177,9 +181,9 @@ def _check_seal(path: Path, uri: str) -> bool:
 
 
 def read_latest(folder: str) -> State | None:
-    """Read the newest valid checkpoint of a folder; None if the folder has no checkpoints.
+    """Read the newest valid checkpoint of a folder; return None if the folder has no checkpoints.
 
-    A folder or file that cannot be read is a StorageError: a run must not start again for that.
+    If storage fails, raise StorageError: a run must not start from scratch because of that.
     """
     names = _steps(folder)
     for name in reversed(names):
@@ -202,11 +206,11 @@ def _steps(folder: str) -> list[str]:
 
 def check_same_run(state: State, config: Config, fingerprint: str, global_batch: int) -> None:
     """Refuse a checkpoint with a different configuration or different data, naming the keys that differ."""
-    # Loading it adds the defaults of keys that it does not have yet.
+    # Loading the configuration adds defaults for keys that the checkpoint lacks.
     saved = parsing.flat(asdict(parsing.from_json(state["config"], where="the checkpoint's configuration")))
     now = parsing.flat(asdict(config))
     pairs = [(key, saved.get(key), now.get(key)) for key in sorted(saved.keys() | now.keys())]
-    pairs = [pair for pair in pairs if not {pair[0], pair[0].split(".")[0]} & _SECTIONS_THAT_MAY_CHANGE]
+    pairs = [pair for pair in pairs if not {pair[0], pair[0].split(".")[0]} & _KEYS_THAT_MAY_CHANGE]
     pairs += [("shards", state["fingerprint"], fingerprint)]
     pairs += [("global batch", state["global_batch"], global_batch)]
     differing = [f"{key}: {old!r} in the checkpoint, {new!r} now" for key, old, new in pairs if old != new]
@@ -219,7 +223,7 @@ def check_same_run(state: State, config: Config, fingerprint: str, global_batch:
 
 
 def model_state(state: State) -> dict[str, Tensor]:
-    """Return the weights to evaluate: the moving average if there is one."""
+    """Return the weights to evaluate: the moving average, or the trained weights if there is none."""
     weights: dict[str, Tensor] = state.get("ema") or state["model"]
     return weights
 
@@ -248,10 +252,10 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
 
 
 def write_weights(uri: str, target: str) -> dict[str, Any]:
-    """Write the evaluated weights of a checkpoint for the library that its architecture comes from.
+    """Write the evaluated weights of a checkpoint in the layout of the architecture's library.
 
-    The target is a .safetensors file, another file for `torch.load`, or a folder if the library reads
-    folders. Returns weights (the URI) and num_classes, with which the library's model has to be built.
+    `target` is a .safetensors file, another file for `torch.load`, or a folder if the library reads
+    folders. Return weights (the URI) and num_classes, which the library's model needs.
     """
     detector, meta = load_model(uri)
     upstream = detector.upstream_weights([category["name"] for category in meta["categories"]])

@@ -19,7 +19,7 @@ from trainer.base.errors import ConfigError, Interrupted
 from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.data.loader import TrainLoader
-from trainer.data.sample_order import global_batch, image_weights
+from trainer.data.sample_order import global_batch_size, image_weights
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.inference import predict_split
 from trainer.launching import job_status
@@ -33,7 +33,7 @@ from trainer.training.optim import scale_to_batch
 from trainer.training.run_recorder import CHECKPOINTS, Best, Recorder, restore_best
 from trainer.training.schedule import Schedule
 from trainer.training.state import TrainState
-from trainer.training.step import TrainStep, compile_detector, hold_gradients
+from trainer.training.step import TrainStep, allocate_gradients, compile_detector
 
 _LOG = logging.getLogger("train")
 
@@ -43,12 +43,12 @@ def train(
 ) -> dict[str, Any]:
     """Train a detector; runs in every process that torchrun starts.
 
-    The output's folder contains checkpoints/, best.pt, metrics.jsonl, tensorboard/ and result.json. Resume is
-    "auto" (from its newest checkpoint) or "none". `data_root` has the mirror of published weights.
+    The output folder will contain checkpoints/, best.pt, metrics.jsonl, tensorboard/ and result.json.
+    `resume` is "auto" (from its newest checkpoint) or "none". `data_root` has the weights mirror.
 
     Returns:
-        checkpoint (URI of the best), metric (that chose it), metrics, best_step, steps, epochs, ended_early
-        (by train.patience), seconds, images_per_second, resumed_from (step or None), processes.
+        checkpoint (URI of the best one), metric (its selection criterion), metrics, best_step, steps, epochs,
+        ended_early (by train.patience), seconds, images_per_second, resumed_from (step or None), processes.
 
     Raises:
         Interrupted: stopped by SIGTERM or SIGINT, after saving.
@@ -69,7 +69,7 @@ def train(
 
 
 class _Run:
-    """A training run in one process: its parts and its position."""
+    """A training run in one process: its components and progress."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _Run:
         self.train_set = ShardDataset(shards_uri, "train")
         self.val_set = ShardDataset(shards_uri, "val") if "val" in self.train_set.index.splits else None
         saved = newest_checkpoint(self.checkpoints, world) if resume == "auto" else None
-        self.global_batch = step_size(config, saved, len(self.train_set), world)
+        self.global_batch = choose_global_batch(config, saved, len(self.train_set), world)
         if config.train.patience and self.val_set is None:
             raise ConfigError(
                 f"train.patience={config.train.patience} needs a validation split, which {shards_uri} lacks",
@@ -142,7 +142,7 @@ class _Run:
         )
         self.holds_gradients = graphs and self.loader.passes > 1
         if self.holds_gradients:
-            hold_gradients(self.state.parameters)
+            allocate_gradients(self.state.parameters)
         model = self.state.wrap_ddp()
         self.train_step = TrainStep(
             self.state,
@@ -164,7 +164,7 @@ class _Run:
             self.recorder = Recorder(config, output_uri, self.log, best)
 
     def fit(self, stop: StopRequest) -> dict[str, Any]:
-        """Train to the end, or until a stop request."""
+        """Train until the end or a stop request; return the result of `train`."""
         state, schedule, first, stopping = self.state, self.schedule, self.state.step, False
         start = saved_at = time.monotonic()
         batches = self.loader.batches(state.samples)
@@ -181,7 +181,7 @@ class _Run:
                 if stopping and not schedule.ended:
                     raise self._interrupted()
                 if self.val_set is not None and validating:
-                    # The state is being saved: a signal may end a validation at once.
+                    # The state is being saved, so a signal may interrupt the validation.
                     with stop.at_once(self._interrupted):
                         # Rank 0 scores the predictions while training continues.
                         predictions = predict_split(
@@ -193,7 +193,7 @@ class _Run:
                             tile=(self.config.data.tile, self.config.data.tile_overlap),
                         )
                         state.detector.train()
-                        schedule.validated()
+                        schedule.mark_validated()
                         if self.recorder:
                             self.recorder.score(self.val_set.annotations, predictions)
                 if schedule.ended or self._out_of_patience():
@@ -204,7 +204,7 @@ class _Run:
                 self.sums += step_sums
                 self.summed += 1
                 schedule.advance()
-                self.loader.start_plain(schedule.plain_from())
+                self.loader.start_plain(schedule.first_plain_epoch())
                 bar.total = schedule.expected_steps
                 if state.step % self.config.train.log_every == 0 or schedule.ended:
                     stopping |= self.train_step.settle()
@@ -221,7 +221,7 @@ class _Run:
         )
 
     def _out_of_patience(self) -> bool:
-        """Return whether `train.patience` ends the training; waits for the score of the last validation."""
+        """Return whether `train.patience` ends training; wait for the score of the last validation."""
         patience, state, epoch = self.config.train.patience, self.state, self.schedule.epoch
         if not patience or state.validated < state.step:
             return False
@@ -240,7 +240,7 @@ class _Run:
         return self.ended_early
 
     def _report(self, seconds: float, steps: int) -> dict[str, float]:
-        """Log the means since the last report over all ranks; return those that the progress shows."""
+        """Log means over all ranks since the last report; return the metrics of the progress bar."""
         state = self.state
         total, *losses, norm = (summed(self.sums, self.world) / self.world.size / self.summed).tolist()
         self.sums.zero_()
@@ -262,7 +262,7 @@ class _Run:
         return {job_status.LOSS: total, job_status.SPEED: rate}
 
     def _save(self) -> None:
-        """Save the state in the background while training continues; compiled code once."""
+        """Save the state in the background while training continues; save compiled code once."""
         state = {
             "config": parsing.to_json(self.config),
             "categories": self.train_set.categories,
@@ -279,7 +279,7 @@ class _Run:
         self.settle()
         if self.recorder and not self.recorder.best:
             # Without a validation split the last weights are the best.
-            self.recorder.keep_last()
+            self.recorder.write_last_as_best()
             self.settle()
         best = self.recorder.best if self.recorder else None
         metrics = best.metrics if best else {}
@@ -301,12 +301,12 @@ class _Run:
             storage.write_json(storage.join(self.output, "result.json"), result)
             best_metrics = {f"best/{name.removeprefix('coco/')}": v for name, v in metrics.items()}
             self.tracking.finish("finished", {"checkpoint": result["checkpoint"], **best_metrics})
-        # The controller stops an elastic job's pods after the first that succeeds, so all wait for rank 0.
+        # The controller stops an elastic job's pods after the first one succeeds, so all wait for rank 0.
         broadcast(None, self.world)
         return result
 
     def settle(self) -> None:
-        """Wait until everything is written. Raises the first failure."""
+        """Wait until everything is written; raise the first failure."""
         if self.recorder:
             self.recorder.wait()
 
@@ -319,7 +319,7 @@ class _Run:
 
 
 def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:
-    """Read the newest checkpoint of a run, the same on every rank; None if there is none.
+    """Read the newest checkpoint of a run, the same on every rank; return None if there is none.
 
     Rank 0 chooses, because machines may see different contents of a shared folder for a minute.
     """
@@ -328,16 +328,18 @@ def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:
     return checkpoint.read_step(folder, step) if step is not None and newest is None else newest
 
 
-def step_size(config: Config, saved: checkpoint.State | None, samples: int, world: World) -> int:
-    """Return the samples of one optimizer step, kept from the checkpoint unless their options changed."""
+def choose_global_batch(config: Config, saved: checkpoint.State | None, samples: int, world: World) -> int:
+    """Return the samples per optimizer step: the checkpoint's value, unless batch options changed."""
     train = config.train
     configured = train.global_batch
     if not configured and saved:
         before = parsing.from_json(saved["config"], where="the checkpoint's configuration").train
         configured = saved["global_batch"] if before.batch_size == train.batch_size else 0
-    return global_batch(samples, batch_size=train.batch_size, processes=world.size, configured=configured)
+    return global_batch_size(
+        samples, batch_size=train.batch_size, processes=world.size, configured=configured
+    )
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> str:
-    """Return the note of the progress bar."""
+    """Format loss and speed for the progress bar."""
     return f"loss {metrics[job_status.LOSS]:.3f}, {metrics[job_status.SPEED]:.0f} images/s"

@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule, and the moving average of the weights."""
+"""Optimizer, learning-rate schedule, and moving average of the weights."""
 
 import copy
 import itertools
@@ -20,7 +20,7 @@ _FINAL_LR = 0.01  # learning rate at the end of the cosine, relative to the peak
 
 
 def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return SGD, Adam or AdamW over the detector's parameter groups. A skipped step changes nothing."""
+    """Return SGD, Adam or AdamW for the detector's parameter groups. A skipped step changes no state."""
     norms = {
         id(parameter)
         for module in detector.modules()
@@ -43,7 +43,7 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=_MOMENTUM, fused=True)
         # torch (2.15, `_fused_sgd`) allocates the buffers uninitialized, and uses them if `found_inf` skips
-        # the first step. Zeros give torch's first step: momentum * 0 + gradient.
+        # the first step. With zeros the result equals torch's first step: momentum * 0 + gradient.
         for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
@@ -52,7 +52,7 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
 
 
 def scale_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig, str]:
-    """Return the options for the images of a step, and an explanation of the learning rate.
+    """Return the options scaled to the global batch, and an explanation of the learning rate.
 
     `lr_scaling` is linear (Goyal et al. 2017, arXiv:1706.02677) or by the square root (Malladi et al. 2022,
     arXiv:2205.10287); `scale_steps` follows the section "Customizing Batch Size" of the README of
@@ -82,10 +82,10 @@ def scale_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig,
 
 
 def learning_rate(step: float, total_steps: int, config: TrainConfig) -> float:
-    """Return the learning rate of step `step` (from 0) of `total_steps`; a `Schedule` has fractions of steps.
+    """Return the learning rate at `step` (from 0, may be fractional) of `total_steps`.
 
-    Warm-up, linear from a thousandth of the peak or quadratic, then half a cosine down to a hundredth of the
-    peak, or drops by `gamma` at the milestones.
+    The warm-up is quadratic, or linear from a thousandth of the peak. Then follow half a cosine down to a
+    hundredth of the peak, or drops by `gamma` at the milestones.
     """
     warmup = min(config.warmup_steps, total_steps // 10)
     if config.warmup_epochs:
@@ -101,7 +101,7 @@ def learning_rate(step: float, total_steps: int, config: TrainConfig) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups, times their `lr_scale`."""
+    """Set the learning rate of all groups, multiplied by their `lr_scale`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
@@ -109,8 +109,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 class MovingAverage:
     """Exponential moving average of a model's weights and buffers.
 
-    The decay grows with the steps, so that the random start does not dominate a short run: `inverse` is
-    TensorFlow's ExponentialMovingAverage, `exponential` the ModelEMA of D-FINE's authors.
+    The decay grows with the steps, so that the initial weights do not dominate a short run: `inverse` ramps
+    as TensorFlow's ExponentialMovingAverage, `exponential` as ModelEMA of D-FINE's authors.
     """
 
     def __init__(self, model: Architecture, decay: float, ramp: str = "inverse", steps: int = 1000) -> None:
@@ -138,7 +138,7 @@ class MovingAverage:
 
 
 def gradient_norm(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """Return the norm of the whole gradient, and clip it to `limit` in place if that is above 0."""
+    """Return the norm of the gradient of all parameters; clip it to `limit` in place if that is above 0."""
     if limit > 0:
         return nn.utils.clip_grad_norm_(parameters, limit)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

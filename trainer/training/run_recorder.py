@@ -1,4 +1,4 @@
-"""Writes checkpoints and scores validations in a thread of rank 0, from copies in the host's memory."""
+"""Writes checkpoints and scores validations in a thread of rank 0, from copies in host memory."""
 
 import logging
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _LOG = logging.getLogger("train")
 
 @dataclass(frozen=True)
 class Best:
-    """Description of the best weights."""
+    """Step, epoch and metrics of the best weights."""
 
     step: int
     epoch: int
@@ -35,9 +35,9 @@ class Best:
 
 
 class Recorder:
-    """Writes and scores states in a background thread, in the order of the calls.
+    """Writes and scores states in a background thread, in the order of calls.
 
-    The first failure ends the work, and every later call raises it.
+    After a failure no more work is done, and every later call raises it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Recorder:
         log: TrainingLog,
         best: Best | None,
     ) -> None:
-        """Continue from the best weights so far. Scores go to the log."""
+        """Start from the best weights so far. Scores are written to the log."""
         self.best = best  # the best weights so far; read it after `wait`
         self._config, self._output, self._log = config, output_uri, log
         self._folder = storage.join(output_uri, CHECKPOINTS)
@@ -58,32 +58,32 @@ class Recorder:
         self._error: Exception | None = None
 
     def save(self, state: State) -> None:
-        """Write a checkpoint of a state without `best`, which may change afterwards.
+        """Write a checkpoint of a state without `best`; the caller may change the state afterwards.
 
-        Waits for earlier calls, so there is at most one copy of the state.
+        Waits for earlier calls, so memory holds at most one copy of the state.
         """
         self.wait()
         self._saved = _copy_to_host(state)
         self._start(self._write)
 
     def score(self, truth: Callable[[], dict[str, Any]], predictions: Predictions) -> None:
-        """Score predictions of the weights that were saved last, and write best.pt if they are the best.
+        """Score predictions of the last saved weights, and write best.pt if they are the best.
 
         `truth` returns the ground truth of the validation split and is called once per run.
         """
         self._start(lambda: self._score(truth, predictions))
 
-    def keep_last(self) -> None:
-        """Write the weights that were saved last as best.pt, without validation."""
+    def write_last_as_best(self) -> None:
+        """Write the last saved weights as best.pt, without validation."""
         self._start(lambda: self._write_best({}))
 
     def check(self) -> None:
-        """Raise the first failure, if any; does not wait."""
+        """Raise the first failure, if any, without waiting."""
         if self._error:
             raise self._error
 
     def wait(self) -> None:
-        """Wait until all earlier calls are done. Raises the first failure."""
+        """Wait until all earlier calls are done; raise the first failure."""
         for job in self._jobs:
             job.result()
         self._jobs.clear()
@@ -118,7 +118,7 @@ class Recorder:
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
         if not self.best or metrics[evaluation.metric] > self.best.metrics[evaluation.metric]:
             self._write_best(metrics)
-        # Write it again: a run that resumes from here need not validate again.
+        # Rewrite the checkpoint, so that a run resuming from it does not validate again.
         state["validated"] = state["step"]
         self._write()
 
@@ -130,7 +130,7 @@ class Recorder:
 
 
 def restore_best(output_uri: str, saved: State) -> Best | None:
-    """Write best.pt again if it is lost or damaged; None if no checkpoint has its weights."""
+    """Rewrite best.pt if it is lost or damaged; return None if no checkpoint has its weights."""
     if not saved["best"]:
         return None
     best = Best(**saved["best"])
@@ -157,7 +157,7 @@ def restore_best(output_uri: str, saved: State) -> Best | None:
 
 
 def _weights(state: State) -> State:
-    """Return the weights to evaluate, and what is needed to use them."""
+    """Return the evaluated weights of a state and the metadata needed to use them."""
     return {**{key: state[key] for key in _DESCRIPTION}, "model": checkpoint.model_state(state)}
 
 

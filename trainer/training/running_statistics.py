@@ -1,7 +1,7 @@
-"""BatchNorm's running statistics: updated once a step, by the statistics of the step's whole global batch.
+"""Updates BatchNorm's running statistics once per step, from the whole global batch.
 
-A pass is normalized by the statistics of its own images. What is kept for evaluation must not depend on how a
-step's images are divided into passes and processes, so it is not updated in the passes.
+A forward pass is normalized by the statistics of its own images. The running statistics for evaluation must
+not depend on how a step's images are divided into passes and processes, so passes do not update them.
 """
 
 import functools
@@ -18,12 +18,12 @@ from trainer.launching.distributed import World, summed
 class RunningStatistics:
     """Updates the running statistics of a network in training mode.
 
-    In a step the buffers hold the statistics of the last pass (`momentum` is 1) and are read after each. Sums
-    are in fp64, so the variance is exact even if it is small next to the mean. The host waits for nothing.
+    In a step, the buffers hold the statistics of the last pass (`momentum` is 1); they are read after it.
+    Sums are in fp64, so a variance much smaller than the mean stays exact. The host never waits.
     """
 
     def __init__(self, network: nn.Module, world: World) -> None:
-        """Take over the updates of every BatchNorm layer in `network`, which is on its device."""
+        """Take over the updates of all BatchNorm layers in `network`, which must be on its device."""
         self._world = world
         self._norms = [
             norm
@@ -45,7 +45,7 @@ class RunningStatistics:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step, before its first pass."""
+        """Begin a step; call it before the first pass."""
         if self._norms:
             self._before = torch.stack([torch.cat(self._means), torch.cat(self._variances)]).double()
             self._steps_before = torch.stack(self._steps)
@@ -53,14 +53,14 @@ class RunningStatistics:
             """By channel: number, sum and sum of squares of the values of this step's passes."""
 
     def add_pass(self) -> None:
-        """Add the pass that has just been made."""
+        """Add the statistics of the last forward pass."""
         if self._norms:
             self._add(self._counts)
             self._counts = [0] * len(self._norms)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Update the running statistics after the last pass. A collective, if the network has any."""
+        """Update the running statistics after the last pass. A collective, if the network has BatchNorm."""
         if not self._norms:
             return
         count, total, squares = summed(self._sums, self._world)
@@ -75,7 +75,7 @@ class RunningStatistics:
         torch._foreach_copy_(self._steps, list((self._steps_before + 1).unbind()))
 
     def _before_call(self, number: int, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        # Without gradients it is a survey (see `Architecture.match_targets`), whose images come again.
+        # A call without gradients is `Architecture.match_targets`, whose images will be passed again.
         if not norm.training or not torch.is_grad_enabled():
             return
         if self._counts[number]:  # Called before in this pass: the buffers are about to be overwritten.
@@ -84,10 +84,10 @@ class RunningStatistics:
 
     @torch.no_grad()
     def _add(self, counts: Sequence[int]) -> None:
-        """Add the statistics in the buffers, of so many values for each layer."""
+        """Add the statistics in the buffers; `counts` are the numbers of values in each layer."""
         key = tuple(counts)
         if key not in self._weights:
-            # torch divides the variance by one less than the values: of all processes, with SyncBatchNorm.
+            # torch divides the variance by the number of values less one; SyncBatchNorm counts all processes.
             shared = [self._world.size if isinstance(norm, nn.SyncBatchNorm) else 1 for norm in self._norms]
             freedom = [max(0.0, count - 1 / by) for count, by in zip(counts, shared, strict=True)]
             self._weights[key] = torch.stack([self._by_channel(counts), self._by_channel(freedom)])
@@ -97,7 +97,7 @@ class RunningStatistics:
         self._sums += torch.stack([count, total, freedom_of * variance + total * mean])
 
     def _by_channel(self, values: Sequence[float | None]) -> Tensor:
-        """A number of each layer, once for each of its channels: fp64 [C]."""
+        """Repeat the value of each layer for each of its channels: fp64 [C]."""
         sizes = [norm.num_features for norm in self._norms]
         channels = [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
         return to_device(torch.tensor(channels, dtype=torch.float64), self._means[0].device)

@@ -14,7 +14,7 @@ from trainer.base.precision import scaler
 from trainer.config.schema import Config
 from trainer.launching.distributed import World, gather
 from trainer.model.architecture import Architecture, build
-from trainer.model.pretrained import DATA_ROOT, load_in_every_process
+from trainer.model.pretrained import DATA_ROOT, load_and_broadcast
 from trainer.training.checkpoint import State
 from trainer.training.optim import MovingAverage, build_optimizer
 from trainer.training.running_statistics import RunningStatistics
@@ -30,14 +30,14 @@ _SYNC_BUFFERS = (
 
 
 class TrainState:
-    """The state of a run in one process: all of it is in `state_dict`."""
+    """The state of a run in one process; `state_dict` contains all of it."""
 
     def __init__(
         self, config: Config, num_classes: int, world: World, *, data_root: str = DATA_ROOT, new: bool = True
     ) -> None:
         """Build the state of step 0, with the same weights in every process.
 
-        `data_root` contains the mirror of published weights. Only a new run loads them.
+        `data_root` contains the mirror of published weights, which only a new run loads.
         """
         torch.manual_seed(config.train.seed)
         self.world, self._seed = world, config.train.seed
@@ -50,9 +50,9 @@ class TrainState:
             )
         self.detector = build(config.model, num_classes).to(world.device).train()
         if new and config.model.weights:
-            load_in_every_process(self.detector, config.model.weights, data_root, world)
+            load_and_broadcast(self.detector, config.model.weights, data_root, world)
         self.detector = self.detector.to(memory_format=torch.channels_last)
-        # All ranks have drawn the same weights; from here on each has different random numbers.
+        # All ranks have drawn the same weights; from here on, their random numbers differ.
         torch.manual_seed(config.train.seed + 1 + world.rank)
         self.optimizer = build_optimizer(self.detector, config.train)
         train, self.ema = config.train, None

@@ -19,7 +19,7 @@ from trainer.data.batch import Batch, copy_to_host
 from trainer.launching.distributed import World, all_reduce_max, gather, summed
 from trainer.model import fused_functions
 from trainer.model.architecture import Architecture
-from trainer.model.global_batch import Part, parts
+from trainer.model.global_batch import BatchContext, batch_contexts
 from trainer.training.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.training.schedule import Schedule
 from trainer.training.state import TrainState
@@ -40,7 +40,7 @@ class TrainStep:
         global_batch: int,
         holds_gradients: bool = False,
     ) -> None:
-        """`model` is `state.wrap_ddp()`; for `holds_gradients` see `hold_gradients`."""
+        """`model` is `state.wrap_ddp()`; for `holds_gradients` see `allocate_gradients`."""
         self._state, self._model, self._config = state, model, config
         self._schedule, self._global_batch = schedule, global_batch
         self._holds_gradients = holds_gradients
@@ -48,29 +48,29 @@ class TrainStep:
         """Number and images of the last step, and what `guard_step` returned for it."""
 
     def __call__(self, batches: Sequence[Batch], *, stop: bool = False) -> tuple[Tensor, bool]:
-        """Do one step, with one forward pass for each batch.
+        """Run one step, with one forward pass for each batch.
 
-        Returns [2 + losses] on the device: total, each loss of the detector, norm of the gradient; their
-        means over the ranks are those of the global batch. Also whether any rank was asked to `stop`. It is a
-        TrainingError if the previous step had a loss or gradient that is not finite, and was not applied.
+        Return [2 + losses] on the device: total loss, each loss of the detector, and gradient norm, whose
+        means over the ranks apply to the global batch; and whether any rank was asked to `stop`. Raise
+        TrainingError if the previous step was skipped because its loss or gradient was not finite.
         """
         state = self._state
         lr = learning_rate(self._schedule.position, self._schedule.steps, self._config)
         set_learning_rate(state.optimizer, lr)
         losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
         state.statistics.begin()
-        for number, (batch, part) in enumerate(zip(batches, self._parts_of(batches), strict=True), 1):
+        for number, (batch, context) in enumerate(zip(batches, self._contexts_of(batches), strict=True), 1):
             # Gradients are exchanged only in the last backward pass of a step.
             local = isinstance(self._model, DistributedDataParallel) and number < len(batches)
             with self._model.no_sync() if local else contextlib.nullcontext():  # type: ignore[operator]
-                named = self.losses(batch, part)
+                named = self.losses(batch, context)
                 values = [named[name] for name in state.detector.loss_names]
                 # Losses are means over this batch, and gradients are averaged over the ranks. With this
                 # weight the sum is the mean over the global batch, even if the batches differ in size.
                 share = len(batch.image_ids) * state.world.size / self._global_batch
                 total = functools.reduce(operator.add, values) * share
-                # Times 1, or NaN if it is not finite: then the exchange makes the gradients of all ranks NaN,
-                # and all optimizers skip the step.
+                # The factor is 1, or NaN if the loss is not finite. NaN spreads to the gradients of all
+                # ranks, so all optimizers skip the step.
                 state.scaler.scale(total * (1 + 0 * total.detach())).backward()
             state.statistics.add_pass()
             losses += torch.stack([loss.detach() for loss in values]) * share
@@ -82,9 +82,11 @@ class TrainStep:
             # The scaler handles fp16 overflows: it skips the step and lowers the scale.
             checked = torch.cat([losses, losses.new_zeros(1)])
             norm = torch.where(norm.isfinite(), norm, 0.0)
-        # One all-reduce informs all ranks of losses that are not finite, of stop requests and of the time
-        # used. It is read during the next step, so that the host does not wait.
-        arriving = guard_step(state.optimizer, checked, (stop, self._schedule.measure()), state.world)
+        # One all-reduce shares non-finite losses, stop requests and the used time. Its result is read during
+        # the next step, so that the host does not wait.
+        arriving = guard_step(
+            state.optimizer, checked, (stop, self._schedule.measure_used_share()), state.world
+        )
         stopping = self.settle()
         ids = [image_id for batch in batches for image_id in batch.image_ids]
         self._pending = state.step + 1, ids, arriving
@@ -97,12 +99,12 @@ class TrainStep:
         state.samples += self._global_batch
         return torch.cat([losses.sum()[None], losses, norm]), stopping
 
-    def losses(self, batch: Batch, part: Part | None = None) -> Mapping[str, Tensor]:
-        """Run the forward pass; losses are means over this batch, the whole global batch without a `part`."""
+    def losses(self, batch: Batch, context: BatchContext | None = None) -> Mapping[str, Tensor]:
+        """Return the mean losses of a batch; without a `context` it is the whole global batch."""
         more: dict[str, Any] = {}
-        if self._state.detector.needs_part:
+        if self._state.detector.needs_batch_context:
             alone = World(0, 1, self._state.world.device)
-            more["part"] = part or self._parts([batch], len(batch.image_ids), alone)[0]
+            more["context"] = context or self._contexts([batch], len(batch.image_ids), alone)[0]
         with autocast(self._state.world.device, self._config.precision):
             losses: Mapping[str, Tensor] = self._model(
                 batch.images, batch.boxes, batch.labels, batch.color, **more
@@ -110,7 +112,7 @@ class TrainStep:
         return losses
 
     def settle(self) -> bool:
-        """Wait for the last step; returns whether any rank was asked to stop.
+        """Wait for the last step; return whether any rank was asked to stop.
 
         If the step was not applied, every rank raises TrainingError.
         """
@@ -118,7 +120,7 @@ class TrainStep:
             return False
         (step, own_ids, arriving), self._pending = self._pending, None
         broken, stopping, time_share, *own_values = arriving().tolist()
-        self._schedule.agree(time_share)
+        self._schedule.set_used_share(time_share)
         if not broken:
             return bool(stopping)
         world, titles = self._state.world, [*self._state.detector.loss_names, "norm of the gradient"]
@@ -134,26 +136,26 @@ class TrainStep:
             "or check these images; the step was not applied",
         )
 
-    def _parts(self, batches: Sequence[Batch], images: int, world: World) -> list[Part]:
-        return parts(batches, self._config.seed, self._state.step, images, world)
+    def _contexts(self, batches: Sequence[Batch], images: int, world: World) -> list[BatchContext]:
+        return batch_contexts(batches, self._config.seed, self._state.step, images, world)
 
-    def _parts_of(self, batches: Sequence[Batch]) -> Sequence[Part | None]:
-        """Describe the step's global batch, if the detector needs it. Then it is a collective."""
+    def _contexts_of(self, batches: Sequence[Batch]) -> Sequence[BatchContext | None]:
+        """Return the batches' contexts if the detector needs them (then a collective), else None for each."""
         state, detector = self._state, self._state.detector
-        if not detector.needs_part:
+        if not detector.needs_batch_context:
             return [None] * len(batches)
-        described = self._parts(batches, self._global_batch, state.world)
+        described = self._contexts(batches, self._global_batch, state.world)
         if len(batches) == 1 or not detector.needs_global_matches:
             return described
         with torch.no_grad(), autocast(state.world.device, self._config.precision):
             matches = [
-                detector.match_targets(batch.images, batch.boxes, batch.labels, batch.color, part)
-                for batch, part in zip(batches, described, strict=True)
+                detector.match_targets(batch.images, batch.boxes, batch.labels, batch.color, context)
+                for batch, context in zip(batches, described, strict=True)
             ]
             total = summed(torch.stack([count for _, count in matches]).sum(), state.world)
         return [
-            part._replace(matches=matched, pair_count=total)
-            for part, (matched, _) in zip(described, matches, strict=True)
+            context._replace(matches=matched, pair_count=total)
+            for context, (matched, _) in zip(described, matches, strict=True)
         ]
 
 
@@ -163,7 +165,7 @@ def guard_step(
     """Let the optimizer skip its next step if a loss [n] is not finite on any rank. A collective.
 
     A fused optimizer reads a flag on the device. The returned function waits, and returns whether any rank
-    was broken, the maximum of each of `values` over the ranks, and the losses of this rank.
+    had such a loss, the maximum of each of `values` over the ranks, and this rank's losses.
     """
     flags = torch.zeros(1 + len(values), device=losses.device)
     flags[0] = torch.isfinite(losses).all().logical_not()
@@ -184,18 +186,18 @@ def guard_step(
 
 
 def compile_detector(detector: Architecture, mode: str, world: World, sizes: int = 1) -> bool:
-    """Set up the compilation of `train.compile`, as far as the machine supports it, and log it.
+    """Set up `train.compile` as far as the machine supports it, and log the result.
 
-    The first steps compile. Without a GPU "graphs" is "model". `sizes` is the number of input sizes.
-    Returns whether the network runs as CUDA graphs: see `hold_gradients`.
+    Compilation happens in the first steps. Without a GPU, "graphs" means "model". `sizes` is the number of
+    input sizes. Return whether the network runs as CUDA graphs: see `allocate_gradients`.
     """
-    supported = fused_functions.choose(mode != "off", world.device, tell=world.is_main)
+    supported = fused_functions.configure(mode != "off", world.device, tell=world.is_main)
     if not supported or mode not in ("model", "graphs"):
         return False
     if sizes > 1:
-        import torch._dynamo  # It takes seconds.
+        import torch._dynamo  # Importing it takes seconds.
 
-        # One graph for each shape; the passes of a step may differ by an image.
+        # One graph for each shape; the batch sizes of a step may differ by one.
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 2 * sizes)
     graphs = mode == "graphs" and world.device.type == "cuda"
@@ -208,11 +210,11 @@ def compile_detector(detector: Architecture, mode: str, world: World, sizes: int
     return graphs
 
 
-def hold_gradients(parameters: Sequence[Tensor]) -> None:
-    """Allocate all gradients, for steps of several passes with CUDA graphs.
+def allocate_gradients(parameters: Sequence[Tensor]) -> None:
+    """Allocate all gradients before steps of several passes with CUDA graphs.
 
-    Otherwise autograd uses the graph's memory as the gradient, which the graph's next run overwrites
-    (pytorch/pytorch issue 169545). The optimizer then has to zero gradients instead of dropping them.
+    Otherwise autograd stores the gradient in the graph's memory, which the graph's next run overwrites
+    (pytorch/pytorch issue 169545). The optimizer must then zero gradients instead of dropping them.
     """
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)

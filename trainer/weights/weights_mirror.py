@@ -1,10 +1,10 @@
-"""Published weights and their mirror `<data_root>/weights`, from which a cluster without internet trains.
+"""Published weights and their mirror `<data_root>/weights`, for clusters without internet access.
 
 URIs:
 
-    torchvision:ResNet50_Weights.IMAGENET1K_V2   a file of torchvision, by its name there
-    hf:ORG/NAME, hf:ORG/NAME@REVISION            a model of the Hugging Face hub, in save_pretrained's layout
-    https://HOST/FILE, ...#sha256=HASH           a file of a web server
+    torchvision:ResNet50_Weights.IMAGENET1K_V2   a file of torchvision, by its enum name
+    hf:ORG/NAME, hf:ORG/NAME@REVISION            a model on the Hugging Face hub, in save_pretrained's layout
+    https://HOST/FILE, ...#sha256=HASH           a file on a web server
 
 Any other URI (a path, s3://bucket/key) is read in place and not mirrored. In the mirror:
 
@@ -12,7 +12,7 @@ Any other URI (a path, s3://bucket/key) is read in place and not mirrored. In th
     hf/ORG/NAME/REVISION/files.json (last)       name, hash and size of the file next to it; config.json too
     web/<hash of the address>/files.json (last)
 
-A file's hash is checked when it is fetched and whenever it is used.
+A file's hash is checked after fetching and before each use.
 """
 
 import argparse
@@ -57,7 +57,7 @@ HUB_TOKEN = "HF_TOKEN"  # noqa: S105
 """Environment variable: a token for private models, and for gated ones whose conditions were accepted."""
 TORCHVISION_URL = "KUBEDET_TORCHVISION_URL"
 """Environment variable: your mirror of torchvision's folder of files."""
-SUFFIXES = (".safetensors", ".pth", ".pt")  # suffixes of files of tensors, the preferred one first
+SUFFIXES = (".safetensors", ".pth", ".pt")  # file suffixes of tensor files in order of preference
 TORCHVISION_FILES = {
     "ResNet18_Weights.IMAGENET1K_V1": "resnet18-f37072fd.pth",
     "ResNet50_Weights.IMAGENET1K_V2": "resnet50-11ad3fa6.pth",
@@ -65,7 +65,7 @@ TORCHVISION_FILES = {
     "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1": "retinanet_resnet50_fpn_v2_coco-5905b1c5.pth",
 }
 """Names of the files that the recipes use: importing torchvision, which knows all, takes seconds."""
-ANSWER_SECONDS = 5.0  # timeout of a publisher's first answer
+ANSWER_SECONDS = 5.0  # timeout for a publisher's first response
 _TORCHVISION_HOME = "https://download.pytorch.org/models"
 _MODEL = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
 _TENSORS, _CONFIG = "model.safetensors", "config.json"
@@ -78,7 +78,7 @@ _LOG = logging.getLogger("weights")
 
 @models.dataclass(config=STRICT, frozen=True)
 class PublishedFile:
-    """A file of tensors: name, address, hash (or its first digits) and bytes, as far as they are known."""
+    """A file of tensors: name, URL, SHA-256 (or its first digits) and bytes; empty or 0 if unknown."""
 
     name: str
     url: str
@@ -107,7 +107,7 @@ class _HubFile(BaseModel):
 
 
 class _HubModel(BaseModel):
-    """What the hub's API says of a model, as far as we use it."""
+    """The fields of the hub's API response for a model that we use."""
 
     sha: str  # Of the commit.
     siblings: list[_HubFile]
@@ -115,7 +115,7 @@ class _HubModel(BaseModel):
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A file of tensors on this machine, and its name in the configuration."""
+    """A local file of tensors, and the URI in the configuration."""
 
     uri: str
     path: Path
@@ -123,23 +123,23 @@ class WeightFile:
     """The config.json beside it, as `save_pretrained` writes it; empty without one."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor by name; of a .safetensors file only the header is read."""
+        """Return the shape of each tensor by name; for a .safetensors file, only the header is read."""
         if self.path.suffix != ".safetensors":
             return {name: tuple(value.shape) for name, value in self.state().items()}
         from safetensors import safe_open
 
-        with self._readable(), safe_open(self.path, "pt") as file:
+        with self._translate_errors(), safe_open(self.path, "pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
     def state(self) -> dict[str, "Tensor"]:
-        """Read the tensors, by name, onto the CPU: of a checkpoint its averaged weights, if it has some."""
-        import torch  # Late: steps that only look weights up start without it.
+        """Read the tensors onto the CPU, by name; prefer the averaged weights of a checkpoint."""
+        import torch  # Imported here so that steps that only look up weights start without it.
         from safetensors.torch import load_file
 
-        with self._readable():
+        with self._translate_errors():
             if self.path.suffix == ".safetensors":
                 return load_file(self.path)
-            # Authors store their arguments in a Namespace, which is data.
+            # Some authors store arguments in a Namespace, which is safe to load.
             with torch.serialization.safe_globals([argparse.Namespace]):
                 state = torch.load(self.path, map_location="cpu", weights_only=True)
             for wrapper in _WRAPPERS:
@@ -152,7 +152,7 @@ class WeightFile:
             return state
 
     @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # torch.load has no common error
@@ -163,26 +163,26 @@ class WeightFile:
 
 
 def is_published(uri: str) -> bool:
-    """Return whether a URI names weights that the mirror keeps."""
+    """Return whether a URI names published weights, which the mirror stores."""
     return uri.startswith((TORCHVISION, HUB)) or storage.scheme(uri) in storage.WEB
 
 
-def mirror_of(data_root: str) -> str:
+def mirror_uri(data_root: str) -> str:
     """Return the URI of a data root's mirror."""
     return storage.join(data_root, "weights")
 
 
 def mirror_folder(uri: str, data_root: str) -> str:
-    """Return the URI of the folder of published weights in a data root's mirror."""
+    """Return the URI of the mirror's folder for published weights."""
     if uri.startswith(TORCHVISION):
-        return storage.join(mirror_of(data_root), "torchvision")
+        return storage.join(mirror_uri(data_root), "torchvision")
     if uri.startswith(HUB):
-        return storage.join(mirror_of(data_root), "hf", *_model(uri))
-    return storage.join(mirror_of(data_root), "web", hashlib.sha256(uri.encode()).hexdigest()[:16])
+        return storage.join(mirror_uri(data_root), "hf", *_parse_hub_uri(uri))
+    return storage.join(mirror_uri(data_root), "web", hashlib.sha256(uri.encode()).hexdigest()[:16])
 
 
 def published_file(uri: str) -> PublishedFile:
-    """Return the file of published weights; sends a request to the hub."""
+    """Return the file of published weights; for a hub model, request it from the hub's API."""
     if uri.startswith(TORCHVISION):
         return torchvision_file(uri)
     if uri.startswith((HUB, f"{hub_address()}/")):
@@ -204,7 +204,7 @@ def published_file(uri: str) -> PublishedFile:
                 fix="end it with #sha256= and the hash, or omit both",
             )
         return PublishedFile(urlsplit(url).path.rpartition("/")[2], url, sha256.group(1) if sha256 else "")
-    name, revision = _model(uri)
+    name, revision = _parse_hub_uri(uri)
     address = f"{hub_address()}/api/models/{name}/revision/{quote(revision)}?blobs=true"
     try:
         model = storage.read_model(address, _HubModel, f"check {HUB_ADDRESS}, if it is set")
@@ -227,7 +227,7 @@ def hub_address() -> str:
 
 
 def torchvision_file(uri: str) -> PublishedFile:
-    """Return the file of `torchvision:NAME`, without any request."""
+    """Return the file of `torchvision:NAME` without a network request."""
     name = uri.removeprefix(TORCHVISION)
     path = TORCHVISION_FILES.get(name, "")
     if not path:
@@ -241,14 +241,14 @@ def torchvision_file(uri: str) -> PublishedFile:
                 fix="use a name such as torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
             ) from None
         path = weights.url.removeprefix(f"{_TORCHVISION_HOME}/")
-    # The name ends with the first digits of the SHA-256.
+    # The file name ends with the first digits of the SHA-256.
     prefix = re.search(r"-([0-9a-f]{8,})\.\w+$", path)
     home = (os.environ.get(TORCHVISION_URL) or _TORCHVISION_HOME).rstrip("/")
     return PublishedFile(path.rpartition("/")[2], f"{home}/{path}", prefix.group(1) if prefix else "")
 
 
-def _model(uri: str) -> tuple[str, str]:
-    """Name and revision of a model of the hub."""
+def _parse_hub_uri(uri: str) -> tuple[str, str]:
+    """Return the name and revision of a model on the hub."""
     match = _MODEL.fullmatch(uri.removeprefix(HUB))
     if (
         match is None
@@ -262,8 +262,8 @@ def _model(uri: str) -> tuple[str, str]:
     return match["name"], match["revision"] or "main"
 
 
-def look_up(uri: str, data_root: str) -> PublishedFile | None:
-    """Return the file of published weights if the mirror has it; sends no request to their publisher."""
+def find_in_mirror(uri: str, data_root: str) -> PublishedFile | None:
+    """Return the file of published weights if the mirror has it, without contacting the publisher."""
     place = mirror_folder(uri, data_root)
     if uri.startswith(TORCHVISION):
         file = torchvision_file(uri)
@@ -276,39 +276,39 @@ def look_up(uri: str, data_root: str) -> PublishedFile | None:
     return file if storage.exists(storage.join(place, file.name)) else None
 
 
-def obtain(uri: str, data_root: str) -> WeightFile:
-    """Return weights as a file on this machine with a checked hash; fetch published ones if necessary.
+def fetch_if_needed(uri: str, data_root: str) -> WeightFile:
+    """Return weights as a local file; published weights are fetched if needed, and their hash is checked.
 
-    Call it in one process of a run and send the tensors to the others.
+    Call this in one process of a run only, and send the tensors to the others.
     """
     if not is_published(uri):
-        return _in_place(uri)
-    file, place = look_up(uri, data_root), mirror_folder(uri, data_root)
+        return _find_unpublished(uri)
+    file, place = find_in_mirror(uri, data_root), mirror_folder(uri, data_root)
     path = storage.local_copy(storage.join(place, file.name)) if file else None
-    if file is None or path is None or _fault(path, file):
+    if file is None or path is None or _find_fault(path, file):
         if file:
-            _LOG.warning("weights %s in %s are damaged: fetching them again", uri, mirror_of(data_root))
+            _LOG.warning("weights %s in %s are damaged: fetching them again", uri, mirror_uri(data_root))
         with log.activity(_LOG, f"fetching {uri}"):
             file = _fetch(uri, data_root)
         path = storage.local_copy(storage.join(place, file.name))
-    return WeightFile(uri, path, _description(place))
+    return WeightFile(uri, path, _read_config(place))
 
 
 def check_available(uri: str, data_root: str) -> None:
-    """Check that a training finds its weights: fetch them if no mirror has them."""
-    if uri and not (is_published(uri) and look_up(uri, data_root)):
-        obtain(uri, data_root)
+    """Check that training can find its weights; fetch published ones that the mirror lacks."""
+    if uri and not (is_published(uri) and find_in_mirror(uri, data_root)):
+        fetch_if_needed(uri, data_root)
 
 
-def _in_place(uri: str) -> WeightFile:
-    """The file at a path or object, or the one file of tensors in a folder."""
+def _find_unpublished(uri: str) -> WeightFile:
+    """Return the file at a path or object URI, or the only tensor file in a folder."""
     if not storage.exists(uri):
-        names = sorted(one for one in storage.list_states(uri) if one.endswith(SUFFIXES))
+        names = sorted(name for name in storage.list_states(uri) if name.endswith(SUFFIXES))
         for suffix in SUFFIXES:
-            of_kind = [one for one in names if one.endswith(suffix)]
-            if len(of_kind) == 1:
-                path = storage.local_copy(storage.join(uri, of_kind[0]))
-                return WeightFile(uri, path, _description(uri))
+            candidates = [name for name in names if name.endswith(suffix)]
+            if len(candidates) == 1:
+                path = storage.local_copy(storage.join(uri, candidates[0]))
+                return WeightFile(uri, path, _read_config(uri))
         if names or not uri.endswith(SUFFIXES):
             found = f" but {', '.join(names)}" if names else ""
             raise StorageError(
@@ -317,19 +317,19 @@ def _in_place(uri: str) -> WeightFile:
                 f"hf:ORG/NAME; {NO_WEIGHTS} trains from scratch",
             )
     try:
-        return WeightFile(uri, storage.local_copy(uri), _description(uri.rpartition("/")[0] or "."))
+        return WeightFile(uri, storage.local_copy(uri), _read_config(uri.rpartition("/")[0] or "."))
     except StorageError as error:
         raise StorageError(f"model.weights: {error.message}", fix=error.fix) from None
 
 
-def _description(folder: str) -> dict[str, Any]:
-    """The config.json in the folder of weights; empty without one."""
+def _read_config(folder: str) -> dict[str, Any]:
+    """Return the content of config.json in a folder of weights; {} if there is none."""
     uri = storage.join(folder, _CONFIG)
     remedy = "remove it, or replace it with the model's file"
     return storage.read_model(uri, dict[str, Any], remedy) if storage.exists(uri) else {}
 
 
-def _fault(path: Path, file: PublishedFile) -> str | None:
+def _find_fault(path: Path, file: PublishedFile) -> str | None:
     digest, expected = _sha256(path), file.sha256
     if digest.startswith(expected):
         return None
@@ -342,7 +342,7 @@ def _sha256(path: Path) -> str:
 
 
 def _is_reachable(uri: str) -> bool:
-    """Return whether a server responds within a few seconds; it is asked once."""
+    """Return whether a server responds within a few seconds, without retries."""
     from trainer.storage.retries import probe
 
     with DaemonThreadPool(1) as thread, contextlib.suppress(TimeoutError):  # A name lookup has no timeout.
@@ -352,13 +352,13 @@ def _is_reachable(uri: str) -> bool:
 
 
 def _fetch(uri: str, data_root: str) -> PublishedFile:
-    """Fetch published weights into the mirror, the manifest last; returns the file with its full hash."""
+    """Fetch published weights into the mirror, and the manifest last; return the file with its full hash."""
     from trainer.storage import objects, web
 
     place, is_torchvision = mirror_folder(uri, data_root), uri.startswith(TORCHVISION)
     remedy = f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
     if uri.startswith(HUB):
-        name, revision = _model(uri)
+        name, revision = _parse_hub_uri(uri)
         address = f"{hub_address()}/{name}/tree/{revision}"
     else:
         file = published_file(uri)
@@ -368,14 +368,14 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
         with temporary_folder() as temporary:
             # Without internet, fail at once.
             if not _is_reachable(address):
-                raise StorageError(f"its server does not answer within {ANSWER_SECONDS:g} s")
+                raise StorageError(f"its server does not respond within {ANSWER_SECONDS:g} s")
             file = published_file(uri)
             _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")
             path = temporary / "weights"
             objects.copy(file.url, path)
-            if fault := _fault(path, file):
+            if fault := _find_fault(path, file):
                 raise StorageError(
-                    f"{file.url} differs from the published file; perhaps a proxy answered: {fault}"
+                    f"{file.url} differs from the published file; perhaps a proxy responded: {fault}"
                 )
             if uri.startswith(HUB):
                 with contextlib.suppress(MissingError):  # Some models have none.
@@ -394,7 +394,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
                 "read gated repositories"
             )
         raise StorageError(
-            f"model.weights: {uri} is not in {mirror_of(data_root)}, and cannot be fetched from "
+            f"model.weights: {uri} is not in {mirror_uri(data_root)}, and cannot be fetched from "
             f"{address}: {error.message.removeprefix(f'cannot read {address}: ')}",
             fix=f"{remedy}; --set model.weights={NO_WEIGHTS} trains from scratch",
             transient=False,

@@ -32,7 +32,7 @@ def test_a_search_writes_a_table_and_a_recipe_that_a_search_takes(tune, data_roo
     folder = tmp_path / "runs" / "search"
     header, _, *rows = (folder / "trials.md").read_text().splitlines()[2:]
     assert header.startswith("| trial | state | coco/AP | train.lr |") and len(rows) == 5
-    recipe, overrides = recipes.named(str(folder / "best.yaml"))
+    recipe, overrides = recipes.read_recipe(str(folder / "best.yaml"))
     assert (recipe, overrides["data.processes"]) == ("debug", 1)
     assert f"train.lr={overrides['train.lr']:.4g}" in out.split("best: ")[1]
     with open(f"{data_root}/tuning/search/best.yaml") as file:

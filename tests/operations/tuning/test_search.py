@@ -240,7 +240,7 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
     assert recorded == [f"best: {search.describe(best)}"]  # `kubedet tune --wait` shows it.
     assert Path(table.path).read_bytes() == (study / "trials.md").read_bytes()
     assert Path(configuration.path).read_bytes() == (study / "best.yaml").read_bytes()
-    recipe, overrides = recipes.named(str(study / "best.yaml"))
+    recipe, overrides = recipes.read_recipe(str(study / "best.yaml"))
     assert (recipe, overrides["train.lr"]) == ("debug", best.params["train.lr"])
     # Kubeflow makes 4.0 of 4.
     assert "train.epochs: 4," in str(yaml.safe_load(Path(configuration.path).read_text())).replace("'", "")

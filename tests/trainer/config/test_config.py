@@ -22,9 +22,9 @@ def test_every_recipe_survives_writing_and_reading(name):
 @pytest.mark.parametrize("name", recipes.RECIPES)
 def test_no_recipe_freezes_random_weights_and_every_one_can_train_from_scratch(name):
     config = recipes.load(name, {"model.weights": "none"})
-    assert config.model.weights == "" and not config.model.frozen_options()
+    assert config.model.weights == "" and not config.model.unfreezing_options()
     published = recipes.load(name).model
-    assert config.model == dataclasses.replace(published, weights="", **published.frozen_options())
+    assert config.model == dataclasses.replace(published, weights="", **published.unfreezing_options())
 
 
 def test_none_trains_all_but_what_is_named_beside_it():

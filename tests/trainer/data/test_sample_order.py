@@ -11,9 +11,9 @@ from trainer.config.schema import LoaderConfig
 from trainer.data.sample_order import (
     SampleStream,
     class_shares,
+    count_forward_passes,
     epoch_order,
-    forward_passes,
-    global_batch,
+    global_batch_size,
     image_weights,
     rank_positions,
     repeat_factors,
@@ -43,14 +43,14 @@ def test_a_rank_has_the_same_one_or_two_batch_sizes_in_every_step(whole, world, 
 
 
 def test_the_global_batch_is_the_one_asked_for_or_the_product():
-    assert global_batch(100, batch_size=4, processes=3) == 12
-    assert global_batch(100, batch_size=4, processes=3, configured=10) == 10
+    assert global_batch_size(100, batch_size=4, processes=3) == 12
+    assert global_batch_size(100, batch_size=4, processes=3, configured=10) == 10
     with pytest.raises(DataError, match=r"6 images.*2 processes x batch 4 = 8"):
-        global_batch(6, batch_size=4, processes=2)
+        global_batch_size(6, batch_size=4, processes=2)
     with pytest.raises(ConfigError, match="2 images cannot be split among 3 processes"):
-        global_batch(100, batch_size=4, processes=3, configured=2)
+        global_batch_size(100, batch_size=4, processes=3, configured=2)
     with pytest.raises(DataError, match=r"9 images.*train\.global_batch = 10"):
-        global_batch(9, batch_size=4, processes=1, configured=10)
+        global_batch_size(9, batch_size=4, processes=1, configured=10)
 
 
 patient = settings(deadline=None)  # other processes may need the processor
@@ -66,7 +66,7 @@ def read(sizes, seed, start, steps, whole, batch, world):
         for rank, stream in enumerate(streams):
             passes = rank_positions(start + step * whole, whole, batch, world_size=world, rank=rank)
             # Every rank makes as many, and none without an image: SyncBatchNorm would wait for ever.
-            assert len(passes) == forward_passes(whole, batch, world)
+            assert len(passes) == count_forward_passes(whole, batch, world)
             assert all(1 <= len(turn) <= max(batch, 2) for turn in passes)
             indices += [stream[position] for turn in passes for position in turn]
             shares.append(sum(map(len, passes)))

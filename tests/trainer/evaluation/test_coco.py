@@ -102,7 +102,7 @@ def test_error_counts_all_and_shows_the_first():
     with pytest.raises(EvaluationError) as error:
         coco.evaluate(TRUTH, bad)
     message = error.value.message
-    assert "detections (51 in all)" in message
+    assert "detections (51 in total)" in message
     assert "50 with an unknown image id: 100 (item 0)" in message and "104 (item 4)" in message
     assert "105" not in message
     assert "1 with a non-finite score" in message
@@ -114,7 +114,7 @@ def test_bad_ground_truth_is_refused():
         coco.evaluate({**TRUTH, "annotations": []}, PERFECT)
     ground_truth = copy.deepcopy(TRUTH)
     ground_truth["annotations"][2]["image_id"] = 7
-    with pytest.raises(EvaluationError, match=r"ground truth \(3 in all\).*\n.*unknown image id: 7"):
+    with pytest.raises(EvaluationError, match=r"ground truth \(3 in total\).*\n.*unknown image id: 7"):
         coco.evaluate(ground_truth, [])
 
 
@@ -129,14 +129,14 @@ def test_parquet_files_with_other_columns_are_refused(tmp_path):
 
 
 def test_table_shows_numbers_and_shortens_many_classes():
-    text = coco.table(coco.evaluate(TRUTH, PERFECT[:1]))
+    text = coco.format_table(coco.evaluate(TRUTH, PERFECT[:1]))
     assert re.search(r"^cat +2 +0\.50\d +0\.50\d +█{10}$", text, re.MULTILINE)
     assert re.search(r"^dog +1 +0\.000 +0\.000$", text, re.MULTILINE)
     assert "-1" not in text
     assert max(map(len, text.splitlines())) <= 80
     names = [f"class {i}" for i in range(601)]
     many = truth([(0, i, [10, 10, 50, 50]) for i in range(601)], names=names)
-    lines = coco.table(coco.evaluate(many, [detection(0, 3, [10, 10, 50, 50])]), rows=10).splitlines()
+    lines = coco.format_table(coco.evaluate(many, [detection(0, 3, [10, 10, 50, 50])]), rows=10).splitlines()
     assert len(lines) == 4 + 2 + 11
     assert lines[6].startswith("class 3 ") and "591 classes between" in lines[11]
 

@@ -64,8 +64,8 @@ def average_precision(matches: BoxMatches, place: int) -> float:
 def test_all_agree_with_pycocotools(fifth: int) -> None:
     for seed in range(fifth * CASES // 5, (fifth + 1) * CASES // 5):
         truth, detections = odd_case(seed)
-        oracle = engines.run("pycocotools", truth, detections)
-        arrays = engines.run("hotcoco", truth, detections)
+        oracle = engines.run_evaluator("pycocotools", truth, detections)
+        arrays = engines.run_evaluator("hotcoco", truth, detections)
         for ours, expected in zip(arrays, oracle, strict=True):
             assert np.abs(ours - expected).max() <= 1e-12, seed
         result = coco.evaluate(truth, detections)
@@ -104,12 +104,12 @@ def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
     for seed in range(60):
         truth, detections = odd_case(seed)
         calls.append([])
-        whole = engines.run("hotcoco", truth, detections)
+        whole = engines.run_evaluator("hotcoco", truth, detections)
         assert len(calls[-1]) == 1
         calls.append([])
         with monkeypatch.context() as small:
             small.setattr(engines, "_CHUNK_PREDICTIONS", 20)
-            apart = engines.run("hotcoco", truth, detections)
+            apart = engines.run_evaluator("hotcoco", truth, detections)
         for one, other in zip(apart, whole, strict=True):
             assert np.array_equal(one, other), seed
     assert max(map(len, calls)) >= 4  # What keeps the memory small.

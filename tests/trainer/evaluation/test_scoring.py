@@ -74,7 +74,7 @@ def test_thresholds_against_trying_every_score() -> None:
         scores = scored(truth, detections)
         for name, point in scores.points.items():
             place = truth.names.index(name)
-            rows, objects = scores.matches.class_rows(place), len(scores.matches.objects(place))
+            rows, objects = scores.matches.class_rows(place), len(scores.matches.image_of_each_object(place))
             counted = ~scores.matches.ignored[rows, 0]
             found, right = scores.matches.scores[rows][counted], scores.matches.right[rows, 0][counted]
             tried = [2 * right[found >= s].sum() / ((found >= s).sum() + objects) for s in found]

@@ -61,7 +61,7 @@ def test_the_way_of_resizing_follows_the_model(saved, shards, tiny, tmp_path, mo
     model = loading.load(target, device)
     assert model.square == loading.load(source, device).square == square
     # The recipe of the evaluation fits images another way: that of the model counts.
-    found = predictions.predict_own(model, dataset, tiny(), World(0, 1, device))
+    found = predictions.predict_rank_share(model, dataset, tiny(), World(0, 1, device))
     predictor = open_bundle(bundle.load(target))
     for index in range(len(dataset)):
         pixels, record = read_sample(dataset, index)

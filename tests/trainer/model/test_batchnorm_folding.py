@@ -9,7 +9,7 @@ from torchvision.models import resnet18, resnext50_32x4d
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer.model.architecture import build
-from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, NormedConv2d, apply_in_convolutions
+from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, ConvNorm2d, apply_in_convolutions
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
 from trainer.model.retinanet.options import RetinaNetOptions
 
@@ -97,7 +97,7 @@ def test_applied_anew_they_are_the_present_ones_of_this_copy(both, pixels):
 def test_applied_anew_they_can_be_compiled_and_exported(pixels):
     ours = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), FrozenBatchNorm2d(4)).double()
     apply_in_convolutions(ours, (FrozenBatchNorm2d,), TORCHVISION_PAIRS)
-    assert isinstance(ours[0], NormedConv2d)
+    assert isinstance(ours[0], ConvNorm2d)
     expected = ours(pixels)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)(pixels)
     exported = torch.export.export(ours, (pixels,)).module()(pixels)
@@ -108,4 +108,4 @@ def test_applied_anew_they_can_be_compiled_and_exported(pixels):
 def test_a_convolution_with_a_bias_is_left_to_its_layer():
     body = nn.Sequential(nn.Conv2d(3, 4, 3), FrozenBatchNorm2d(4))
     apply_in_convolutions(body, (FrozenBatchNorm2d,), TORCHVISION_PAIRS)
-    assert not isinstance(body[0], NormedConv2d) and type(body[1]) is FrozenBatchNorm2d
+    assert not isinstance(body[0], ConvNorm2d) and type(body[1]) is FrozenBatchNorm2d

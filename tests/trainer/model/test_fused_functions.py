@@ -18,14 +18,14 @@ needs_compiler = pytest.mark.skipif(
 def plain_again(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     yield
-    fused_functions.choose(False, CPU)
+    fused_functions.configure(False, CPU)
 
 
 def test_nothing_is_compiled_unless_asked(caplog):
     caplog.set_level(logging.INFO)
     calls = []
     double = fused_functions.fused(lambda x: calls.append(1) or 2 * x)
-    assert not fused_functions.choose(False, CPU)
+    assert not fused_functions.configure(False, CPU)
     assert double(torch.ones(2)).tolist() == [2, 2] and calls == [1]
     assert not caplog.records
 
@@ -34,7 +34,7 @@ def test_a_machine_without_a_compiler_says_so_and_goes_on(monkeypatch, tmp_path,
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert not fused_functions.choose(True, CPU)
+    assert not fused_functions.configure(True, CPU)
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "there is no compiler (g++ or clang++)" in record.message
     assert "install it, or set train.compile=off" in record.message
@@ -57,11 +57,11 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch, tmp_path, caplog):
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     triple = fused_functions.fused(lambda x: (x * 3).sin())
-    fused_functions.choose(True, CPU)
+    fused_functions.configure(True, CPU)
     # torch's own way: what monkeypatch undoes is hidden from every later compilation.
     with inductor.patch({"cpp.cxx": (None, str(broken))}):
         assert torch.equal(triple(torch.ones(4)), (torch.ones(4) * 3).sin())
-    assert "continuing without compilation" in caplog.text and not fused_functions._Choice.compiles
+    assert "continuing without compilation" in caplog.text and not fused_functions._CompileState.compiles
 
 
 def test_more_forms_than_may_be_compiled(caplog):
@@ -70,7 +70,7 @@ def test_more_forms_than_may_be_compiled(caplog):
     def triple(x):
         return (x * 3).sin()
 
-    call = fused_functions.guarded(
+    call = fused_functions.with_eager_fallback(
         torch.compile(triple, backend="eager", dynamic=True, fullgraph=True), triple
     )
     with torch._dynamo.config.patch(recompile_limit=1):

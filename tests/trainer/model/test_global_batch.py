@@ -6,7 +6,7 @@ import torch
 from benchmarks.operators import Operators
 from trainer.data.batch import PADDING, Batch
 from trainer.launching.distributed import SINGLE, World
-from trainer.model.global_batch import parts, random_keys, uniform
+from trainer.model.global_batch import batch_contexts, random_keys, uniform
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ def batch(ids, counts):
 
 
 def test_targets_are_counted_over_all_batches():
-    first, second = parts([batch([3, 4], [2, 0]), batch([5], [7])], 1, 2, 3, SINGLE)
+    first, second = batch_contexts([batch([3, 4], [2, 0]), batch([5], [7])], 1, 2, 3, SINGLE)
     assert (first.counts, second.counts) == ([2, 0], [7])
     for part in (first, second):
         assert part.targets == 9 and part.max_targets == 7 and part.images == 3
@@ -30,7 +30,7 @@ def test_targets_are_counted_over_all_batches():
 def parts_of_rank(rank, folder, results):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/s", rank=rank, world_size=2)
     with Operators() as counted:
-        (part,) = parts([batch([rank], [[2], [7]][rank])], 1, 2, 2, World(rank, 2, CPU))
+        (part,) = batch_contexts([batch([rank], [[2], [7]][rank])], 1, 2, 2, World(rank, 2, CPU))
     results.put((part.counts, part.targets, part.max_targets, counted.waits))
     torch.distributed.destroy_process_group()
 

@@ -13,7 +13,7 @@ from weights_server import weights_server
 from trainer.base.errors import CheckpointError, ConfigError, StorageError
 from trainer.launching.distributed import World
 from trainer.model.architecture import build
-from trainer.model.pretrained import check_pretrained, load_in_every_process, load_pretrained
+from trainer.model.pretrained import check_pretrained, load_and_broadcast, load_pretrained
 from trainer.model.retinanet.options import RetinaNetOptions
 from trainer.training import checkpoint
 
@@ -120,7 +120,7 @@ def rank(number, uris, folder, results):
     for uri in uris:
         try:
             world = World(number, 2, torch.device("cpu"))
-            load_in_every_process(detector, uri, f"{folder}/root-{number}", world)
+            load_and_broadcast(detector, uri, f"{folder}/root-{number}", world)
         except StorageError as error:
             said.append(error.message)
     results.put((number, {name: value.numpy() for name, value in detector.state_dict().items()}, said))

@@ -22,9 +22,9 @@ def test_the_gate_of_recipes_for_own_sets_holds_a_model_back_that_finds_nothing(
 def test_a_file_stands_for_a_recipe_and_overrides(tmp_path):
     file = tmp_path / "best.yaml"
     overrides = {"train.lr": 1e-05, "loader.scale": [0.9, 1.0], "train.epochs": 3}
-    file.write_text(recipes.file_text("debug", overrides))
-    assert recipes.named(str(file)) == ("debug", overrides)
-    assert recipes.named("debug") == ("debug", {})
+    file.write_text(recipes.format_recipe_file("debug", overrides))
+    assert recipes.read_recipe(str(file)) == ("debug", overrides)
+    assert recipes.read_recipe("debug") == ("debug", {})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text, said):
     file = tmp_path / "best.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        recipes.named(str(file))
+        recipes.read_recipe(str(file))
 
 
 def test_the_trainer_reads_its_options_without_transformers():

@@ -10,7 +10,7 @@ from PIL import Image
 from trainer.evaluation import coco
 from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metrics import Change, Compared
+from trainer.evaluation.metrics import BaselineComparison, Change
 from trainer.evaluation.scoring import Scores
 from trainer.report import evaluation_page
 from trainer.report.evaluation_page import ReportData
@@ -151,7 +151,7 @@ def test_markdown_shows_the_comparison_and_the_weakest_classes_first():
         "AP[dog]": Change(0.0, 0.1, 0.05, 0.2, "too few to tell"),
         "AP[owl]": Change(0.4, 0.2, -0.3, -0.1, "worse"),
     }
-    report = data(rows, compared=Compared("run *7*", changes, 200))
+    report = data(rows, compared=BaselineComparison("run *7*", changes, 200))
     lines = evaluation_page.markdown(report).splitlines()
     assert (
         r"Against the baseline run \*7\*: coco/AP +0.0500, with 95 % confidence from -0.0100 to +0.1100: "

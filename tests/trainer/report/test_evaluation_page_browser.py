@@ -7,7 +7,7 @@ import pytest
 from tests.trainer.report.test_evaluation_page import data, row
 from trainer.evaluation import scoring
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metrics import Change, Compared
+from trainer.evaluation.metrics import BaselineComparison, Change
 from trainer.report import evaluation_page
 
 pytestmark = [browser.needed, pytest.mark.slow, pytest.mark.extra]
@@ -30,7 +30,7 @@ def write(path, classes):
     whole = data(
         rows,
         verdict=Verdict(passed=False, reason=f"AP[*] >= 0.2: failed by {', '.join(classes)}"),
-        compared=Compared("detector 7", CHANGES, 200),
+        compared=BaselineComparison("detector 7", CHANGES, 200),
         changed={
             "points": {name: scoring.OperatingPoint(0.4, 0.7) for name in classes},
             "confusion": scoring.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),

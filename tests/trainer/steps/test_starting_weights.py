@@ -74,11 +74,11 @@ def test_nobody_waits_long_for_a_silent_server(tmp_path, monkeypatch):
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("KUBEDET_TORCHVISION_URL", url)
         with pytest.raises(
-            StorageError, match=rf"cannot be fetched from {url}/resnet18.*: its server does not answer"
+            StorageError, match=rf"cannot be fetched from {url}/resnet18.*: its server does not respond"
         ):
             secure("small", {"model.weights": NAME}, str(tmp_path))
         monkeypatch.setenv("HF_ENDPOINT", url)
-        with pytest.raises(StorageError, match="its server does not answer"):
+        with pytest.raises(StorageError, match="its server does not respond"):
             weights_mirror.check_available("hf:a/b", str(tmp_path))
 
 

@@ -19,7 +19,7 @@ FIRST_GPU = World(0, 1, torch.device("cuda", 0))
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch):
     """Compilation that leaves nothing behind for other tests."""
-    monkeypatch.setattr(fused_functions._Choice, "compiles", False)
+    monkeypatch.setattr(fused_functions._CompileState, "compiles", False)
     yield
     if "torch._dynamo" in sys.modules:  # which takes seconds to import
         torch.compiler.reset()
@@ -58,7 +58,7 @@ def test_the_network_as_cuda_graphs_trains_alike(
         gradients_of(tiny(**common, train__compile=setting), shards, str(tmp_path / setting), FIRST_GPU, 6)
         for setting in ("off", "graphs")
     )
-    assert fused_functions._Choice.compiles  # no compiler's failure ended it
+    assert fused_functions._CompileState.compiles  # no compiler's failure ended it
     for one, other in zip(plain, compiled, strict=True):
         assert torch.isfinite(one).all() and one.abs().amax(dim=1).min() > 0
         difference = (one - other).norm(dim=1) / one.norm(dim=1)
@@ -80,7 +80,7 @@ def test_the_host_waits_for_nothing_in_a_step_on_a_gpu(setting, passes, shards, 
             step(), step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert fused_functions._Choice.compiles == (setting != "off")
+    assert fused_functions._CompileState.compiles == (setting != "off")
 
 
 NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
@@ -103,7 +103,7 @@ def traced(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", trace)
-    monkeypatch.setattr(fused_functions, "choose", lambda enabled, device, tell: enabled)
+    monkeypatch.setattr(fused_functions, "configure", lambda enabled, device, tell: enabled)
     return calls
 
 
@@ -141,9 +141,9 @@ def test_the_network_is_compiled_as_asked(setting, device, modes, graphs, monkey
     calls = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: calls.append((function, options)))
     monkeypatch.setattr(fused_functions, "missing_tool", lambda device_type: None)
-    monkeypatch.setattr(fused_functions._Choice, "compiles", False)
+    monkeypatch.setattr(fused_functions._CompileState, "compiles", False)
     detector = tiny_detector()
     assert compile_detector(detector, setting, World(0, 1, torch.device(device))) == graphs
     assert calls == [(detector.trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
     assert (detector._compiled_trunk is not None) == bool(modes)
-    assert fused_functions._Choice.compiles == (setting != "off")
+    assert fused_functions._CompileState.compiles == (setting != "off")

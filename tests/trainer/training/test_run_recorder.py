@@ -107,7 +107,7 @@ def test_a_failure_is_raised_and_nothing_more_is_written(run, tiny):
 def test_the_last_weights_are_kept_where_nothing_validates(run, tiny):
     each, folder = run
     each.save(state_of(12, tiny(), 1.0))
-    each.keep_last()
+    each.write_last_as_best()
     each.wait()
     best = checkpoint.read(str(folder / "best.pt"))
     assert best["metrics"] == {} and best["model"]["weight"].tolist() == [1.5, 1.5]

@@ -90,16 +90,16 @@ class Training:
             position = self.schedule.position, self.schedule.steps
             self.rates.append(learning_rate(*position, self.config.train) / self.config.train.lr)
             self.clock.now += step_seconds(self.clock.now / 60 / (self.config.train.minutes or 1))
-            agreed = self.schedule.measure()
+            agreed = self.schedule.measure_used_share()
             self.state.step += 1
             self.state.samples += self.batch
             self.schedule.advance()
-            self.schedule.agree(agreed)  # It is known one step later.
-            self.plain.append(self.schedule.plain_from())
+            self.schedule.set_used_share(agreed)  # It is known one step later.
+            self.plain.append(self.schedule.first_plain_epoch())
             if self.schedule.validation_due():
                 self.clock.now += validation
                 self.validations.append(self.state.step)
-                self.schedule.validated()
+                self.schedule.mark_validated()
         return self.clock.now - start
 
 
@@ -212,12 +212,12 @@ def test_a_folder_that_cannot_be_listed_does_not_start_a_new_run():
 def test_the_global_batch_is_kept_on_other_processes(tiny):
     config = tiny(train__batch_size=4)
     saved = {"config": to_json(config), "global_batch": 8}
-    assert loop.step_size(config, None, 24, SINGLE) == 4
-    assert loop.step_size(config, saved, 24, SINGLE) == 8
-    assert loop.step_size(tiny(train__batch_size=3), saved, 24, SINGLE) == 3, "the user set another"
-    assert loop.step_size(tiny(train__global_batch=6), saved, 24, SINGLE) == 6
+    assert loop.choose_global_batch(config, None, 24, SINGLE) == 4
+    assert loop.choose_global_batch(config, saved, 24, SINGLE) == 8
+    assert loop.choose_global_batch(tiny(train__batch_size=3), saved, 24, SINGLE) == 3, "the user set another"
+    assert loop.choose_global_batch(tiny(train__global_batch=6), saved, 24, SINGLE) == 6
     with pytest.raises(ConfigError, match="1 images cannot be split among 2 processes"):
-        loop.step_size(tiny(train__global_batch=1), saved, 24, SECOND)
+        loop.choose_global_batch(tiny(train__global_batch=1), saved, 24, SECOND)
 
 
 def test_an_additional_rank_has_other_random_numbers(tiny):

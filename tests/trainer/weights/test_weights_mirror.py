@@ -15,10 +15,10 @@ from trainer.model import recipes
 from trainer.storage import web
 from trainer.weights.weights_mirror import (
     check_available,
+    fetch_if_needed,
+    find_in_mirror,
     is_published,
-    look_up,
     mirror_folder,
-    obtain,
     published_file,
     torchvision_file,
 )
@@ -90,21 +90,21 @@ def resnet18(weights_server, monkeypatch):
 def test_a_file_that_was_put_into_the_mirror_by_hand_is_taken(weights_server, resnet18, tmp_path):
     (tmp_path / "weights/torchvision").mkdir(parents=True)
     (tmp_path / "weights/torchvision" / resnet18).write_bytes(weights_server.files[f"models/{resnet18}"])
-    assert list(obtain(RESNET18, str(tmp_path)).state()) == ["conv1.weight"]
+    assert list(fetch_if_needed(RESNET18, str(tmp_path)).state()) == ["conv1.weight"]
     assert not weights_server.requests
 
 
 def test_a_damaged_file_of_the_mirror_is_fetched_again(weights_server, resnet18, tmp_path, caplog):
-    obtain(RESNET18, str(tmp_path))
+    fetch_if_needed(RESNET18, str(tmp_path))
     (tmp_path / "weights/torchvision" / resnet18).write_bytes(b"damaged")
-    assert list(obtain(RESNET18, str(tmp_path)).state()) == ["conv1.weight"]
+    assert list(fetch_if_needed(RESNET18, str(tmp_path)).state()) == ["conv1.weight"]
     assert "are damaged: fetching them again" in caplog.text and len(weights_server.requests) == 2
 
 
 def test_another_file_than_was_published_never_reaches_the_mirror(weights_server, tmp_path):
     weights_server.files["models/resnet50-11ad3fa6.pth"] = b"the page of a proxy"
     with pytest.raises(StorageError, match=r"SHA-256 begins with \w{8}, not with 11ad3fa6"):
-        obtain("torchvision:ResNet50_Weights.IMAGENET1K_V2", str(tmp_path))
+        fetch_if_needed("torchvision:ResNet50_Weights.IMAGENET1K_V2", str(tmp_path))
     assert not list(tmp_path.rglob("*.pth"))
 
 
@@ -128,18 +128,18 @@ def test_a_model_of_the_hub_is_mirrored_and_repaired(weights_server, tmp_path):
     content = safetensors.torch.save(TENSORS)
     described = b'{"num_queries": 9}'
     weights_server.add_model("org/name", {"model.safetensors": content, "config.json": described})
-    file = obtain("hf:org/name", str(tmp_path))
+    file = fetch_if_needed("hf:org/name", str(tmp_path))
     assert (file.described, file.shapes()) == ({"num_queries": 9}, SHAPES)
     place = tmp_path / "weights/hf/org/name/main"
     (item,) = json.loads((place / "files.json").read_text())["files"]
     assert item["name"] == "model.safetensors" and item["sha256"] == hashlib.sha256(content).hexdigest()
     (place / "model.safetensors").write_bytes(b"damaged")
-    assert list(obtain("hf:org/name", str(tmp_path)).state()) == ["conv1.weight"]
+    assert list(fetch_if_needed("hf:org/name", str(tmp_path)).state()) == ["conv1.weight"]
     weights_server.stop()
-    assert obtain("hf:org/name", str(tmp_path)).described == {"num_queries": 9}
+    assert fetch_if_needed("hf:org/name", str(tmp_path)).described == {"num_queries": 9}
     (place / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be fetched from"):
-        obtain("hf:org/name", str(tmp_path))
+        fetch_if_needed("hf:org/name", str(tmp_path))
 
 
 def test_an_interrupted_fetch_is_not_complete(weights_server, tmp_path):
@@ -147,11 +147,11 @@ def test_an_interrupted_fetch_is_not_complete(weights_server, tmp_path):
     cut_off = next(path for path in weights_server.files if path.endswith("/model.safetensors"))
     content = weights_server.files.pop(cut_off)
     with pytest.raises(StorageError, match=r"hf:org/name is not in .* cannot be fetched"):
-        obtain("hf:org/name", str(tmp_path))
-    assert not look_up("hf:org/name", str(tmp_path))
+        fetch_if_needed("hf:org/name", str(tmp_path))
+    assert not find_in_mirror("hf:org/name", str(tmp_path))
     weights_server.files[cut_off] = content
-    obtain("hf:org/name", str(tmp_path))
-    assert look_up("hf:org/name", str(tmp_path))
+    fetch_if_needed("hf:org/name", str(tmp_path))
+    assert find_in_mirror("hf:org/name", str(tmp_path))
 
 
 def test_a_file_of_the_web_with_and_without_its_hash(weights_server, tmp_path):
@@ -159,10 +159,10 @@ def test_a_file_of_the_web_with_and_without_its_hash(weights_server, tmp_path):
     weights_server.files["w.safetensors"] = content
     uri = f"{weights_server.url}/w.safetensors"
     for named in (uri, f"{uri}#sha256={hashlib.sha256(content).hexdigest()}"):
-        assert list(obtain(named, str(tmp_path)).state()) == ["conv1.weight"]
-        assert look_up(named, str(tmp_path))
+        assert list(fetch_if_needed(named, str(tmp_path)).state()) == ["conv1.weight"]
+        assert find_in_mirror(named, str(tmp_path))
     with pytest.raises(StorageError, match="not with 00000000"):
-        obtain(f"{uri}#sha256=00000000", str(tmp_path))
+        fetch_if_needed(f"{uri}#sha256=00000000", str(tmp_path))
 
 
 def test_files_and_folders_are_taken_where_they_are(bucket, tmp_path):
@@ -174,15 +174,15 @@ def test_files_and_folders_are_taken_where_they_are(bucket, tmp_path):
     for path in folder.iterdir():
         (bucket / "saved" / path.name).write_bytes(path.read_bytes())
     for uri in (str(folder), f"{folder}/", f"file://{folder}", "s3://bucket/saved"):
-        assert list(obtain(uri, "unused").state()) == ["conv1.weight"], uri
+        assert list(fetch_if_needed(uri, "unused").state()) == ["conv1.weight"], uri
     (folder / "config.json").write_text('{"a": 1}')
     torch.save(TENSORS, folder / "other.pth")
     for name in ("model.safetensors", "other.pth"):
-        file = obtain(f"{folder}/{name}", "unused")
+        file = fetch_if_needed(f"{folder}/{name}", "unused")
         assert (file.described, file.shapes()) == ({"a": 1}, SHAPES)
     (folder / "config.json").write_text("[]")
     with pytest.raises(DataError, match=r"config\.json"):
-        obtain(f"{folder}/model.safetensors", "unused")
+        fetch_if_needed(f"{folder}/model.safetensors", "unused")
 
 
 def test_a_place_without_weights_is_told_before_any_training(tmp_path):
@@ -221,7 +221,7 @@ def test_a_gated_model_comes_with_the_token_which_only_the_hub_sees(
     monkeypatch.setenv("HF_TOKEN", f"{TOKEN}\n")  # As a Secret made from a file has it.
     web.allow([store.url])
     uri = "hf:org/gated" if is_named else address
-    assert list(obtain(uri, str(tmp_path)).state()) == ["conv1.weight"]
+    assert list(fetch_if_needed(uri, str(tmp_path)).state()) == ["conv1.weight"]
     assert {shown for _, shown in server.shown if shown} == {f"Bearer {TOKEN}"}
     assert store.requests and {shown for _, shown in store.shown} == {""}
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
@@ -232,10 +232,10 @@ def test_no_other_server_sees_the_token(gated, tmp_path, monkeypatch):
     _, store = gated
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     path = next(path for path in store.files if path.endswith(".safetensors"))
-    obtain(f"{store.url}/{path}", str(tmp_path))
+    fetch_if_needed(f"{store.url}/{path}", str(tmp_path))
     # And where the length is not told, or the address has a query, it is no other.
     store.files[f"{path}?download=true"] = store.files[path]
-    obtain(f"{store.url}/{path}?download=true", str(tmp_path))
+    fetch_if_needed(f"{store.url}/{path}?download=true", str(tmp_path))
     assert store.requests and {shown for _, shown in store.shown} == {""}
 
 
@@ -257,5 +257,5 @@ def test_a_refusal_of_the_hub_tells_the_page_and_what_is_missing(
 def test_what_can_be_no_token_is_refused_without_telling_it(weights_server, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_Secret of two words")
     with pytest.raises(StorageError, match="HF_TOKEN in the environment is not a token") as caught:
-        obtain("hf:org/name", str(tmp_path))
+        fetch_if_needed("hf:org/name", str(tmp_path))
     assert "Secret" not in str(caught.value)

@@ -19,11 +19,11 @@ from trainer.model.architecture import UpstreamWeights
 from trainer.model.deimv2.options import Deimv2Options
 from trainer.model.detr.criterion import Criterion, mal
 from trainer.model.detr.detector import Detr
-from trainer.model.detr.modules import ExactIntegral, adapt_types, draw_first_weights, replace_modules
-from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, Rules, TensorRules
+from trainer.model.detr.modules import Fp32Integral, adapt_dtypes, initialize_weights, replace_modules
+from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, RenameRules, TensorRules
 
 _WEIGHTS = {"mal": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
-_DEIM_DINO: Rules = (
+_DEIM_DINO: RenameRules = (
     (r"^.*(mask_token|rope_embed\.periods|bias_mask)$", ""),  # constants
     (r"^(dinov3\.)?(_model\.)?(?=(cls_token|storage_tokens|patch_embed|blocks|norm)\b)", "backbone."),
     (r"^backbone\.blocks\.", "backbone.model.layer."),
@@ -43,7 +43,7 @@ _DEIM_DINO: Rules = (
     (r"^sta\.conv(\d)\.\d\.", r"spatial_tuning_adapter.conv\1."),
 )
 """Backbone of DEIMv2 on DINOv3, and DINOv3 by Meta."""
-_DEIM_LITE: Rules = (
+_DEIM_LITE: RenameRules = (
     (r"(_blocks?(?:\.\d+)?)\.cv1\.", r"\1.conv1."),
     (r"(_blocks?(?:\.\d+)?)\.cv2\.0\.", r"\1.csp_rep1."),
     (r"(_blocks?(?:\.\d+)?)\.cv2\.1\.", r"\1.csp_rep1.conv2."),
@@ -61,7 +61,7 @@ _DEIM_LITE: Rules = (
     (r"\+", "_"),
 )
 """Encoder and decoder of the sizes of DEIMv2 with `LiteEncoder`, which has the projections of its inputs."""
-_DEIM: Rules = ((r"^encoder\.input_proj\.", "conv_encoder.encoder_input_proj."), *_DEIM_LITE)
+_DEIM: RenameRules = ((r"^encoder\.input_proj\.", "conv_encoder.encoder_input_proj."), *_DEIM_LITE)
 _HGNET_SIZES = TensorRules("model.conv_encoder.model.", HGNET, _DEIM)
 _LITE_SIZES = TensorRules("model.conv_encoder.model.", HGNET, _DEIM_LITE)
 _DINO_SIZES = TensorRules("model.conv_encoder.", _DEIM_DINO, _DEIM)
@@ -73,7 +73,7 @@ class Deimv2(Detr):
     config: Deimv2Options
     upstream = Deimv2ForObjectDetection
     label = "DEIMv2"
-    unfolds_boxes = True
+    reorders_corners = True
     checking = (library.Deimv2EncoderLayer,)
 
     def __init__(self, config: Deimv2Options, num_classes: int) -> None:
@@ -85,11 +85,11 @@ class Deimv2(Detr):
     def compose(self, whole: Any) -> None:
         self.model = whole.model
         self.model.decoder = Decoder(self.library_config, self.model.decoder)
-        draw_first_weights(self.model, self.backbone)
+        initialize_weights(self.model, self.backbone)
         # The authors' `DEIMTransformer` selects queries among the locations themselves.
         self.model.enc_output = nn.Identity()
         adapt_layers(self.model)
-        adapt_types(self.model)
+        adapt_dtypes(self.model)
         if self.config.dino:
             adapt_dino(self.backbone)
 
@@ -109,12 +109,12 @@ class Deimv2(Detr):
         return list(self.model.conv_encoder(pixels))
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
-        """Weights under the names of transformers' modules, some of which the network does not have."""
+        """Return the weights under transformers' names, including modules that this network lacks."""
         return UpstreamWeights(self.state_dict(), len(names))
 
 
 class DecoderLayer(library.Deimv2DecoderLayer):
-    """A layer that knows a query's location from its first box, not from the box of the layer before."""
+    """A layer that embeds a query's location from its first box, not from the previous layer's box."""
 
     def forward(  # type: ignore[override]
         self,
@@ -128,13 +128,13 @@ class DecoderLayer(library.Deimv2DecoderLayer):
 
 
 class Decoder(library.Deimv2Decoder):
-    """The decoder with such layers, and the heads of transformers' own."""
+    """The decoder with layers of `DecoderLayer`, and the heads of transformers' decoder."""
 
     def __init__(self, config: Any, part: library.Deimv2Decoder) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.class_embed, self.bbox_embed = part.class_embed, part.bbox_embed
-        self.integral = ExactIntegral(config)  # type: ignore[assignment]  # A copy of D-FINE's in transformers.
+        self.integral = Fp32Integral(config)  # type: ignore[assignment]  # A copy of D-FINE's in transformers.
         self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(self, *, reference_points: Tensor, **inputs: Any) -> Any:
@@ -143,14 +143,14 @@ class Decoder(library.Deimv2Decoder):
 
 
 class _RMSNorm(nn.RMSNorm):
-    """In the precision of the weights: transformers' computes in fp32, also of fp64."""
+    """Computes in the precision of the weights; transformers' norm always uses fp32."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
 
 
 def adapt_layers(model: nn.Module) -> None:
-    """Replace norms, and the activation of heads and decoder, in place."""
+    """Replace the norms, and the activation of heads and decoder, in place."""
     replace_modules(
         model, library.Deimv2RMSNorm, lambda norm: _RMSNorm(len(norm.weight), norm.variance_epsilon)
     )
@@ -160,7 +160,7 @@ def adapt_layers(model: nn.Module) -> None:
 
 
 class PatchEmbeddings(nn.Module):
-    """Class token, register tokens if there are any, and patches of an image; without a mask token."""
+    """Embeds an image as class token, optional register tokens, and patches; without a mask token."""
 
     def __init__(self, part: DINOv3ViTEmbeddings) -> None:
         super().__init__()
@@ -174,9 +174,9 @@ class PatchEmbeddings(nn.Module):
 
 
 def adapt_dino(backbone: Any) -> None:
-    """Replace what DINOv3 has and the authors' vision transformers have not, in place."""
+    """Remove parts of DINOv3 that the authors' vision transformers lack, in place."""
     backbone.embeddings = PatchEmbeddings(backbone.embeddings)
     if not backbone.config.num_register_tokens:
-        # The authors' smaller network has neither a last norm nor scales of layers.
+        # The authors' smaller network has neither a final norm nor layer scales.
         backbone.norm = nn.Identity()
         replace_modules(backbone, DINOv3ViTLayerScale, lambda scale: nn.Identity())

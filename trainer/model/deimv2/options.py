@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.types import STRICT, Count, Fraction
-from trainer.model.detr.options import Arguments, DetrOptions, hgnet, scale_channels
+from trainer.model.detr.options import Arguments, DetrOptions, hgnet_arguments, scale_channels
 
 _NARROW: Arguments = {
     "decoder_layers": 3, "encoder_ffn_dim": 512, "hidden_expansion": 0.34, "depth_mult": 0.5,
@@ -57,7 +57,7 @@ class Deimv2Options(DetrOptions):
 
     @property
     def lite(self) -> bool:
-        """Whether the encoder is the lightest one, whose losses are fewer."""
+        """Whether the encoder is the lightest one, which has fewer losses."""
         return self.size in ("atto", "femto", "pico")
 
     @property
@@ -68,11 +68,11 @@ class Deimv2Options(DetrOptions):
     def arguments(self) -> Arguments:
         """Arguments of transformers' Deimv2Config for a size and width."""
         (net, hidden, feed_forward, size), width = _SIZES[self.size], self.width
-        # Eight heads divide it; halves of the embedding of places are even.
+        # Divisible by eight heads; half of the position embedding is even.
         hidden, feed_forward = scale_channels([hidden, feed_forward], width, 16)
         levels = len(size["decoder_n_points"])
         if self.dino:
-            # L and X have Meta's own network, the others a smaller one without register tokens.
+            # L and X use Meta's own network; the others use a smaller one without register tokens.
             heads, meta, gated = net[0] // 64, net[0] == 384, self.size == "x"
             (channels,), inward = scale_channels([net[0]], width, 8 * heads), [hidden] * levels
             backbone: Arguments = {
@@ -93,7 +93,7 @@ class Deimv2Options(DetrOptions):
         else:
             last, blocks, kernel, *fourth = net
             outward, stages = [64, 256, last, *fourth], 3 + len(fourth)
-            backbone = hgnet(
+            backbone = hgnet_arguments(
                 [16, 16],
                 outward,
                 [1, 1, blocks, 1][:stages],

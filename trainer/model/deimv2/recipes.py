@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from trainer.config.schema import Config
 from trainer.model.deimv2.options import Deimv2Options
-from trainer.model.detr.recipes import published_training, published_views
+from trainer.model.detr.recipes import published_augmentation, published_training
 
 
 def deimv2_s() -> Config:
     """DEIMv2-S from its authors' weights (under the DINOv3 License), by their settings: 50.9 AP on COCO."""
     return Config(
         recipe="deimv2_s",
-        loader=replace(published_views(640, draws=20, plain_epochs=12), mosaic=0.5, mixup=0.5),
+        loader=replace(published_augmentation(640, draws=20, plain_epochs=12), mosaic=0.5, mixup=0.5),
         model=Deimv2Options(
             size="s",
             weights="hf:Intellindust/DEIMv2_DINOv3_S_COCO",

@@ -1,1 +1,1 @@
-"""What the DETRs share: their base class, matching and losses, denoising queries, names of weights."""
+"""Shared code of the DETRs: base class, matching and losses, denoising queries, weight names."""

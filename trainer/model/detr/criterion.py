@@ -5,13 +5,13 @@ D-FINE (arXiv:2410.13842): `src/zoo/dfine/dfine_criterion.py`, `dfine_utils.py` 
 `src/zoo/rtdetr/rtdetrv2_criterion.py` and `configs/rtdetrv2/include/rtdetrv2_r50vd.yml` in `rtdetrv2_pytorch`
 of github.com/lyuwenyu/RT-DETR (068dfde).
 
-Queries and targets are matched as by Carion et al. 2020 (arXiv:2005.12872): the device computes the costs of
-all sets of predictions at once; scipy assigns on the host. Every divisor is that of the whole global batch,
-like the authors' on one process, so the losses and gradients of slices add up to those of the whole.
+Queries and targets are matched as in Carion et al. 2020 (arXiv:2005.12872): the device computes the costs of
+all sets of predictions at once; scipy assigns on the host. Every divisor refers to the whole global batch, so
+the losses and gradients of slices add up to those of the global batch.
 
 All sets are computed at once, in shapes that do not depend on values: each query has a row of the targets, or
-PADDING, and what it does not count for is weighted by 0. Queries that are matched in separate groups (group
-DETR) are further sets.
+PADDING, and loss terms that do not apply to it have the weight 0. Queries that are matched in separate groups
+(group DETR) are additional sets.
 """
 
 import functools
@@ -27,13 +27,13 @@ from torch import Tensor
 from trainer.data import batch
 from trainer.data.batch import PADDING
 from trainer.model.boxes import area
-from trainer.model.detr.denoising import Denoising
-from trainer.model.global_batch import Part
+from trainer.model.detr.denoising import DenoisingQueries
+from trainer.model.global_batch import BatchContext
 
 _WEIGHTS = {"vfl": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
 _ALPHA = 0.75  # weight of negatives in the varifocal loss; its exponent is 2
-_SCORE_SHARE = 0.25  # share of the score in the goal of a pair of `ia_bce`; the rest is the overlap's
-_MIN_GOAL = 0.01  # of a pair of `ia_bce`
+_SCORE_SHARE = 0.25  # exponent of the score in the `ia_bce` goal of a pair; the overlap has the rest
+_MIN_GOAL = 0.01  # least `ia_bce` goal of a pair
 _MAL_GAMMA = 1.5  # exponent of the overlap, and of a negative's score, in `mal`
 _CLASS_COST, _DISTANCE_COST, _OVERLAP_COST = 2.0, 5.0, 2.0
 _COST_ALPHA = 0.25  # balance of the focal cost; its exponent is 2
@@ -53,11 +53,11 @@ class Outputs(NamedTuple):
     corners: Tensor | None  # [B, L, Q, 4 * bins] distributions of the sides' distances; None for RT-DETRv2
     references: Tensor | None
     """[B, L, Q, 4] reference boxes of the distances, the same in all layers; None for RT-DETRv2."""
-    encoder_logits: Tensor  # [B, E, Q - D, C] of the places that became queries, a set for each group
-    encoder_boxes: Tensor  # [B, E, Q - D, 4] of the same
+    encoder_logits: Tensor  # [B, E, Q - D, C] of the locations that became queries, a set for each group
+    encoder_boxes: Tensor  # [B, E, Q - D, 4] of the same locations
 
-    def exact(self) -> "Outputs":
-        """The same in fp32 or more."""
+    def to_full_precision(self) -> "Outputs":
+        """Convert all values to fp32, unless they are fp64."""
         parts = {name: part for name, part in self._asdict().items() if part is not None}
         return self._replace(**{name: at_least_fp32(part) for name, part in parts.items()})
 
@@ -70,7 +70,7 @@ class Targets(NamedTuple):
 
 
 class QueryMatches(NamedTuple):
-    """Rows of the targets of the queries without noise, PADDING where there is none: NumPy's, on the host."""
+    """The target row of each query without noise, or PADDING, as NumPy arrays on the host."""
 
     own: Any  # int64 [B, S, Q], the assignment of each set of predictions, the encoder's last
     union: (
@@ -84,11 +84,11 @@ class QueryMatches(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The denoising queries, or the others with the encoder, and the rows of their targets."""
+    """The denoising queries, or the other queries with the encoder's, and their target rows."""
 
     logits: Tensor
     boxes: Tensor
-    part: slice  # these queries in a layer
+    queries: slice  # these queries in a layer
     own: Tensor  # int64 [B, S or 1, Q], for the classes
     learnt: Tensor  # the same for boxes and distributions
     real: Tensor  # [Q] 1, or 0 where a query is padding
@@ -169,25 +169,25 @@ class Criterion:
         return finish
 
     def __call__(
-        self, outputs: Outputs, targets: Targets, noise: Denoising | None, part: Part
+        self, outputs: Outputs, targets: Targets, noise: DenoisingQueries | None, context: BatchContext
     ) -> dict[str, Tensor]:
-        """Share of this slice in the losses vfl, bbox, giou, and for D-FINE fgl and ddf.
+        """Return this slice's contribution to the losses vfl, bbox, giou, and for D-FINE fgl and ddf.
 
-        Each is a vector with a value for each set of predictions: first the sets of the denoising queries,
-        then those of the others with the encoder's last. fgl has only the layers, ddf all but the last.
+        Each loss is a vector with a value for each set of predictions: the denoising queries' sets, the other
+        queries' sets, and the encoder's sets. fgl covers only layers, and ddf all layers but the last.
         `outputs` are in fp32 or more.
         """
         device, others = outputs.logits.device, outputs.encoder_logits.shape[2]
         first = outputs.logits.shape[2] - others
-        matched = part.matches or self.match(outputs, targets, part.counts)
+        matched = context.matches or self.match(outputs, targets, context.counts)
         copies = noise.groups if noise else 0
-        total = part.targets * self._groups
-        numbers = torch.tensor([total, total * copies, max(1, total), part.images])
+        total = context.targets * self._groups
+        numbers = torch.tensor([total, total * copies, max(1, total), context.images])
         pair_total, noisy_pairs, minimum, images = batch.to_device(numbers.to(outputs.logits.dtype), device)
         groups: list[_Group] = []
         terms: list[dict[str, Tensor]] = []
         if noise:
-            # Without a box in the step D-FINE's code has no denoising queries.
+            # D-FINE's code has no denoising queries if the step has no box.
             real = (noise.group < noise.groups) & ((pair_total > 0) | (not self._bins))
             groups.append(
                 _Group(
@@ -201,46 +201,46 @@ class Criterion:
                     noisy_pairs,
                 )
             )
-            # The device computes these losses while the costs travel and are assigned.
-            terms.append(self._terms(outputs, targets, groups[0]))
+            # The device computes these losses while the host receives the costs and assigns queries.
+            terms.append(self._group_losses(outputs, targets, groups[0]))
         matches = matched()
         rows = matches.own if matches.union is None else np.concatenate([matches.union, matches.own], axis=1)
         sent = batch.to_device(torch.from_numpy(rows), device)
         pairs, own = pair_total, sent
         if matches.union is not None:
-            pairs = part.sum_over_step(outputs.logits.new_full((), matches.pairs))
+            pairs = context.sum_over_step(outputs.logits.new_full((), matches.pairs))
             sent, own = sent[:, :1], sent[:, 1:]
         real = torch.ones(others, dtype=torch.bool, device=device)
         groups.append(_Group(*_matched_sets(outputs), slice(first, None), own, sent, real, minimum, pairs))
-        terms.append(self._terms(outputs, targets, groups[-1]))
+        terms.append(self._group_losses(outputs, targets, groups[-1]))
         if self._bins:
             overlap = [losses.pop("overlap") for losses in terms]
-            ddf = self._distillation(outputs, groups, torch.cat(overlap, dim=-1), images)
+            ddf = self._distillation_loss(outputs, groups, torch.cat(overlap, dim=-1), images)
             for group, losses in zip(groups, terms, strict=True):
-                losses["ddf"] = ddf[..., group.part].sum((0, 2))
+                losses["ddf"] = ddf[..., group.queries].sum((0, 2))
         return {
             name: self._weights[name] * torch.cat([losses[name] for losses in terms]) for name in terms[0]
         }
 
-    def _terms(self, outputs: Outputs, targets: Targets, group: _Group) -> dict[str, Tensor]:
-        """The losses of a group without ddf; for D-FINE also `overlap`, the IoU of pairs [B, L, Q]."""
-        truth, matched = _gather_targets(targets, group.learnt)
+    def _group_losses(self, outputs: Outputs, targets: Targets, group: _Group) -> dict[str, Tensor]:
+        """Return a group's losses except ddf; for D-FINE also `overlap`, the IoU of pairs [B, L, Q]."""
+        truth, matched = _gather_target_boxes(targets, group.learnt)
         overlap, generalized = overlaps(group.boxes, truth)
         share = matched / group.pairs.clamp(min=1)
         quality = overlap.detach()
         if group.own is not group.learnt:
             with torch.no_grad():
-                quality, _ = overlaps(group.boxes, _gather_targets(targets, group.own)[0])
+                quality, _ = overlaps(group.boxes, _gather_target_boxes(targets, group.own)[0])
         terms = {
-            self.names[0]: self._classes(targets, group, quality),
+            self.names[0]: self._class_loss(targets, group, quality),
             "bbox": ((group.boxes - truth).abs().sum(-1) * share).sum((0, 2)),
             "giou": ((1 - generalized) * share).sum((0, 2)),
         }
         if self._bins and outputs.corners is not None and outputs.references is not None:
-            sides = outputs.corners[:, :, group.part].unflatten(-1, (4, -1))
+            sides = outputs.corners[:, :, group.queries].unflatten(-1, (4, -1))
             # The first set is before the first layer.
             terms["overlap"] = overlap[:, 1 : 1 + sides.shape[1]].detach()
-            references = outputs.references[:, :1, group.part].detach()
+            references = outputs.references[:, :1, group.queries].detach()
             values = bin_values(self._bins, self._scale, references.dtype, references.device)
             center, box = references[..., :2], corners(truth)
             outward = torch.cat([center - box[..., :2], box[..., 2:] - center], dim=-1)
@@ -254,8 +254,8 @@ class Criterion:
             terms["fgl"] = -((chance * shares).sum((-1, -2)) * terms["overlap"] * share).sum((0, 2))
         return terms
 
-    def _classes(self, targets: Targets, group: _Group, quality: Tensor) -> Tensor:
-        """The classes' loss of each set; `quality` [B, S, Q] is the overlap with the query's own target."""
+    def _class_loss(self, targets: Targets, group: _Group, quality: Tensor) -> Tensor:
+        """Return the classification loss of each set; `quality` [B, S, Q] is the overlap with the target."""
         batch, rows, queries = group.own.shape
         label = targets.labels.gather(1, group.own.clamp(min=0).flatten(1)).view(batch, rows, queries)
         value = torch.where(group.own != PADDING, quality, -1.0)[..., None]
@@ -264,14 +264,14 @@ class Criterion:
         values = self._classification(group.logits, goal)
         return (values.sum(-1) * group.real).sum((0, 2)) / group.targets
 
-    def _distillation(
+    def _distillation_loss(
         self, outputs: Outputs, groups: Sequence[_Group], overlap: Tensor, images: Tensor
     ) -> Tensor:
-        """Divergence of each layer but the last from the last layer's distributions, [B, L - 1, queries].
+        """Return the divergence of each earlier layer from the last one's distributions, [B, L - 1, queries].
 
-        A mean over matched sides and one over the others, weighted by the roots of their numbers among the
-        queries without noise, also for the denoising queries. `overlap` is [B, L, queries]; there are so many
-        `images` in the global batch.
+        It combines a mean over matched sides and a mean over unmatched sides, weighted by the square roots of
+        their counts among queries without noise. `overlap` is [B, L, queries]; `images` is the number of
+        images in the global batch.
         """
         assert outputs.corners is not None
         bins = outputs.corners.unflatten(-1, (4, -1)) / _TEMPERATURE
@@ -296,8 +296,8 @@ class Criterion:
         return _TEMPERATURE**2 * divergence * weight
 
 
-def _gather_targets(targets: Targets, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Boxes [B, S, Q, 4] in rows of the targets, some box where a query has none, and which have one."""
+def _gather_target_boxes(targets: Targets, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return target boxes [B, S, Q, 4] by row, with an arbitrary box for PADDING, and which rows are set."""
     matched = rows != PADDING
     index = rows.clamp(min=0).flatten(1)[..., None].expand(-1, -1, 4)
     found = targets.boxes.gather(1, index).view(*rows.shape, 4)
@@ -305,7 +305,7 @@ def _gather_targets(targets: Targets, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _matched_sets(outputs: Outputs) -> tuple[Tensor, Tensor]:
-    """Logits and boxes of the queries without noise, the encoder's as the last sets."""
+    """Return logits and boxes of the queries without noise; the encoder's sets come last."""
     queries = outputs.encoder_logits.shape[2]
     return (
         torch.cat([outputs.logits[:, :, -queries:], outputs.encoder_logits], dim=1),
@@ -315,7 +315,7 @@ def _matched_sets(outputs: Outputs) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The distance of each bin, [bins + 1]: W(n) of D-FINE's paper."""
+    """Return the distance of each bin, [bins + 1]: W(n) of D-FINE's paper."""
     bound = _UP * scale
     inner = (bound + 1) ** (torch.arange(1, bins // 2, dtype=torch.float64) * 2 / (bins - 2)) - 1
     ends = torch.tensor([2 * bound], dtype=torch.float64)
@@ -323,13 +323,13 @@ def bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.device
 
 
 def at_least_fp32(values: Tensor) -> Tensor:
-    """The same values in fp32 or fp64."""
+    """Convert values to fp32, unless they are fp64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @torch.no_grad()
 def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
-    """Cost of each pair of query and target, [B, S, Q, M], as D-FINE's and RT-DETRv2's `HungarianMatcher`.
+    """Return the cost of each pair of query and target, [B, S, Q, M], as `HungarianMatcher` of D-FINE.
 
     Predictions are `logits` [B, S, Q, C] and `boxes` [B, S, Q, 4]; `targets` [B, M, 4] have `labels` [B, M].
     """
@@ -352,9 +352,9 @@ def _costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Te
 
 
 def assign_queries(values: Tensor, counts: Sequence[int]) -> Any:
-    """Assign queries to targets at the least cost, in each set of predictions; see `QueryMatches.own`.
+    """Assign queries to targets at the least total cost in each set of predictions; see `QueryMatches.own`.
 
-    `values` are the costs [B, S, Q, M] on the host, with padding behind the `counts` of targets.
+    `values` are the costs [B, S, Q, M] on the host; targets after the first `counts` are padding.
     """
     rows = np.full(values.shape[:3], PADDING)
     for image, image_costs, count in zip(rows, values.numpy(), counts, strict=True):
@@ -365,13 +365,13 @@ def assign_queries(values: Tensor, counts: Sequence[int]) -> Any:
 
 
 def unite_matches(own: Any) -> Any:
-    """Each query that any set matches, with its most frequent target; of equally frequent ones the first.
+    """Assign each query that any set matches to its most frequent target; on a tie, to the first.
 
     D-FINE's authors do not define the order of equally frequent targets.
     """
     image, number, query = np.nonzero(own != PADDING)
     found, times = np.unique(np.stack([image, query, own[image, number, query]]), axis=1, return_counts=True)
-    # From the least frequent to the most, of equally frequent ones from the last: later ones overwrite.
+    # In ascending order of frequency, and on a tie from the last target to the first: later values win.
     image, query, target = found[:, np.lexsort((-found[2], times))]
     union = np.full_like(own[:, :1], PADDING)
     union[image, 0, query] = target
@@ -379,13 +379,13 @@ def unite_matches(own: Any) -> Any:
 
 
 def corners(boxes: Tensor) -> Tensor:
-    """x1 y1 x2 y2 of boxes [..., 4] given by center and size; a negative size counts as 0."""
+    """Convert boxes [..., 4] from center and size to x1 y1 x2 y2; a negative size counts as 0."""
     half = boxes[..., 2:].clamp(min=0) / 2
     return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
 
 
 def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """IoU and GIoU (arXiv:1902.09630) of pairs of boxes given by center and size: [..., 4] -> [...]."""
+    """Return IoU and GIoU (arXiv:1902.09630) of box pairs given by center and size: [..., 4] -> [...]."""
     first, second = corners(boxes), corners(others)
     low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
     shared = (high - low).clamp(min=0).prod(-1)

@@ -18,11 +18,11 @@ _NUMBERS = 10
 _EPSILON = 1e-5
 
 
-class Denoising(NamedTuple):
+class DenoisingQueries(NamedTuple):
     """D denoising queries of each image, which come before the other queries.
 
-    D depends only on the rows of the targets. What the layout of the authors leaves over is padding, which no
-    other query sees.
+    D depends only on the number of target rows. Rows that the authors' layout does not use are padding, which
+    no other query attends to.
     """
 
     labels: Tensor  # int64 [B, D]; the number of classes where a query is padding
@@ -32,9 +32,9 @@ class Denoising(NamedTuple):
     groups: int  # how often each target occurs among the positive queries
 
     def attention_mask(self, queries: int) -> Tensor:
-        """Attention mask, bool [D + queries, D + queries]: groups see themselves and the other `queries`.
+        """Return the attention mask, bool [D + queries, D + queries].
 
-        The others see no denoising query.
+        A group attends to itself and to normal queries; normal queries attend to no denoising query.
         """
         own = self.labels.shape[1]
         whole = torch.ones(own + queries, own + queries, dtype=torch.bool, device=self.group.device)
@@ -43,7 +43,7 @@ class Denoising(NamedTuple):
         return whole
 
 
-def denoising(
+def make_denoising_queries(
     boxes: Tensor,
     labels: Tensor,
     keys: Tensor,
@@ -54,16 +54,16 @@ def denoising(
     label_noise: float,
     box_noise: float,
     unfold: bool,
-) -> Denoising:
-    """Make the denoising queries of a batch; for `keys` and `max_targets` see `global_batch.Part`.
+) -> DenoisingQueries:
+    """Make the denoising queries of a batch; for `keys` and `max_targets` see `global_batch.BatchContext`.
 
-    `boxes` [B, M, 4] have center and size relative to the image, `labels` [B, M] are PADDING behind the
-    targets. `queries` is the approximate number of pairs; an image with more targets has more. Half of a
-    share `label_noise` of the labels is redrawn. `box_noise` is the largest move of a side of a positive
-    query, relative to half of the box. With `unfold` sides that passed each other give the box between them
-    (D-FINE), otherwise one without a size (RT-DETRv2).
+    `boxes` [B, M, 4] have center and size relative to the image; `labels` [B, M] are PADDING after the
+    targets. `queries` is the approximate number of pairs; an image with more targets has more. Half of the
+    fraction `label_noise` of all labels is redrawn. `box_noise` is the largest shift of a side of a positive
+    query, relative to half of the box. If noise moves sides past each other, `unfold` swaps them (D-FINE);
+    otherwise the box has no size (RT-DETRv2).
     """
-    # Without a box in the step: one pair of queries, as in RT-DETRv2's code.
+    # If the step has no box: one pair of queries, as in RT-DETRv2's code.
     groups = max(1, queries // max_targets) if max_targets else 1
     device, rows = labels.device, labels.shape[1]
     total = 2 * max(queries, rows)
@@ -86,4 +86,4 @@ def denoising(
     noisy = to_center((to_corners(boxes) + moves * half).clamp(0, 1))
     noisy = noisy.abs() if unfold else noisy
     references = torch.log(noisy.clamp(min=_EPSILON) / (1 - noisy).clamp(min=_EPSILON))
-    return Denoising(labels, references, targets, group, groups)
+    return DenoisingQueries(labels, references, targets, group, groups)

@@ -1,4 +1,4 @@
-"""The base of all DETRs: transformers' networks, and names of weights, with the losses of their authors.
+"""The base class of all DETRs: transformers' networks and weight names with the authors' losses.
 
 It selects the queries, adds denoising queries and decodes the detections.
 """
@@ -28,27 +28,32 @@ from trainer.model.architecture import (
     UpstreamWeights,
     apply_color,
 )
-from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, cast_together, fold
+from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, cast_weights_together, fold
 from trainer.model.boxes import to_center, to_corners
 from trainer.model.detr.criterion import Criterion, Outputs, Targets, at_least_fp32
-from trainer.model.detr.denoising import Denoising, denoising
-from trainer.model.detr.modules import ExportedMaxPool, integers, layers_with_matrices, replace_modules
+from trainer.model.detr.denoising import DenoisingQueries, make_denoising_queries
+from trainer.model.detr.modules import (
+    ExportableMaxPool,
+    find_autocast_layers,
+    replace_modules,
+    to_python_ints,
+)
 from trainer.model.detr.options import DetrOptions
 from trainer.model.detr.tensor_names import TensorRules, rename_tensors
-from trainer.model.fused_functions import compiled_for_steps
-from trainer.model.global_batch import Part
+from trainer.model.fused_functions import compile_for_steps
+from trainer.model.global_batch import BatchContext
 from trainer.model.weights import load_tensors
 
-# Its reports and progress bars repeat our messages.
+# The library's reports and progress bars repeat our messages.
 library_logging.set_verbosity_error()
 library_logging.disable_progress_bar()
 
 _LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
-"""Noise of denoising queries; see `denoising`."""
-_ROWS = 16  # rows of targets in training are a multiple of it
+"""Noise of denoising queries; see `make_denoising_queries`."""
+_ROWS = 16  # in training, the number of target rows is a multiple of it
 _ANCHOR = 0.05
 """Side of a query's first box on the finest level, relative to the image; twice that on the next."""
-_MARGIN = 0.01  # locations whose first box is nearer to a border than this become no query
+_MARGIN = 0.01  # locations whose first box is nearer to a border than this do not become queries
 
 
 class Detr(Architecture):
@@ -56,11 +61,11 @@ class Detr(Architecture):
 
     config: Any  # DetrOptions of the architecture
     model: Any  # transformers' network without its outer class
-    needs_part = True
+    needs_batch_context = True
     upstream: ClassVar[type[PreTrainedModel]]  # transformers' class of the whole detector
     label: ClassVar[str]  # human-readable name, without the size
     tensor_rules: TensorRules  # how the authors' names of tensors become those of this network
-    unfolds_boxes: ClassVar[bool] = False  # see `denoising`
+    reorders_corners: ClassVar[bool] = False  # see `make_denoising_queries`
     checking: ClassVar[tuple[type[nn.Module], ...]] = ()
     """Layers that check for values that are not finite, see `train`."""
     pixel_scale: bool = False
@@ -83,33 +88,33 @@ class Detr(Architecture):
         if self.pixel_scale:
             self.register_buffer("pixel_mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
             self.register_buffer("pixel_deviation", torch.tensor(STD).view(3, 1, 1), persistent=False)
-        # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
-        # gradient if the next operation is a transposition.
+        # On all devices: on a CPU, BatchNorm of torch 2.15 computes a wrong gradient for a batch of one image
+        # that is not in NHWC order if a transposition follows.
         self.model.to(memory_format=torch.channels_last)
         self._criterion = self.make_criterion()
         self.loss_names = self._criterion.names
         self._compiled: Callable[[Tensor], list[Tensor]] | None = None
-        self._cast_layers = layers_with_matrices(self.model)  # whose weights autocast would cast
+        self._cast_layers = find_autocast_layers(self.model)  # whose weights autocast would cast
         self._anchors_of: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     @abstractmethod
     def compose(self, whole: Any) -> None:
-        """Set `model` to the network, made of the parts of the library's detector, with its first weights."""
+        """Set `model` to the network, built from the library's detector `whole`, with initial weights."""
 
     @property
     def backbone(self) -> Any:
-        """The part whose weights may come from a classifier."""
+        """The module whose weights may come from a classifier."""
         return self.model.backbone
 
     @abstractmethod
     def make_criterion(self) -> Criterion:
-        """The losses that `forward` computes, and their names."""
+        """Return the losses that `forward` computes."""
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules."""
         super().train(mode)
-        # In training these layers check for values that are not finite, which makes the host wait; the step
-        # checks as well. Nothing else depends on their mode: they have no dropout.
+        # In training mode these layers check for values that are not finite, which makes the host wait; the
+        # training step checks as well. Nothing else depends on their mode: they have no dropout.
         for module in self.model.modules():
             if isinstance(module, self.checking):
                 module.eval()
@@ -121,62 +126,62 @@ class Detr(Architecture):
         boxes: Tensor,
         labels: Tensor,
         color: Tensor | None = None,
-        part: Part | None = None,
+        context: BatchContext | None = None,
     ) -> dict[str, Tensor]:
-        """Losses of a batch, each the sum over all sets of predictions; see `Architecture.forward`."""
-        assert part is not None
-        outputs, targets, noise = self._predict_for_targets(images, boxes, labels, color, part)
+        """Return losses of a batch, summed over all sets of predictions; see `Architecture.forward`."""
+        assert context is not None
+        outputs, targets, noise = self._predict_for_targets(images, boxes, labels, color, context)
         with torch.autocast(images.device.type, enabled=False):
-            losses = self._criterion(outputs, targets, noise, part)
+            losses = self._criterion(outputs, targets, noise, context)
         # As means over these images, which the step weights by their share of the global batch.
-        return {name: losses[name].sum() * part.images / len(images) for name in self.loss_names}
+        return {name: losses[name].sum() * context.images / len(images) for name in self.loss_names}
 
     def match_targets(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Part
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, context: BatchContext
     ) -> tuple[Any, Tensor]:
-        """The matches of a batch, and the number of pairs that train its boxes."""
-        outputs, targets, _ = self._predict_for_targets(images, boxes, labels, color, part)
+        """Return the matches of a batch, and the number of pairs that train its boxes."""
+        outputs, targets, _ = self._predict_for_targets(images, boxes, labels, color, context)
         with torch.autocast(images.device.type, enabled=False):
-            matched = self._criterion.match(outputs, targets, part.counts)
+            matched = self._criterion.match(outputs, targets, context.counts)
         return matched, outputs.logits.new_full((), matched().pairs)
 
     def _predict_for_targets(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Part
-    ) -> tuple[Outputs, Targets, Denoising | None]:
-        """Outputs for a batch in fp32 or more, its targets and its denoising queries."""
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, context: BatchContext
+    ) -> tuple[Outputs, Targets, DenoisingQueries | None]:
+        """Return outputs for a batch in fp32 or more, its targets and its denoising queries."""
         pixels = self.normalize(images, color)
         centered = to_center((boxes / images.shape[-1]).to(pixels.dtype))
-        # Few shapes, and the same in all processes.
-        extra = -(-max(1, part.max_targets) // _ROWS) * _ROWS - labels.shape[1]
+        # A small number of shapes, and the same shape in all processes.
+        extra = -(-max(1, context.max_targets) // _ROWS) * _ROWS - labels.shape[1]
         centered, labels = F.pad(centered, (0, 0, 0, extra)), F.pad(labels, (0, extra), value=PADDING)
         noise = None
         if self.denoising:
-            noise = denoising(
+            noise = make_denoising_queries(
                 centered,
                 labels,
-                part.keys,
+                context.keys,
                 self.num_classes,
-                part.max_targets,
+                context.max_targets,
                 queries=self.denoising,
                 label_noise=_LABEL_NOISE,
                 box_noise=_BOX_NOISE,
-                unfold=self.unfolds_boxes,
+                unfold=self.reorders_corners,
             )
-        with cast_together(self._cast_layers, images.device):
+        with cast_weights_together(self._cast_layers, images.device):
             outputs = self.outputs(pixels, noise)
-        return outputs.exact(), Targets(centered, labels), noise
+        return outputs.to_full_precision(), Targets(centered, labels), noise
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Detections:
         return best_pairs(*self.final_outputs(images), images.shape[-1], self.config)
 
     def final_outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, Q, C] and boxes [B, Q, 4] of the last layer, in fp32 or more."""
+        """Return logits [B, Q, C] and boxes [B, Q, 4] of the last layer, in fp32 or more."""
         outputs = self.outputs(self.normalize(images), None)
         return at_least_fp32(outputs.logits[:, -1]), at_least_fp32(outputs.boxes[:, -1])
 
     def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
-        """Network input from uint8 images, in the precision of the weights and in NHWC order."""
+        """Convert uint8 images to network input, in the precision of the weights and in NHWC order."""
         weight = next(self.backbone.parameters())
         values = images.to(torch.promote_types(weight.dtype, torch.float32)) / 255
         values = apply_color(values, color, 1)
@@ -185,20 +190,20 @@ class Detr(Architecture):
         return values.contiguous(memory_format=torch.channels_last)
 
     def features(self, pixels: Tensor) -> list[Tensor]:
-        """Levels of the encoder for images [B, 3, S, S] in 0..1, each [B, C, h, w]."""
+        """Return the encoder's levels [B, C, h, w] for images [B, 3, S, S] in 0..1."""
         pairs = zip(self.model.encoder_input_proj, self.backbone_levels(pixels), strict=True)
         levels = [project(level) for project, level in pairs]
         encoded = self.model.encoder(inputs_embeds=levels).last_hidden_state
         return [project(level) for project, level in zip(self.model.decoder_input_proj, encoded, strict=True)]
 
-    def outputs(self, pixels: Tensor, noise: Denoising | None) -> Outputs:
-        """The decoder's outputs for images [B, 3, S, S] in 0..1."""
+    def outputs(self, pixels: Tensor, noise: DenoisingQueries | None) -> Outputs:
+        """Return the decoder's outputs for images [B, 3, S, S] in 0..1."""
         levels = self.features(pixels)
         memory = torch.cat([level.flatten(2).transpose(1, 2) for level in levels], dim=1)
         shapes = [(level.shape[-2], level.shape[-1]) for level in levels]
         anchors, valid = self._anchors(shapes, memory)
         masked = valid * memory
-        # No gradient reaches the locations that become no query: theirs are not computed.
+        # Locations that do not become queries receive no gradient.
         scores = self.model.enc_score_head(self.model.enc_output(masked)).amax(dim=-1)
         location = scores.topk(min(self.config.queries, scores.shape[1]), dim=1).indices[:, :, None]
         content = self.model.enc_output(masked.gather(1, location.expand(-1, -1, masked.shape[-1])))
@@ -217,7 +222,7 @@ class Detr(Architecture):
             encoder_hidden_states=memory,
             encoder_attention_mask=mask,
             reference_points=references,
-            spatial_shapes=integers(shapes),
+            spatial_shapes=to_python_ints(shapes),
             spatial_shapes_list=shapes,
             level_start_index=None,
         )
@@ -231,11 +236,11 @@ class Detr(Architecture):
         )
 
     def connect_layers(self, boxes: Tensor) -> Tensor:
-        """The decoder's boxes [B, S, Q, 4], with the gradients that the authors' have."""
+        """Return the decoder's boxes [B, S, Q, 4] with the same gradients as in the authors' code."""
         return boxes
 
     def _anchors(self, shapes: list[tuple[int, int]], memory: Tensor) -> tuple[Tensor, Tensor]:
-        """First boxes as logits [1, N, 4], in fp32 or more, and which locations are valid [1, N, 1]."""
+        """Return initial boxes as logits [1, N, 4], fp32 or more, and which locations are valid [1, N, 1]."""
         exact = torch.promote_types(memory.dtype, torch.float32)
         key = (*shapes, memory.device, exact, memory.dtype)
         if key not in self._anchors_of:
@@ -254,8 +259,8 @@ class Detr(Architecture):
         return self._anchors_of[key]
 
     def backbone_levels(self, pixels: Tensor) -> list[Tensor]:
-        """Levels of the backbone, compiled in training."""
-        # `match_targets` is called rarely: not worth another graph.
+        """Return the backbone's levels; compiled in training."""
+        # `match_targets` is called too rarely to be worth another graph.
         compiled = self._compiled if self.training and torch.is_grad_enabled() else None
         return (compiled or self._levels)(pixels)
 
@@ -263,14 +268,14 @@ class Detr(Architecture):
         return list(self.model.backbone.model(pixels).feature_maps)
 
     def compile_network(self, mode: str) -> bool:
-        """Compile the backbone: the encoder reads values, and the number of queries depends on the batch."""
-        self._compiled = compiled_for_steps(self._levels, mode)
+        """Compile the backbone only: encoder and decoder depend on values and on the batch's targets."""
+        self._compiled = compile_for_steps(self._levels, mode)
         # The compiler casts the backbone's weights.
-        self._cast_layers = layers_with_matrices(self.model, without=self.backbone)
+        self._cast_layers = find_autocast_layers(self.model, without=self.backbone)
         return True
 
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
-        """The backbone's, with their learning rate, and the rest."""
+        """Return a group for the backbone, with its learning rate, and one for the rest."""
         backbone = [value for value in self.backbone.parameters() if value.requires_grad]
         slow = {id(value) for value in backbone}
         rest = [p for p in self.model.parameters() if p.requires_grad and id(p) not in slow]
@@ -283,16 +288,16 @@ class Detr(Architecture):
         return RawDetrGraph(self, image_size)
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load a detector or a backbone as the hub or its authors store it, in place; see `Architecture`.
+        """Load a detector or backbone in the hub's or its authors' format in place; see `Architecture`.
 
-        Heads of other classes are skipped; any other tensor must fit.
+        Heads for other classes are skipped; all other tensors must fit.
         """
         body = next(f"{name}." for name, part in self.named_modules() if part is self.backbone)
         named = rename_tensors(state, self.tensor_rules)
         return load_tensors(self, named, source, self.heads, body=body, refuse_unknown=True)
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
-        """Weights and configuration as transformers' `save_pretrained` writes them."""
+        """Return weights and configuration as transformers' `save_pretrained` writes them."""
         whole = self.upstream(self.library_config)
         whole.load_state_dict(self.state_dict(), strict=False)  # without its second copies of heads
         whole.config.id2label = dict(enumerate(names))
@@ -306,7 +311,7 @@ class Detr(Architecture):
     def fold_batchnorm(self) -> Self:
         fold(self.model, TRANSFORMERS_PAIRS)
         replace_modules(
-            self.model, nn.MaxPool2d, lambda pool: ExportedMaxPool() if pool.stride == 1 else pool
+            self.model, nn.MaxPool2d, lambda pool: ExportableMaxPool() if pool.stride == 1 else pool
         )
         return self
 
@@ -317,7 +322,7 @@ class Detr(Architecture):
 
 
 class DetrGraph(Graph):
-    """uint8 [B, 3, S, S] in, the detections of `predict` out."""
+    """Returns the detections of `predict` for uint8 [B, 3, S, S]."""
 
     def __init__(self, detector: Detr, image_size: int) -> None:
         super().__init__()
@@ -332,7 +337,7 @@ class DetrGraph(Graph):
 
 
 class RawDetrGraph(DetrGraph):
-    """uint8 [B, 3, S, S] in; boxes [B, Q, 4] in pixels and scores [B, Q, C] of all queries out."""
+    """Returns boxes [B, Q, 4] in pixels and scores [B, Q, C] of all queries for uint8 [B, 3, S, S]."""
 
     names = RAW_OUTPUTS
 
@@ -342,7 +347,7 @@ class RawDetrGraph(DetrGraph):
 
 
 def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptions) -> Detections:
-    """The best pairs of query and class, of logits [B, Q, C] and boxes [B, Q, 4]."""
+    """Return the best pairs of query and class from logits [B, Q, C] and boxes [B, Q, 4]."""
     classes = logits.shape[-1]
     flat = logits.flatten(1)
     best, pair = flat.topk(min(config.detections_per_image, flat.shape[1]), dim=1)

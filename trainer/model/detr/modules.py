@@ -1,4 +1,4 @@
-"""Parts of networks that differ from transformers', and the first weights of all of them."""
+"""Network modules that differ from transformers', and weight initialization."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffin
 from trainer.model.batchnorm_folding import convert_convolution
 from trainer.model.detr.criterion import at_least_fp32
 
-FIRST_LOGIT = -math.log(1 / 0.01 - 1)
+INITIAL_LOGIT = -math.log(1 / 0.01 - 1)
 """Of every class: a score of 0.01 (Lin et al. 2017), for any number of classes."""
 _AS_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
 """Layers that transformers draws like the authors."""
@@ -26,23 +26,23 @@ XAVIER = r"decoder\.(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+)|enc_outpu
 """Layers that are drawn as in Glorot and Bengio 2010."""
 
 
-def integers(shapes: Sequence[tuple[int, int]]) -> Any:
-    """Return Python integers, so that comparisons of layers neither wait for the device nor are exported."""
+def to_python_ints(shapes: Sequence[tuple[int, int]]) -> Any:
+    """Convert shapes to Python integers, whose comparison neither waits for the device nor is exported."""
     return np.array(shapes, dtype=object)
 
 
 def replace_modules(root: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> None:
-    """Replace all modules of a class by what `make` returns for each."""
+    """Replace each module of class `kind` by the result of `make` for it."""
     for name, module in list(root.named_modules()):
         if isinstance(module, kind):
             root.set_submodule(name, make(module))
 
 
-class ExportedMaxPool(nn.Module):
-    """The maximum of 2 x 2 neighbors, as nn.MaxPool2d(2, stride=1), without the operator MaxPool.
+class ExportableMaxPool(nn.Module):
+    """Equals nn.MaxPool2d(2, stride=1), without the ONNX operator MaxPool.
 
-    ONNX Runtime 1.31 merges zero padding into MaxPool, which pads with minus infinity instead: negative
-    values at the right and lower edges of HGNetV2's stem would become others.
+    ONNX Runtime 1.31 merges zero padding into MaxPool, which pads with minus infinity instead. This would
+    change negative values at the right and lower edges of HGNetV2's stem.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,7 +53,8 @@ class ExportedMaxPool(nn.Module):
 class AffineBlock(HGNetV2LearnableAffineBlock):
     """A scale and a shift for all channels, in the type of the input.
 
-    The fp32 parameters would turn 16 bits into 32, which the next convolution casts back.
+    Without the cast, fp32 parameters would convert 16-bit input to fp32, which the next convolution casts
+    back.
     """
 
     def __init__(self, part: HGNetV2LearnableAffineBlock) -> None:
@@ -62,20 +63,20 @@ class AffineBlock(HGNetV2LearnableAffineBlock):
 
     def forward(self, hidden_state: Tensor) -> Tensor:
         scale, shift = self.scale.to(hidden_state.dtype), self.bias.to(hidden_state.dtype)
-        # One operation, which rounds once.
+        # A single operation, which rounds once.
         return torch.addcmul(shift, hidden_state, scale)
 
 
-class ExactIntegral(DFineIntegral):
-    """Mean distances of distributions in fp32: in bf16 boxes would have a precision of eight bits."""
+class Fp32Integral(DFineIntegral):
+    """Computes mean distances in fp32; bf16 would reduce the precision of boxes to eight bits."""
 
     def forward(self, pred_corners: Tensor, project: Tensor) -> Tensor:
         with torch.autocast(pred_corners.device.type, enabled=False):
             return super().forward(at_least_fp32(pred_corners), project)
 
 
-class StridedDepthwise(nn.Conv2d):
-    """A depthwise convolution, on a CPU in fp32: in bf16 oneDNN takes 20 times as long for its gradient."""
+class DepthwiseConv2d(nn.Conv2d):
+    """A depthwise convolution that uses fp32 on a CPU, where bf16 gradients take 20 times as long."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         output: Tensor
@@ -88,53 +89,51 @@ class StridedDepthwise(nn.Conv2d):
             return output.to(input.dtype)
 
 
-def layers_with_matrices(model: nn.Module, without: nn.Module | None = None) -> list[nn.Module]:
-    """Return the linear layers and convolutions that compute in autocast's type, except those of a part."""
+def find_autocast_layers(model: nn.Module, without: nn.Module | None = None) -> list[nn.Module]:
+    """Return the linear layers and convolutions that use autocast's type, except those in `without`."""
     excluded = set(without.modules()) if without else set()
     kinds = (nn.Linear, nn.Conv2d)
     modules = [part for part in model.modules() if isinstance(part, kinds) and part not in excluded]
-    return [part for part in modules if not isinstance(part, StridedDepthwise)]
+    return [part for part in modules if not isinstance(part, DepthwiseConv2d)]
 
 
-def adapt_types(model: nn.Module) -> None:
-    """Compute affine blocks and strided convolutions in the types that are fastest, in place.
+def adapt_dtypes(model: nn.Module) -> None:
+    """Let affine blocks and strided depthwise convolutions compute in the fastest types, in place.
 
-    The weights keep their names.
+    Weight names do not change.
     """
     replace_modules(model, HGNetV2LearnableAffineBlock, AffineBlock)
 
     def convert(convolution: nn.Conv2d) -> nn.Conv2d:
         strided = convolution.groups > 1 and max(convolution.stride) > 1
-        return convert_convolution(convolution, StridedDepthwise) if strided else convolution
+        return convert_convolution(convolution, DepthwiseConv2d) if strided else convolution
 
     replace_modules(model, nn.Conv2d, convert)
 
 
 @torch.no_grad()
-def draw_first_weights(model: nn.Module, backbone: nn.Module, xavier: str = XAVIER) -> None:
-    """Draw the weights of encoder and decoder as the authors of D-FINE and RT-DETR do, in place.
+def initialize_weights(model: nn.Module, backbone: nn.Module, xavier: str = XAVIER) -> None:
+    """Initialize encoder and decoder as the authors of D-FINE and RT-DETR do, in place.
 
-    transformers draws nearly all with a deviation of 0.01, which passes on a ten-thousandth of a gradient
-    through three layers. Source: `_reset_parameters` in src/zoo/dfine/dfine_decoder.py of
+    transformers initializes nearly all weights with a deviation of 0.01, so only a ten-thousandth of a
+    gradient passes through three layers. Source: `_reset_parameters` in src/zoo/dfine/dfine_decoder.py of
     github.com/Peterande/D-FINE (0eb0cfe) and in rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of
     github.com/lyuwenyu/RT-DETR (366ce51), with PyTorch's defaults for the rest.
     """
     excluded = set(backbone.modules())
     modules = {name: module for name, module in model.named_modules() if module not in excluded}
-    draw_layers(modules, xavier)
+    initialize_layers(modules, xavier)
     for name, module in modules.items():
         if isinstance(module, nn.Linear) and _CLASSES.fullmatch(name):
-            nn.init.constant_(module.bias, FIRST_LOGIT)
+            nn.init.constant_(module.bias, INITIAL_LOGIT)
         layers = getattr(module, "layers", None)
         if _BOXES.fullmatch(name) and isinstance(layers, nn.ModuleList):
             for values in layers[-1].parameters():
                 nn.init.zeros_(values)
 
 
-def draw_layers(modules: Mapping[str, nn.Module], xavier: str) -> None:
-    """Initialize layers with PyTorch's defaults, and those whose names match `xavier` as in Glorot and Bengio
-    2010.
-    """
+def initialize_layers(modules: Mapping[str, nn.Module], xavier: str) -> None:
+    """Initialize layers with PyTorch's defaults; if a name matches `xavier`, as in Glorot and Bengio 2010."""
     for name, module in modules.items():
         if name.endswith(_AS_TRANSFORMERS):
             continue

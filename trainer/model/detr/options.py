@@ -1,4 +1,4 @@
-"""Options that all detectors have that predict a set of boxes with transformers' networks."""
+"""Common options of DETRs, which predict a set of boxes with transformers' networks."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -27,21 +27,21 @@ class DetrOptions(ModelConfig):
     """Number of queries per image, and so the maximum number of detections of a class."""
 
     def arguments(self) -> Arguments:
-        """Arguments of transformers' configuration for this size and width, without the number of classes."""
+        """Return the arguments of transformers' configuration, without the number of classes."""
         raise NotImplementedError
 
 
 def scale_channels(channels: list[int], width: float, unit: int = UNIT) -> list[int]:
-    """Channels times `width`, in whole units, one at least; unchanged at width 1."""
+    """Scale channels by `width` to multiples of `unit`, at least one unit; width 1 changes nothing."""
     if width == 1:
         return channels
     return [max(unit, round(count * width / unit) * unit) for count in channels]
 
 
-def hgnet(
+def hgnet_arguments(
     stem: list[int], outward: list[int], blocks: list[int], layers: int, width: float, **more: Any
 ) -> Arguments:
-    """Arguments of a PPHGNetV2 by the channels of its stem and behind each stage, at width 1."""
+    """Return the arguments of a PPHGNetV2; channels of stem and stages are those at width 1."""
     within = scale_channels([stem[-1] * 2**stage for stage in range(len(outward))], width)
     stem, outward = scale_channels(stem, width), scale_channels(outward, width)
     return {

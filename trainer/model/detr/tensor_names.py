@@ -1,7 +1,7 @@
-"""Names of a detector's tensors in its authors' files and in the hub's, as transformers' modules name them.
+"""Renames the tensors of files from the authors or the hub to the names of transformers' modules.
 
-The hub's files are those of `save_pretrained`, also of older versions of transformers; RF-DETR's and DEIMv2's
-have their authors' names.
+The hub's files were written by `save_pretrained`, some by older versions of transformers. The hub's files of
+RF-DETR and DEIMv2 use their authors' names.
 """
 
 import re
@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-Rules = tuple[tuple[str, str], ...]  # patterns of names and their replacements, applied in turn
+RenameRules = tuple[tuple[str, str], ...]  # patterns of names and their replacements, applied in turn
 
 
 class TensorRules(NamedTuple):
-    """How the names of one network's tensors become those of transformers' modules."""
+    """Rules to rename one network's tensors to the names of transformers' modules."""
 
     prefix: str  # prefix of the backbone's names
-    backbone: Rules  # rules of what follows the prefix
-    others: Rules  # rules of all other names
+    backbone: RenameRules  # rules for backbone names, without the prefix
+    others: RenameRules  # rules for all other names
     outer_heads: tuple[str, ...] = ()  # prefixes of heads outside of transformers' inner model
 
 
@@ -30,14 +30,14 @@ _STACKED = (
 _CLASSIFIER = ("fc.", "head.", "last_conv.")
 """Prefixes of the tensors of a classifier that are not of its backbone."""
 
-HGNET: Rules = (
+HGNET: RenameRules = (
     (r"^stem\.", "embedder."),
     (r"^stages\.", "encoder.stages."),
     (r"\.conv\.", ".convolution."),
     (r"\.bn\.", ".normalization."),
 )
 """PPHGNetV2 by its authors, D-FINE's, DEIMv2's and timm."""
-HYBRID: Rules = (
+HYBRID: RenameRules = (
     (r"^(?=class_embed\.|bbox_embed\.)", "decoder."),  # heads that the hub's files have twice
     (r"^decoder\.(anchors|valid_mask)$", ""),  # constants
     (r"^decoder\.(?=decoder\.|denoising_class_embed|enc_)", ""),
@@ -62,13 +62,16 @@ HYBRID: Rules = (
     (r"\.out_proj\.", ".o_proj."),
 )
 """Encoder and decoder of D-FINE and RT-DETRv2."""
-DFINE_MLP: Rules = ((r"\.(?:linear|fc)1\.", ".mlp.layers.0."), (r"\.(?:linear|fc)2\.", ".mlp.layers.1."))
+DFINE_MLP: RenameRules = (
+    (r"\.(?:linear|fc)1\.", ".mlp.layers.0."),
+    (r"\.(?:linear|fc)2\.", ".mlp.layers.1."),
+)
 
 
 def rename_tensors(state: Mapping[str, Tensor], rules: TensorRules) -> dict[str, Tensor]:
-    """The tensors of a detector or backbone under the names of transformers' modules.
+    """Rename the tensors of a detector or backbone to the names of transformers' modules.
 
-    Those that are already named so, or in no known way, keep their names.
+    Tensors with other names, or with these names already, are not renamed.
     """
     short = rules.prefix.removeprefix("model.")
     inner = {name.removeprefix("module."): value for name, value in state.items()}
@@ -80,10 +83,10 @@ def rename_tensors(state: Mapping[str, Tensor], rules: TensorRules) -> dict[str,
             continue
         if is_backbone or name.startswith(("backbone.", short)):
             bare = name.removeprefix(short) if name.startswith(short) else name.removeprefix("backbone.")
-            own = _apply(bare, rules.backbone)
+            own = _apply_rules(bare, rules.backbone)
             own = own and rules.prefix + own
         else:
-            own = _apply(name, rules.others)
+            own = _apply_rules(name, rules.others)
             own = "model." + own if own and not own.startswith(rules.outer_heads) else own
         parts = {own: value} if own else {}
         for pattern, layers in _STACKED:
@@ -96,7 +99,7 @@ def rename_tensors(state: Mapping[str, Tensor], rules: TensorRules) -> dict[str,
     return renamed
 
 
-def _apply(name: str, rules: Rules) -> str:
+def _apply_rules(name: str, rules: RenameRules) -> str:
     for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)
     return name

@@ -1,7 +1,8 @@
 """Multi-scale deformable attention (Zhu et al. 2021, arXiv:2010.04159) as weighted sums of rows, for CPUs.
 
-torch's grid_sample reads the channels of a place one by one. Here the features of a place are a row of a
-table, and a query is a sum of such rows: the forward pass takes a quarter of the time, both passes a half.
+torch's grid_sample reads the channels of a location one by one. Here the features of a location are a row of
+a table, and the result for a query is a weighted sum of rows. The forward pass takes a quarter of the time,
+and both passes together take half.
 """
 
 import functools
@@ -25,11 +26,12 @@ def sample_features(
     points: list[int],
     method: str = "default",
 ) -> Tensor:
-    """What queries read from all levels, [B, Q, H * D]; has the arguments of transformers' function.
+    """Return the features that queries sample from all levels, [B, Q, H * D].
 
-    Levels of `shapes`, pairs of height and width, lie behind each other in `value` [B, N, H, D]. Each of H
-    heads reads at `locations` [B, Q, H, P, 2], x and y in 0..1 and zeros outside, weighted by `attention`
-    [B, Q, H, P]; `points` of the P are on each level. All but training on a CPU is left to transformers.
+    The arguments are those of transformers' function, which is called except for training on a CPU. `value`
+    [B, N, H, D] concatenates the levels, whose height and width are in `shapes`. Each of H heads samples at
+    `locations` [B, Q, H, P, 2], x and y in 0..1 with zeros outside, and weights them by `attention`
+    [B, Q, H, P]; `points` are the numbers of points on each level.
     """
     trained = value.requires_grad and not torch.compiler.is_compiling()
     usable = value.device.type == "cpu" and torch.backends.mkl.is_available() and method == "default"
@@ -97,12 +99,12 @@ class _SampleFeatures(torch.autograd.Function):
         (count, each), rows = index.shape, len(table)
         gradient = gradient.reshape(count, -1)
         weights = _corners(share, attention).flatten()
-        # Products of the gradient with the rows that were read.
+        # Products of the gradient with the sampled rows.
         ends = torch.arange(0, index.numel() + 1, each, dtype=index.dtype)
         read = torch.sparse_csr_tensor(ends, index.flatten(), weights, (count, rows), check_invariants=False)
         slope = torch.sparse.sampled_addmm(read, gradient, table.T, beta=0.0).values()
         slope = slope.view(*attention.shape[:3], 2, 2, -1)
-        # The same sum the other way: for each row of the table what read it.
+        # The transposed sum: each row of the table collects the gradients of its readers.
         order = index.flatten().argsort(stable=True)
         ends = torch.bincount(index.flatten(), minlength=rows).cumsum(0)
         table_gradient = F.embedding_bag(
@@ -122,6 +124,6 @@ class _SampleFeatures(torch.autograd.Function):
 
 
 def _corners(share: Tensor, attention: Tensor) -> Tensor:
-    """Weights [B * Q * H, 4 * P] of the four places around each point."""
+    """Return the weights [B * Q * H, 4 * P] of the four locations around each point."""
     rows = share[..., 1, :, :] * attention[..., None, :]
     return (rows[..., None, :] * share[..., 0, None, :, :]).flatten(3).flatten(0, 2)

@@ -15,13 +15,13 @@ from transformers.models.rt_detr_v2 import modeling_rt_detr_v2 as rt_detr
 from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, apply_in_convolutions
 from trainer.model.detr.criterion import Criterion
 from trainer.model.detr.detector import Detr
-from trainer.model.detr.modules import XAVIER, ExactIntegral, adapt_types, draw_first_weights
-from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, Rules, TensorRules
+from trainer.model.detr.modules import XAVIER, Fp32Integral, adapt_dtypes, initialize_weights
+from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, RenameRules, TensorRules
 from trainer.model.dfine.deformable_attention import sample_features
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
 
 _XAVIER = XAVIER + r"|decoder_input_proj\.\d+\.0"  # D-FINE's authors leave these to PyTorch
-_RESNET: Rules = (
+_RESNET: RenameRules = (
     *((rf"^conv1\.conv1_{place + 1}\.", f"embedder.embedder.{place}.") for place in range(3)),
     (r"^res_layers\.(\d+)\.blocks\.", r"encoder.stages.\1.layers."),
     *((rf"\.branch2{letter}\.", f".layer.{place}.") for place, letter in enumerate("abc")),
@@ -31,7 +31,7 @@ _RESNET: Rules = (
     (r"\.norm\.", ".normalization."),
 )
 """ResNet-vd."""
-_RTDETR_MLP: Rules = (
+_RTDETR_MLP: RenameRules = (
     (r"\.num_points_scale$", ".n_points_scale"),
     (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
 )
@@ -46,18 +46,18 @@ class DFine(Detr):
     needs_global_matches = True
     upstream = DFineForObjectDetection
     label = "D-FINE"
-    unfolds_boxes = True
+    reorders_corners = True
     checking = (d_fine.DFineEncoderLayer,)
     tensor_rules = _DFINE
 
     def compose(self, whole: Any) -> None:
         # Without the outer model, which has the heads a second time under other names.
         self.model = whole.model
-        draw_first_weights(self.model, self.backbone)
-        adapt_types(self.model)
+        initialize_weights(self.model, self.backbone)
+        adapt_dtypes(self.model)
         apply_in_convolutions(self.backbone, (d_fine.DFineFrozenBatchNorm2d,), TRANSFORMERS_PAIRS)
         decoder = self.model.decoder
-        decoder.integral = ExactIntegral(self.library_config)
+        decoder.integral = Fp32Integral(self.library_config)
         for layer in decoder.layers:
             layer.encoder_attn.ms_deformable_attn_core = sample_features
         if self.config.frozen_stem:
@@ -79,7 +79,7 @@ class RTDetr(Detr):
     def compose(self, whole: Any) -> None:
         # Without the outer model, which has the heads a second time under other names.
         self.model = whole.model
-        draw_first_weights(self.model, self.backbone, _XAVIER)
+        initialize_weights(self.model, self.backbone, _XAVIER)
         apply_in_convolutions(self.backbone, (rt_detr.RTDetrV2FrozenBatchNorm2d,), TRANSFORMERS_PAIRS)
         if self.config.frozen_stem:
             self.backbone.model.embedder.requires_grad_(False)
@@ -88,7 +88,7 @@ class RTDetr(Detr):
         return Criterion()
 
     def connect_layers(self, boxes: Tensor) -> Tensor:
-        """Let each layer's box also train the box of the layer before, which transformers detaches.
+        """Let the gradient of each layer's box reach the previous layer's box, which transformers detaches.
 
         Only gradients change. Source: `TransformerDecoder` in
         rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of github.com/lyuwenyu/RT-DETR (068dfde).

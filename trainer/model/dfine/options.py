@@ -6,9 +6,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config.types import STRICT, Count, Fraction
-from trainer.model.detr.options import UNIT, Arguments, DetrOptions, hgnet, scale_channels
+from trainer.model.detr.options import UNIT, Arguments, DetrOptions, hgnet_arguments, scale_channels
 
-_NETS = {
+_BACKBONES = {
     "b0": ([16, 16], 64, [1, 1, 2, 1], 3),
     "b2": ([24, 32], 96, [1, 1, 3, 1], 4),
     "b4": ([32, 48], 128, [1, 1, 3, 1], 6),
@@ -60,14 +60,14 @@ class HybridEncoderOptions(DetrOptions):
     backbone_lr: Fraction = 0.1
     """Learning rate of the backbone, relative to train.lr."""
 
-    def frozen_options(self) -> Arguments:
-        """Return the options that keep loaded weights, each with the value that trains them."""
+    def unfreezing_options(self) -> Arguments:
+        """Return overrides that disable the active freezing options, so that all weights are trained."""
         return {key: False for key in ("frozen_norm", "frozen_stem") if getattr(self, key)}
 
     def encoder_and_decoder(self, size: Arguments, backbone: Arguments, levels: int) -> Arguments:
-        """Arguments of encoder and decoder for a published size on a backbone."""
+        """Return the arguments of encoder and decoder for a published size on a backbone."""
         widths = {"encoder_hidden_dim": 256, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, **size}
-        # A multiple for eight heads.
+        # A multiple of the eight heads.
         (hidden,) = scale_channels([widths["encoder_hidden_dim"]], self.width, 4 * UNIT)
         return {
             **size,
@@ -89,7 +89,7 @@ class HybridEncoderOptions(DetrOptions):
 
 @dataclass(config=STRICT, frozen=True)
 class DFineOptions(HybridEncoderOptions):
-    """D-FINE: decoder of distributions on PPHGNetV2, by transformers (extra `detr`)."""
+    """D-FINE on PPHGNetV2, implemented by transformers (extra `detr`)."""
 
     architecture: Literal["dfine"] = "dfine"
     size: Literal["n", "s", "m", "l", "x"] = "s"
@@ -99,10 +99,10 @@ class DFineOptions(HybridEncoderOptions):
         """Arguments of transformers' DFineConfig for this size and width."""
         net, size = _DFINE[self.size]
         size = {"decoder_n_points": [3, 6, 3], **size}
-        # Two levels of D-FINE-N, three of the others: the last ones of the backbone.
+        # D-FINE-N uses the last two levels of the backbone; other sizes use three.
         levels = len(size["decoder_n_points"])
-        stem, first, blocks, layers = _NETS[net]
-        backbone = hgnet(
+        stem, first, blocks, layers = _BACKBONES[net]
+        backbone = hgnet_arguments(
             stem,
             [first * factor for factor in (1, 4, 8, 16)],
             blocks,
@@ -120,7 +120,7 @@ class DFineOptions(HybridEncoderOptions):
 
 @dataclass(config=STRICT, frozen=True)
 class RTDetrOptions(HybridEncoderOptions):
-    """RT-DETRv2 on ResNet-vd, by transformers (extra `detr`)."""
+    """RT-DETRv2 on ResNet-vd, implemented by transformers (extra `detr`)."""
 
     architecture: Literal["rtdetr"] = "rtdetr"
     size: Literal["r18", "r34", "r50", "r101"] = "r50"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.config.schema import Config, EvaluationConfig
-from trainer.model.detr.recipes import published_training, published_views
+from trainer.model.detr.recipes import published_augmentation, published_training
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
 from trainer.model.retinanet.recipes import small
 
@@ -15,10 +15,10 @@ _STORAGE = "https://github.com/lyuwenyu/storage/releases/download/v0.1/"
 
 
 def dfine_small() -> Config:
-    """A narrow D-FINE-N from scratch, for a set of a few hundred images on a CPU.
+    """A narrow D-FINE-N from scratch, for a few hundred images on a CPU.
 
-    With the views and schedule of `small`; in fp32, since bf16 slows its many small operations down, and with
-    fewer queries than published.
+    It uses the augmentation and schedule of `small`, fewer queries than published, and fp32, because bf16
+    slows its many small operations down.
     """
     slim = small()
     return replace(
@@ -30,10 +30,10 @@ def dfine_small() -> Config:
 
 
 def dfine_finetune() -> Config:
-    """Fine-tune D-FINE-S's weights of Objects365 and COCO on your data, on one or a few GPUs."""
+    """Fine-tune D-FINE-S, pretrained on Objects365 and COCO, on your data with one or a few GPUs."""
     return Config(
         recipe="dfine_finetune",
-        loader=published_views(640, draws=10, plain_epochs=8),
+        loader=published_augmentation(640, draws=10, plain_epochs=8),
         model=DFineOptions(
             size="s",
             weights="hf:ustc-community/dfine-small-obj2coco",
@@ -59,8 +59,8 @@ _DFINE: dict[str, Row] = {
     "l": ("54.0", "b4", 80, 8, 4, 0.05, {"lr": 2.5e-4, **_DECAY}),
     "x": ("55.8", "b5", 80, 8, 3, 0.01, {"lr": 2.5e-4, **_DECAY}),
 }  # fmt: skip
-"""Published AP, backbone, epochs, plain epochs and draws of `published_views`, learning rate of the backbone,
-and what else differs from `published_training`."""
+"""Published AP, backbone, epochs, plain epochs and draws of `published_augmentation`, learning rate of the
+backbone, and further arguments of `published_training`."""
 _RTDETR: dict[str, Row] = {
     "r18": ("48.1", "ResNet18_vd_pretrained", 120, 3, 0, 1.0, {}),
     "r34": ("49.9", "ResNet34_vd_pretrained", 120, 3, 3, 0.5, {"bias_decay": 0.0}),
@@ -77,7 +77,7 @@ _FROZEN = (
 
 
 def _published(options: Any, size: str, row: Row) -> Callable[[], Config]:
-    """Return the recipe of a size by its authors' schedule, from their backbone."""
+    """Return the recipe of a size with the authors' schedule and pretrained backbone."""
     score, net, epochs, plain, draws, backbone_lr, training = row
     if options is DFineOptions:
         title, place, gpus = f"D-FINE-{size.upper()}", f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", 8
@@ -88,7 +88,7 @@ def _published(options: Any, size: str, row: Row) -> Callable[[], Config]:
     def recipe() -> Config:
         return Config(
             recipe=recipe.__name__,
-            loader=published_views(640, draws, plain),
+            loader=published_augmentation(640, draws, plain),
             model=options(
                 size=size,
                 weights=place,

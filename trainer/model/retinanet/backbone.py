@@ -33,7 +33,7 @@ def build_backbone(config: RetinaNetOptions) -> BackboneWithFPN:
     """Build backbone and pyramid: [B, 3, H, W] to an ordered dict of [B, fpn_channels, h, w], P3 to P7."""
     block, layers, groups, group_width = _DEPTHS[config.backbone]
     norms: dict[str, NormLayer] = {"batch": nn.BatchNorm2d, "frozen": FrozenBatchNorm2d, "group": group_norm}
-    body = _WidthResNet(
+    body = _NarrowResNet(
         config.backbone_width, norms[config.norm], block, layers, groups=groups, width_per_group=group_width
     )
     freeze(body, config.trainable_layers)
@@ -51,12 +51,12 @@ def build_backbone(config: RetinaNetOptions) -> BackboneWithFPN:
 def _coarser_levels(version: str, channels: int, width: int) -> LastLevelP6P7:
     """Make P6 and P7, from C5 in version 2 and from P5 in version 1."""
     levels = LastLevelP6P7(channels if version == "v2" else width, width)
-    levels.use_P5 = version == "v1"  # It would guess it from equal widths.
+    levels.use_P5 = version == "v1"  # Otherwise torchvision infers it from the widths.
     return levels
 
 
 def freeze(body: ResNet, trainable_layers: int) -> None:
-    """Stop training all but the last `trainable_layers` of the five stages."""
+    """Freeze all but the last `trainable_layers` of the five stages."""
     trained = ["layer4", "layer3", "layer2", "layer1", "conv1"][:trainable_layers]
     for name, parameter in body.named_parameters():
         stage = name.split(".")[0].replace("bn1", "conv1")
@@ -69,7 +69,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(max(1, min(32, channels // 8)), channels)
 
 
-class _WidthResNet(ResNet):  # type: ignore[misc]
+class _NarrowResNet(ResNet):  # type: ignore[misc]
     """torchvision's ResNet with `width` instead of 64 channels in its first stage."""
 
     def __init__(self, width: int, norm_layer: NormLayer, block: Any, *args: Any, **kwargs: Any) -> None:

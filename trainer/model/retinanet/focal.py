@@ -1,8 +1,8 @@
 """Sigmoid focal loss (Lin et al. 2017, arXiv:1708.02002) on integer labels, with its own gradient.
 
-One pass over the logits gives value and gradient, and the gradient replaces the logits in memory.
-`conv_focal_loss` runs the last convolution, the loss and the gradients over a few images of one level at a
-time, so that the network's largest tensor never exists as a whole.
+One pass over the logits computes the loss and its gradient, which replaces the logits in memory.
+`conv_focal_loss` computes the last convolution, the loss and the gradients for a few images of one level at a
+time, so that the network's largest tensor is never allocated as a whole.
 """
 
 from typing import Any
@@ -23,9 +23,9 @@ CHUNK_BYTES = 128 * 1024 * 1024
 
 @fused
 def focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Loss of each row of logits, in the pass that writes the gradient over the logits.
+    """Return the loss of each row of logits, and overwrite the logits with the gradient.
 
-    With z = x for a negative and -x for a positive logit x, and w = 1 - alpha or alpha:
+    Let s be the sigmoid. A positive logit x has z = -x and w = alpha, a negative one z = x and w = 1 - alpha:
     loss = w s(z)^2 softplus(z), d loss / dz = w s(z)^2 (2 s(-z) softplus(z) + s(z)).
 
     Args:
@@ -64,7 +64,7 @@ class _FocalLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        # The gradient is not multiplied with the loss scale yet: fp16 lacks the range for it.
+        # The loss scale is not applied yet, so fp16 lacks the range for the gradient.
         kept = torch.float32 if logits.dtype == torch.float16 else logits.dtype
         gradient = logits.detach().to(kept, copy=True)
         loss = focal_and_gradient_(gradient, labels, weights).sum()
@@ -80,7 +80,7 @@ class _FocalLoss(torch.autograd.Function):
 
 
 def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Sum of the losses of `focal_and_gradient_`, which can be differentiated once; labels may be IGNORED."""
+    """Return the sum of `focal_and_gradient_`, differentiable once; labels may be IGNORED."""
     loss: Tensor = _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights))
     return loss
 
@@ -114,9 +114,8 @@ class _ConvFocalLoss(torch.autograd.Function):
                 features = level[images].to(dtype).contiguous(memory_format=torch.channels_last)
                 logits = F.conv2d(features, kernel, offset, padding=1)
                 logits = logits.contiguous(memory_format=torch.channels_last)
-                # Views in the memory order of channels_last, so that the gradient is written into `logits`.
-                # `data` hides that they are views: otherwise the compiler would compile once for square
-                # levels and once for others.
+                # Views in channels_last order, so that the gradient is written into `logits`. `data` hides
+                # that they are views; otherwise torch would compile separately for square levels.
                 rows = logits.permute(0, 2, 3, 1).view(level_labels[images].numel(), -1).data
                 chunk = level_labels[images].flatten().data, level_weights[images].flatten().data
                 loss += focal_and_gradient_(rows, *chunk).sum()
@@ -139,15 +138,15 @@ class _ConvFocalLoss(torch.autograd.Function):
 
 
 def _add_gradient(total: Tensor | None, part: Tensor, like: Tensor) -> Tensor:
-    """The sum so far, in the type and memory order of the parameter: no pass to write zeros first."""
+    """Add a gradient to `total`, or start it in the type and memory order of `like`."""
     return torch.empty_like(like).copy_(part) if total is None else total.add_(part)
 
 
 def _merge_levels(levels: list[Tensor], fill: float) -> list[Tensor]:
     """Keep the first two levels [B, X, h, w] and join the others to one map, with borders of `fill`.
 
-    The borders make a 3x3 convolution of the map equal that of the levels. A convolution with thousands of
-    channels costs the same for 2x2 places as for 8x8: it reads its weights and writes their gradient.
+    With these borders, a 3x3 convolution of the map equals convolutions of the levels. A convolution with
+    thousands of channels costs the same for 2x2 as for 8x8 locations, because weights dominate.
     """
     third, rest = levels[2], levels[3:]
     width = max(level.shape[3] for level in rest)
@@ -159,7 +158,7 @@ def _merge_levels(levels: list[Tensor], fill: float) -> list[Tensor]:
 
 
 def _merge_rows(rows: list[Tensor], levels: list[Tensor], fill: float) -> list[Tensor]:
-    """Values of each anchor, [B, h * w * A] of each level, arranged like the maps of `_merge_levels`."""
+    """Arrange values of anchors, [B, h * w * A] of each level, like the maps of `_merge_levels`."""
     maps = [
         row.view(len(row), *level.shape[2:], -1).permute(0, 3, 1, 2)
         for row, level in zip(rows, levels, strict=True)
@@ -174,11 +173,11 @@ def conv_focal_loss(
     labels: list[Tensor],
     weights: list[Tensor],
 ) -> Tensor:
-    """`focal_loss` of the class head's last convolution, in chunks that need the memory of a few images.
+    """Return `focal_loss` of the class head's last convolution, computed for a few images at a time.
 
-    A fp32 scalar, computed in autocast's type; it can be differentiated once. Not for fp16: see `supports`.
-    `levels` are features [B, F, h, w], `weight` is [A * C, F, 3, 3]. `labels` (a class, BACKGROUND or
-    IGNORED) and `weights` (fp32 factors of the loss) are [B, h * w * A] for each level.
+    The result is an fp32 scalar, computed in autocast's type and differentiable once. fp16 is not supported,
+    see `is_supported`. `levels` are features [B, F, h, w], `weight` is [A * C, F, 3, 3]. `labels` (a class,
+    BACKGROUND or IGNORED) and `weights` (fp32 factors of the loss) are [B, h * w * A] for each level.
     """
     kind = weight.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -194,8 +193,8 @@ def conv_focal_loss(
     return loss
 
 
-def supports(device: torch.device) -> bool:
-    """Whether `conv_focal_loss` works under the current autocast: not in fp16.
+def is_supported(device: torch.device) -> bool:
+    """Return whether `conv_focal_loss` supports the current autocast; it does not support fp16.
 
     Its gradients are computed before the loss scale is known; fp16 lacks the range for them.
     """
@@ -206,33 +205,33 @@ def supports(device: torch.device) -> bool:
 def conv_backward(
     gradient: Tensor, features: Tensor, kernel: Tensor, output_mask: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of features [B, F, h, w], kernel [O, F, 3, 3] and bias, for stride 1 and padding 1.
+    """Return gradients of features [B, F, h, w], kernel [O, F, 3, 3] and bias for stride 1 and padding 1.
 
-    `gradient` [B, O, h, w] is that of the output; all are channels_last. Gradients that `output_mask` leaves
-    out are undefined.
+    `gradient` [B, O, h, w] is the output's gradient; all are channels_last. Gradients that `output_mask`
+    excludes are undefined.
     """
-    if products_pay(gradient):
-        return by_products(gradient, features, kernel, output_mask)
+    if matmul_is_faster(gradient):
+        return conv_backward_by_matmul(gradient, features, kernel, output_mask)
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
         gradient, features, kernel, [len(kernel)], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, output_mask
     )
     return gradients
 
 
-def products_pay(gradient: Tensor) -> bool:
-    """Whether matrix products take less time than the library (oneDNN or cuDNN).
+def matmul_is_faster(gradient: Tensor) -> bool:
+    """Return whether matrix products are faster than the library (oneDNN or cuDNN).
 
-    On a CPU oneDNN converts the kernel gradient's layout, which takes 0.1 s a call with 5409 outputs, however
-    small the map. Matrix products copy the map nine times instead.
+    On a CPU, oneDNN converts the kernel gradient's layout, which takes 0.1 s per call with 5409 outputs, even
+    for a small map. Matrix products copy the map nine times instead.
     """
     places = gradient.shape[0] * gradient.shape[2] * gradient.shape[3]
     return gradient.device.type == "cpu" and places <= 2 * gradient.shape[1]
 
 
-def by_products(
+def conv_backward_by_matmul(
     gradient: Tensor, features: Tensor, kernel: Tensor, output_mask: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients by matrix products with a row for each place: im2col and col2im."""
+    """Compute the gradients of `conv_backward` by matrix products (im2col and col2im)."""
     rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
     images, channels, height, width = features.shape
     shape = images, height, width, 3, 3, channels

@@ -13,7 +13,7 @@ from trainer.data.batch import PADDING
 from trainer.model import boxes as box_ops
 from trainer.model.boxes import pairwise_iou
 from trainer.model.fused_functions import fused, fused_exactly
-from trainer.model.retinanet.focal import BACKGROUND, IGNORED, conv_focal_loss, focal_loss, supports
+from trainer.model.retinanet.focal import BACKGROUND, IGNORED, conv_focal_loss, focal_loss, is_supported
 
 _FOREGROUND, _BACKGROUND = 0.5, 0.4
 _OVERLAPS_AT_ONCE = 32 * 1024 * 1024
@@ -31,13 +31,13 @@ class AnchorTargets(NamedTuple):
     matched anchor."""
 
 
-def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
+def match_anchors(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     """Assign to every anchor a target, BACKGROUND or IGNORED, as torchvision's `Matcher` does.
 
     An anchor takes the target it overlaps most if that IoU is at least 0.5; below 0.4 it takes none. The
-    anchors that overlap a target most keep their own best target however small the overlap, so that every
-    target has an anchor. Of targets [B, M, 4] with labels [B, M] and anchors [N, 4]: int64 [B, N], indices
-    into the M targets, or BACKGROUND or IGNORED.
+    anchors that overlap a target most keep their own best target even if the overlap is small, so that every
+    target has an anchor. For targets [B, M, 4] with labels [B, M] and anchors [N, 4], the result is int64
+    [B, N]: indices into the M targets, or BACKGROUND or IGNORED.
     """
     count = max(1, _OVERLAPS_AT_ONCE // (boxes.shape[1] * len(anchors)))
     parts = zip(boxes.split(count), labels.split(count), strict=True)
@@ -50,7 +50,7 @@ def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
 
 @fused_exactly
 def _best_overlaps(boxes: Tensor, valid: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each anchor its largest IoU, that target, and whether the anchor is the best of any target."""
+    """Return each anchor's largest IoU, its target, and whether the anchor is the best one of any target."""
     iou = pairwise_iou(boxes, anchors).masked_fill_(~valid[:, :, None], -1.0)
     best_iou, best_target = iou.max(dim=1)
     best = ((iou == iou.amax(dim=2, keepdim=True)) & valid[:, :, None]).any(dim=1)
@@ -58,8 +58,8 @@ def _best_overlaps(boxes: Tensor, valid: Tensor, anchors: Tensor) -> tuple[Tenso
 
 
 def assign_targets(boxes: Tensor, labels: Tensor, anchors: Tensor) -> AnchorTargets:
-    """Match the anchors and look up their targets; arguments as for `match`."""
-    matched = match(boxes, labels, anchors)
+    """Match the anchors and look up their targets; arguments as for `match_anchors`."""
+    matched = match_anchors(boxes, labels, anchors)
     positive = matched >= 0
     index = matched.clamp(min=0)
     matched_boxes = boxes.gather(1, index[:, :, None].expand(-1, -1, 4))
@@ -90,11 +90,12 @@ def retinanet_loss(
     boxes: Tensor,
     labels: Tensor,
 ) -> dict[str, Tensor]:
-    """`classification` and `boxes`: means over the images of the sum over anchors per matched anchor.
+    """Return the losses `classification` and `boxes`.
 
-    Call it under the autocast of the network. `features` [B, F, h, w] of each level are the input of the
-    class head's `last` convolution, to A * C channels; `offsets` [B, N, 4] are of all levels; `anchors`
-    [n, 4] of each level add up to N. The targets are as for `Architecture.forward`.
+    Each is summed over the anchors of an image, divided by its matched anchors, and averaged over the images.
+    Call it under the network's autocast. `features` [B, F, h, w] of each level are the input of the class
+    head's `last` convolution (A * C channels); `offsets` [B, N, 4] cover all levels; `anchors` [n, 4] are
+    given for each level. For the targets see `Architecture.forward`.
     """
     sizes = [len(level) for level in anchors]
     together = torch.cat(anchors)
@@ -111,12 +112,12 @@ def classification_loss(
     targets: AnchorTargets,
     sizes: list[int],
 ) -> Tensor:
-    """Focal loss of the class head; a scalar. `sizes` are the anchors of each level; see `retinanet_loss`."""
+    """Return the focal loss of the class head; `sizes` are the numbers of anchors of each level."""
     labels = [part.contiguous() for part in targets.labels.split(sizes, dim=1)]
     weights = [part.contiguous() for part in targets.weights.split(sizes, dim=1)]
     assert last.bias is not None
     device = targets.labels.device
-    if supports(device):
+    if is_supported(device):
         return conv_focal_loss(features, last.weight, last.bias, labels, weights)
     total = torch.zeros((), device=device)
     for level, names, factors in zip(features, labels, weights, strict=True):
@@ -127,12 +128,12 @@ def classification_loss(
 
 @fused
 def box_loss(offsets: Tensor, kind: str, anchors: Tensor, targets: AnchorTargets) -> Tensor:
-    """Box regression loss of the matched anchors, of predicted offsets [B, N, 4]; a scalar.
+    """Return the box regression loss of predicted offsets [B, N, 4] over the matched anchors, a scalar.
 
     `kind` is "l1" (on offsets) or "giou" (on decoded boxes).
     """
-    # Anchors without a target have themselves as target: with zero offsets loss and gradient are
-    # finite, and the mask below cannot turn into 0 * inf.
+    # The target of an unmatched anchor is the anchor itself, so its loss and gradient are finite and the
+    # mask below never computes 0 * inf.
     offsets = torch.where(targets.positive[:, :, None], offsets.float(), 0.0)
     if kind == "giou":
         values = box_ops.giou_loss(box_ops.decode(offsets, anchors), targets.boxes)

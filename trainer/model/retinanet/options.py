@@ -58,11 +58,11 @@ class RetinaNetOptions(ModelConfig):
     """Height over width of the anchors. For long objects, such as text or ships, add ratios like theirs."""
 
     def options_from_weights(self, described: Mapping[str, Any], shapes: Shapes) -> Overrides:
-        """The width of the residual network in a detector's or classifier's weights."""
+        """Return the ResNet width in the weights of a detector or classifier."""
         found = (shapes.get(f"{prefix}conv1.weight") for prefix in _PREFIXES)
         return next(({"backbone_width": sides[0]} for sides in found if sides), {})
 
-    def frozen_options(self) -> Overrides:
-        """Return the options that freeze loaded weights, each with the value that trains them."""
+    def unfreezing_options(self) -> Overrides:
+        """Return overrides that disable the active freezing options, so that all weights are trained."""
         frozen = {"norm": "batch"} if self.norm == "frozen" else {}
         return frozen | ({"trainable_layers": _STAGES} if self.trainable_layers < _STAGES else {})

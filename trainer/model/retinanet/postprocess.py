@@ -7,22 +7,22 @@ from torchvision.ops import nms
 from trainer.model.architecture import Detections
 from trainer.model.retinanet.options import RetinaNetOptions
 
-_BOXES_AT_ONCE = 2**16  # boxes in a call of the suppression on a GPU, where each pair takes a bit
+_BOXES_AT_ONCE = 2**16  # boxes in one NMS call on a GPU, which stores a bit for each pair
 _FIRST_PREFIX = 4  # candidates that the suppression tries first, as a multiple of detections_per_image
 
 
 def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Best pairs of anchor and class of one level: logits, anchors and labels, each [B, k], best first.
+    """Return the best pairs of anchor and class of a level: logits, anchors, labels, each [B, k], best first.
 
-    Exact in two stages: a pair among the best k has an anchor whose best class is among the best k, so only
-    the classes of k anchors are sorted. The logits keep the convolution's order: with hundreds of classes a
-    transposition costs more than the rest. `logits` are [B, A, C, P], with A anchors at each of P places;
-    anchors are numbered by place and then by scale.
+    The selection has two exact stages: the best k pairs only use the k anchors with the best classes, so only
+    those anchors' classes are sorted. The logits keep the convolution's order, because a transposition with
+    hundreds of classes costs more than the rest. `logits` are [B, A, C, P], with A anchors at each of P
+    locations; anchors are numbered by location and then by scale.
     """
     _, each, classes, places = logits.shape
     total = each * places
     if total > limit:
-        # In memory order, so that values of a class are fetched from neighboring places.
+        # In memory order, so that a class's values are read from nearby addresses.
         column = torch.topk(logits.amax(dim=2).flatten(1), limit, dim=1).indices.sort(dim=1).values
     else:
         column = torch.arange(total, device=logits.device).expand(logits.shape[0], -1)
@@ -38,7 +38,7 @@ def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def top_detections(boxes: Tensor, scores: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, ...]:
-    """The `rows` best of T candidates as a graph's outputs; suppressed ones have the score 0."""
+    """Return the best `rows` of T candidates as a graph's outputs; suppressed candidates have score 0."""
     best, index = torch.topk(scores, rows, dim=1)
     real = best > 0
     chosen = boxes.gather(1, _rows(index)) * real[:, :, None]
@@ -48,7 +48,7 @@ def top_detections(boxes: Tensor, scores: Tensor, labels: Tensor, rows: int) -> 
 def postprocess(
     boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, image_size: int, config: RetinaNetOptions
 ) -> Detections:
-    """Suppress T candidates of each image and keep the best, equal to torchvision.
+    """Apply NMS to T candidates of each image and keep the best ones, as torchvision does.
 
     Boxes are fp32 [B, T, 4] in pixels of a square of `image_size`.
     """
@@ -74,7 +74,7 @@ def postprocess(
 
 
 def _suppress(boxes: Tensor, scores: Tensor, config: RetinaNetOptions) -> Tensor:
-    """NMS: [B, T] bool, which candidates are kept; exact for the first `detections_per_image` of them.
+    """Return which candidates NMS keeps, bool [B, T]; exact for the first `detections_per_image` kept.
 
     Whether a candidate is kept depends only on better ones, so a prefix is enough if it yields enough
     detections. If an image has too few, all candidates are tried.
@@ -101,7 +101,7 @@ def _suppress(boxes: Tensor, scores: Tensor, config: RetinaNetOptions) -> Tensor
 
 
 def _rows(index: Tensor) -> Tensor:
-    """An index of rows [B, K] as one of their four coordinates, [B, K, 4]."""
+    """Expand an index of rows [B, K] to their four coordinates, [B, K, 4]."""
     return index[:, :, None].expand(-1, -1, 4)
 
 
@@ -109,17 +109,17 @@ def _rows(index: Tensor) -> Tensor:
 def nms_keep(
     boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
 ) -> Tensor:
-    """Suppress candidates within their class (NMS): fp32 [B, T], 1 for those kept, else 0.
+    """Run NMS within each class; return fp32 [B, T], 1 for a kept candidate and 0 otherwise.
 
-    Exported graphs contain this operator: in PyTorch it runs torchvision's NMS, in ONNX it becomes
-    NonMaxSuppression over per-class scores, which is exact; class offsets in fp32 are not.
-    It drops the weaker of two boxes with a larger IoU than `overlap`, and scores up to `threshold`.
+    If the IoU of two boxes exceeds `overlap`, the one with the lower score is suppressed. Candidates with
+    scores up to `threshold` are dropped. Exported graphs contain this operator: PyTorch runs torchvision's
+    NMS, and ONNX NonMaxSuppression over per-class scores, which unlike class offsets in fp32 is exact.
     """
     # Boxes of other images and classes are shifted apart; in fp64, where a shift does not round them.
     group = labels + classes * torch.arange(len(labels), device=labels.device)[:, None]
     shifted = boxes.double() + (group * (boxes.amax().double() + 1))[:, :, None]
     kept = torch.zeros_like(scores)
-    # Each call waits for a GPU; on a CPU its time grows with the square of the boxes.
+    # Each call waits for a GPU; on a CPU its time grows with the square of the number of boxes.
     images = max(1, _BOXES_AT_ONCE // scores.shape[1]) if scores.is_cuda else 1
     for part, score, mark in zip(*(tensor.split(images) for tensor in (shifted, scores, kept)), strict=True):
         candidates = torch.nonzero(score.flatten() > threshold).flatten()

@@ -18,7 +18,7 @@ _SLIM = RetinaNetOptions(
 
 
 def debug() -> Config:
-    """A narrow detector that learns the built-in sample in less than four minutes on two cores."""
+    """A narrow detector that learns the built-in sample data in less than four minutes on two cores."""
     return Config(
         recipe="debug",
         data=DataConfig(shard_bytes=2 * 1024 * 1024, processes=2),
@@ -43,7 +43,7 @@ def debug() -> Config:
 
 
 def small() -> Config:
-    """A slim detector from scratch, for a set of a few hundred images on a CPU."""
+    """A slim detector trained from scratch, for a few hundred images on a CPU."""
     quick = debug()
     return replace(
         quick,
@@ -64,7 +64,7 @@ def small() -> Config:
 
 
 def small_pretrained() -> Config:
-    """`small` on a ResNet18 of the usual width, from its ImageNet weights (45 MB)."""
+    """`small` with a ResNet18 of standard width and its ImageNet weights (45 MB)."""
     scratch, model = small(), replace(_SLIM, backbone_width=64, weights=_RESNET18)
     return replace(scratch, recipe="small_pretrained", model=model, train=replace(scratch.train, lr=1e-3))
 
@@ -98,7 +98,7 @@ def coco_r50() -> Config:
 
 
 def openimages_r50() -> Config:
-    """RetinaNet on Open Images V7: an output for each of the 600 classes, a backbone from ImageNet."""
+    """RetinaNet on Open Images V7: 600 classes, with a backbone pretrained on ImageNet."""
     return Config(
         recipe="openimages_r50",
         loader=LoaderConfig(image_size=800, workers=4, scale=[0.8, 1.25]),

@@ -21,7 +21,7 @@ from trainer.model.architecture import (
     apply_color,
 )
 from trainer.model.batchnorm_folding import TORCHVISION_PAIRS, fold
-from trainer.model.fused_functions import compiled_for_steps
+from trainer.model.fused_functions import compile_for_steps
 from trainer.model.retinanet import weights
 from trainer.model.retinanet.backbone import build_backbone, group_norm
 from trainer.model.retinanet.loss import retinanet_loss
@@ -32,7 +32,7 @@ from trainer.model.weights import load_tensors
 LEVELS = 5
 ANCHOR_SCALES = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
 """Sizes of the anchors at each location, relative to the level's smallest one."""
-_CANDIDATES = 1000  # best pairs of anchor and class of each level that are suppressed
+_CANDIDATES = 1000  # best pairs of anchor and class of each level that NMS considers
 _EPS_FREE_WEIGHTS = "torchvision:RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
 
@@ -77,39 +77,39 @@ class RetinaNet(Architecture):
         labels: Tensor,
         color: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Losses of a batch: focal loss of the classes, regression loss of the boxes."""
+        """Return the focal loss of the classes and the regression loss of the boxes."""
         features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
         anchors = self.anchors([_shape_of(level) for level in features], images.shape[-1])
         last = self.head.classification_head.cls_logits
         return retinanet_loss(self.box_loss, features, last, offsets, anchors, boxes, labels)
 
     def trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The network up to the last classification convolution, for the loss.
+        """Run the network up to the last classification convolution, for the loss.
 
-        Returns the class head's features [B, fpn_channels, h, w] of each level, and the offsets [B, N, 4].
+        Return the class head's features [B, fpn_channels, h, w] of each level, and the offsets [B, N, 4].
         """
         features = self.features(images)
         class_head = self.head.classification_head
         return [class_head.conv(level) for level in features], self.head.regression_head(features)
 
     def compile_network(self, mode: str) -> bool:
-        """Compile `trunk`; one shape, one graph. The loss is compiled by itself."""
-        self._compiled_trunk = compiled_for_steps(self.trunk, mode, fullgraph=True)
+        """Compile `trunk`, with a graph for each shape. The loss is compiled separately."""
+        self._compiled_trunk = compile_for_steps(self.trunk, mode, fullgraph=True)
         return True
 
     def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
-        """fp32 network input from uint8 images, in the memory format of the weights."""
+        """Convert uint8 images to fp32 network input, in the memory format of the weights."""
         values = (apply_color(images.float(), color, 255) - self.mean) / self.std
         if self.backbone.body.conv1.weight.is_contiguous(memory_format=torch.channels_last):
             values = values.contiguous(memory_format=torch.channels_last)
         return values
 
     def features(self, images: Tensor) -> list[Tensor]:
-        """Levels [B, fpn_channels, h, w] for normalised images [B, 3, S, S], the finest first."""
+        """Return levels [B, fpn_channels, h, w] for normalised images [B, 3, S, S], the finest first."""
         return list(self.backbone(images).values())
 
     def anchors(self, shapes: list[tuple[int, int]], image_size: int) -> list[Tensor]:
-        """Anchors [n, 4] of each level; always fp32: in bf16 they would move by up to 6 pixels at 800 px."""
+        """Return anchors [n, 4] of each level in fp32; bf16 would shift them by up to 6 pixels at 800 px."""
         key = (image_size, self.mean.device)
         if key not in self._anchors:
             self.anchor_generator.set_cell_anchors(torch.float32, self.mean.device)
@@ -124,14 +124,14 @@ class RetinaNet(Architecture):
     def features_and_anchors(
         self, images: Tensor, anchors: Tensor | None = None
     ) -> tuple[list[Tensor], Tensor]:
-        """Features of uint8 images, and the anchors [N, 4] of all levels, which are made unless given."""
+        """Return features of uint8 images, and the anchors [N, 4] of all levels, created unless given."""
         features = self.features(self.normalize(images))
         if anchors is None:
             anchors = torch.cat(self.anchors([_shape_of(level) for level in features], images.shape[-1]))
         return features, anchors
 
     def outputs(self, features: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Logits [B, A, C, h * w] of each level, and offsets [B, N, 4]."""
+        """Return logits [B, A, C, h * w] of each level, and offsets [B, N, 4]."""
         head = self.head.classification_head
         logits = [
             head.cls_logits(head.conv(level)).reshape(
@@ -144,9 +144,9 @@ class RetinaNet(Architecture):
     def select_candidates(
         self, outputs: list[Tensor], offsets: Tensor, anchors: Tensor, image_size: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Boxes [B, T, 4], scores and labels [B, T] of the best pairs of each level, the finest level first.
+        """Return boxes [B, T, 4], scores and labels [B, T] of each level's best pairs, finest level first.
 
-        `outputs` and `offsets` are those of `outputs()`, `anchors` [N, 4] those of all levels.
+        `outputs` and `offsets` are the result of `outputs()`; `anchors` [N, 4] cover all levels.
         """
         parts, start = [], 0
         for level in outputs:
@@ -159,12 +159,12 @@ class RetinaNet(Architecture):
         return box_ops.decode(chosen, anchors[anchor]).clamp(0, image_size), best.float().sigmoid(), labels
 
     def candidates(self, images: Tensor, anchors: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Boxes [B, T, 4], scores and labels [B, T] that are suppressed; see `features_and_anchors`."""
+        """Return boxes [B, T, 4], scores and labels [B, T] before NMS; see `features_and_anchors`."""
         features, anchors = self.features_and_anchors(images, anchors)
         return self.select_candidates(*self.outputs(features), anchors, images.shape[-1])
 
-    def raw(self, images: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """All boxes [B, N, 4] in pixels, and scores [B, N, C]."""
+    def raw_outputs(self, images: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all boxes [B, N, 4] in pixels, and scores [B, N, C]."""
         outputs, offsets = self.outputs(self.features(self.normalize(images)))
         # [B, A, C, h * w] -> [B, h * w * A, C], the order of the anchors.
         levels = [level.permute(0, 3, 1, 2).flatten(1, 2) for level in outputs]
@@ -191,9 +191,9 @@ class RetinaNet(Architecture):
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load weights of torchvision's RetinaNet or of a ResNet."""
-        named = weights.name_as_retinanet(state, source)
+        named = weights.rename_as_retinanet(state, source)
         for branch in ("classification", "regression"):
-            # Names of torchvision before 0.14.
+            # Rename tensors of torchvision before 0.14.
             _v1_to_v2_weights(named, f"head.{branch}_head.")
         named = weights.remove_unused_outputs(named, self.num_classes, self.anchors_per_location)
         return load_tensors(self, named, source, (weights.CLASS_LAYER,), body=weights.BACKBONE)
@@ -210,12 +210,12 @@ class RetinaNet(Architecture):
 
     @property
     def anchors_per_location(self) -> int:
-        """Anchors at each location of each level."""
+        """Number of anchors at each location of each level."""
         return len(ANCHOR_SCALES) * len(self.config.aspect_ratios)
 
 
 class RetinaNetGraph(Graph):
-    """uint8 [B, 3, S, S] in, detections out; anchors and thresholds are constants of the graph."""
+    """Returns detections for uint8 [B, 3, S, S]; anchors and thresholds are constants of the graph."""
 
     anchors: Tensor  # fp32 [N, 4] of all levels, x1 y1 x2 y2
 
@@ -243,17 +243,17 @@ class RetinaNetGraph(Graph):
 
 
 class RawGraph(RetinaNetGraph):
-    """uint8 [B, 3, S, S] in; boxes and scores before the suppression out.
+    """Returns boxes and scores before NMS for uint8 [B, 3, S, S].
 
-    The inputs of TensorRT's EfficientNMS_TRT (box_coding 0, score_activation 0, background_class -1).
+    They suit TensorRT's EfficientNMS_TRT (box_coding 0, score_activation 0, background_class -1).
     """
 
     names = RAW_OUTPUTS
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        return self.detector.raw(images, self.anchors)
+        return self.detector.raw_outputs(images, self.anchors)
 
 
 def _shape_of(level: Tensor) -> tuple[int, int]:
-    """Height and width of a feature map [B, C, h, w]."""
+    """Return height and width of a feature map [B, C, h, w]."""
     return level.shape[-2], level.shape[-1]

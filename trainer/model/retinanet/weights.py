@@ -1,7 +1,7 @@
-"""Names and outputs of torchvision's RetinaNet, whose layout our weights have, and of its classifiers.
+"""Converts weights from and to torchvision's RetinaNet.
 
-torchvision's detectors have outputs for a background and unused ids, ours do not. The output layer has
-anchors * classes channels: all classes of the first anchor first.
+torchvision's detectors have outputs for a background and for unused ids; ours do not. The output layer has
+anchors * classes channels, starting with all classes of the first anchor.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ CLASS_LAYER = "head.classification_head.cls_logits."
 _UNUSED_BIAS = -20.0  # bias of an output that is never detected: a score of 2e-9
 
 
-def name_as_retinanet(state: dict[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Name tensors of a RetinaNet or ResNet as torchvision's RetinaNet, without a classifier's last layer."""
+def rename_as_retinanet(state: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Rename a RetinaNet's or ResNet's tensors to torchvision's RetinaNet, without the classifier layer."""
     state = {name.removeprefix("module."): value for name, value in state.items()}
     if "conv1.weight" in state:
         return {f"{BACKBONE}{name}": value for name, value in state.items() if not name.startswith("fc.")}
@@ -38,7 +38,7 @@ def name_as_retinanet(state: dict[str, Tensor], source: str) -> dict[str, Tensor
 
 
 def remove_unused_outputs(state: dict[str, Tensor], count: int, anchors: int) -> dict[str, Tensor]:
-    """Weights of a RetinaNet without the outputs of background and unused ids, if `count` remain."""
+    """Return weights without the outputs for background and unused ids, if `count` outputs remain."""
     total = len(state.get(CLASS_LAYER + "bias", ())) // anchors
     kept = class_outputs(total, count)
     return {
@@ -50,17 +50,19 @@ def remove_unused_outputs(state: dict[str, Tensor], count: int, anchors: int) ->
 def add_unused_outputs(
     state: dict[str, Tensor], names: Sequence[str], anchors: int
 ) -> tuple[dict[str, Tensor], int]:
-    """Weights of a RetinaNet with torchvision's outputs, and their number."""
+    """Return weights with torchvision's additional outputs, and the total number of outputs."""
     classes, total = _torchvision_outputs(names)
     wider = {
-        CLASS_LAYER + part: _spread(state[CLASS_LAYER + part], classes, total, anchors, unused)
+        CLASS_LAYER + part: _scatter_outputs(state[CLASS_LAYER + part], classes, total, anchors, unused)
         for part, unused in (("weight", 0.0), ("bias", _UNUSED_BIAS))
     }
     return {**state, **wider}, total
 
 
-def _spread(layer: Tensor, classes: Sequence[int], total: int, anchors: int, unused: float) -> Tensor:
-    """The reverse of `select_outputs`: outputs that are not in `classes` have the value `unused`."""
+def _scatter_outputs(
+    layer: Tensor, classes: Sequence[int], total: int, anchors: int, unused: float
+) -> Tensor:
+    """Reverse `select_outputs`: outputs that are not in `classes` have the value `unused`."""
     parts = layer.unflatten(0, (anchors, len(classes), -1))
     wider: Tensor = parts.new_full((anchors, total, *parts.shape[2:]), unused)
     wider[:, list(classes)] = parts
@@ -68,7 +70,7 @@ def _spread(layer: Tensor, classes: Sequence[int], total: int, anchors: int, unu
 
 
 def _torchvision_outputs(names: Sequence[str]) -> tuple[list[int], int]:
-    """Output of each class in torchvision's detectors, and the number of outputs.
+    """Return the output index of each class in torchvision's detectors, and the number of outputs.
 
     COCO's classes have the ids of torchvision's published weights; others follow the background.
     """

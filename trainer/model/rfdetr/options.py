@@ -24,7 +24,7 @@ _HEAD = 32  # channels of an attention head of the decoder; half of it when a qu
 
 @dataclass(config=STRICT, frozen=True)
 class RFDetrOptions(DetrOptions):
-    """RF-DETR on DINOv2 with windows, by transformers (extra `detr`)."""
+    """RF-DETR on DINOv2 with windowed attention, implemented by transformers (extra `detr`)."""
 
     architecture: Literal["rfdetr"] = "rfdetr"
     size: Literal["nano", "small", "medium", "large"] = "nano"
@@ -38,7 +38,7 @@ class RFDetrOptions(DetrOptions):
     """Learning rate of each block of the vision transformer relative to the next one's."""
 
     def options_from_weights(self, described: Mapping[str, Any], shapes: Shapes) -> Arguments:
-        """The queries and groups of a detector's weights; groups are as set if no config.json has them."""
+        """Return queries and groups of a detector's weights; groups stay as set if config.json lacks them."""
         rows = next((sides[0] for name, sides in shapes.items() if name.endswith("query_feat.weight")), 0)
         groups = described.get("group_detr") or self.groups
         return {"groups": groups, "queries": rows // groups} if rows else {}

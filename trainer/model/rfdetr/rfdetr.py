@@ -1,7 +1,7 @@
-"""RF-DETR: transformers' network in groups of queries.
+"""RF-DETR: transformers' network with groups of queries.
 
-In training each group of queries is selected, attends to itself and is matched for itself (Group DETR); the
-decoder's weights are shared. This module computes the selection of all groups at once.
+In training, each group of queries is selected, attended and matched separately (Group DETR); all groups share
+the decoder's weights. This module selects the queries of all groups at once.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from transformers import RfDetrForObjectDetection
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import ParameterGroups
 from trainer.model.detr.criterion import Criterion, Outputs, ia_bce
-from trainer.model.detr.denoising import Denoising
+from trainer.model.detr.denoising import DenoisingQueries
 from trainer.model.detr.detector import Detr
-from trainer.model.detr.modules import FIRST_LOGIT, draw_layers, integers
-from trainer.model.detr.tensor_names import Rules, TensorRules
+from trainer.model.detr.modules import INITIAL_LOGIT, initialize_layers, to_python_ints
+from trainer.model.detr.tensor_names import RenameRules, TensorRules
 from trainer.model.rfdetr.options import RFDetrOptions
 from trainer.model.weights import class_outputs, select_outputs
 
@@ -27,7 +27,7 @@ _COMPONENT_DECAY = 0.7
 """Learning rate of the decoder relative to the rest; twice a factor of the vision transformer's."""
 _PLAIN = ("gamma", "embeddings", "bias", "norm")
 """Parts of names of the vision transformer's weights that do not decay."""
-_GROUP: Rules = (
+_GROUP: RenameRules = (
     (r"^transformer\.", ""),
     (r"^refpoint_embed\.", "reference_point_embed."),
     (r"^decoder\.norm\.", "decoder.layernorm."),
@@ -39,7 +39,7 @@ _GROUP: Rules = (
 )
 """Names of the decoder's tensors; source: `state_dict` of the networks in rfdetr/models of
 github.com/roboflow/rf-detr (35ac6ab)."""
-_DINO: Rules = (
+_DINO: RenameRules = (
     (r"^0\.encoder\.(encoder\.)?", "backbone."),
     (r"^0\.projector\.", "projector."),
     (r"\.attention\.attention\.(q|k|v)(?:uery|ey|alue)\.", r".attention.\1_proj."),
@@ -66,18 +66,18 @@ class RFDetr(Detr):
 
     def compose(self, whole: Any) -> None:
         self.model, self.class_embed, self.bbox_embed = whole.model, whole.class_embed, whole.bbox_embed
-        # Nothing depends on it, and processes exchange the gradients of all trained weights.
+        # No output depends on this parameter, but processes would wait for its gradient.
         token = getattr(self.model.backbone.backbone.embeddings, "mask_token", None)
         if token is not None:
             token.requires_grad_(False)
-        _draw_first_weights(self)
+        _initialize_weights(self)
 
     def make_criterion(self) -> Criterion:
         return Criterion(groups=self.config.groups, weights=_WEIGHTS, classification=ia_bce)
 
-    def outputs(self, pixels: Tensor, noise: Denoising | None) -> Outputs:
-        """The decoder's outputs for normalised images [B, 3, S, S]; in training of all groups."""
-        del noise  # this detector has none
+    def outputs(self, pixels: Tensor, noise: DenoisingQueries | None) -> Outputs:
+        """Return the decoder's outputs for normalised images [B, 3, S, S]; in training, of all groups."""
+        del noise  # This detector has no denoising queries.
         model, groups = self.model, self.config.groups if self.training else 1
         level = model.backbone.projector(self.backbone_levels(pixels))
         memory = level.flatten(2).transpose(1, 2)
@@ -113,7 +113,7 @@ class RFDetr(Detr):
         decoded = model.decoder(
             inputs_embeds=learnt[1].expand(memory.shape[0], -1, -1),
             reference_points=references,
-            spatial_shapes=integers(shapes),
+            spatial_shapes=to_python_ints(shapes),
             spatial_shapes_list=shapes,
             level_start_index=None,
             valid_ratios=memory.new_ones(memory.shape[0], len(shapes), 2),
@@ -138,7 +138,7 @@ class RFDetr(Detr):
         return list(self.model.backbone.backbone(pixels).feature_maps)
 
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
-        """A learning rate for each block of the vision transformer, one for the decoder, one for the rest.
+        """Return groups for each block of the vision transformer, for the decoder, and for the rest.
 
         Source: rfdetr/util/get_param_dicts.py and rfdetr/models/backbone/backbone.py of
         github.com/roboflow/rf-detr (35ac6ab).
@@ -165,7 +165,7 @@ class RFDetr(Detr):
         ]
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load a detector from the hub or its authors; of COCO's 91 outputs, keep those of its classes."""
+        """Load a detector from the hub or its authors; drop COCO's outputs without a class."""
         total = len(state.get("class_embed.bias", ()))
         kept = class_outputs(total, self.num_classes)
         fitting = {
@@ -176,7 +176,7 @@ class RFDetr(Detr):
 
 
 def _apply_by_group(values: Tensor, layers: Sequence[Any] | nn.ModuleList) -> Tensor:
-    """Apply a linear layer of each group: [B, N, n] or [B, G, N, n] -> [B, G, N, m]."""
+    """Apply each group's linear layer: [B, N, n] or [B, G, N, n] -> [B, G, N, m]."""
     weight, bias = (torch.stack([getattr(layer, part) for layer in layers]) for part in ("weight", "bias"))
     values = values[:, None] if values.ndim == 3 else values
     product = values @ weight.transpose(1, 2)
@@ -184,14 +184,14 @@ def _apply_by_group(values: Tensor, layers: Sequence[Any] | nn.ModuleList) -> Te
 
 
 def _move_boxes(boxes: Tensor, moves: Tensor) -> Tensor:
-    """Boxes by center and size, moved by moves relative to the size: [..., 4]."""
+    """Move boxes [..., 4], given by center and size, by offsets relative to their size."""
     center = moves[..., :2] * boxes[..., 2:] + boxes[..., :2]
     return torch.cat([center, moves[..., 2:].exp() * boxes[..., 2:]], dim=-1)
 
 
 @torch.no_grad()
-def _draw_first_weights(detector: RFDetr) -> None:
-    """Draw the weights of projector, decoder and heads as the authors do, in place.
+def _initialize_weights(detector: RFDetr) -> None:
+    """Initialize projector, decoder and heads as the authors do, in place.
 
     Source: `Transformer._reset_parameters` and `LWDETR.__init__` in rfdetr/models of
     github.com/roboflow/rf-detr (35ac6ab), with PyTorch's defaults for the rest.
@@ -199,9 +199,9 @@ def _draw_first_weights(detector: RFDetr) -> None:
     backbone, model = detector.model.backbone.backbone, detector.model
     excluded = set(backbone.modules())
     modules = {name: module for name, module in detector.named_modules() if module not in excluded}
-    draw_layers(modules, r"model\.(decoder|enc_output)\..*")
+    initialize_layers(modules, r"model\.(decoder|enc_output)\..*")
     nn.init.zeros_(model.reference_point_embed.weight)
-    nn.init.constant_(detector.class_embed.bias, FIRST_LOGIT)
+    nn.init.constant_(detector.class_embed.bias, INITIAL_LOGIT)
     for values in detector.bbox_embed.layers[-1].parameters():
         nn.init.zeros_(values)
     for head in model.enc_out_class_embed:

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from trainer.model.architecture import build
 from trainer.model.deimv2.options import Deimv2Options
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
-from trainer.model.global_batch import Part, random_keys
+from trainer.model.global_batch import BatchContext, random_keys
 from trainer.model.rfdetr.options import RFDetrOptions
 
 NARROW = {
@@ -54,11 +54,11 @@ class Sample(NamedTuple):
     labels: torch.Tensor
     counts: list[int]
 
-    def part(self, rows=slice(None), step=7):
+    def context(self, rows=slice(None), step=7):
         """What some of its images are of the whole."""
         ids = list(range(len(self.counts)))[rows]
         keys = random_keys(0, step, ids, torch.device("cpu"))
-        return Part(keys, self.counts[rows], sum(self.counts), max(self.counts), len(self.counts))
+        return BatchContext(keys, self.counts[rows], sum(self.counts), max(self.counts), len(self.counts))
 
     def centered(self):
         """Center and size of the boxes, relative to the image, fp64."""

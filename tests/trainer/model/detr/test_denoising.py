@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer.model.detr.denoising import denoising
+from trainer.model.detr.denoising import make_denoising_queries
 
 COUNTS = [5, 0, 2]
 
@@ -14,8 +14,8 @@ def made(batch):
     sample = batch(COUNTS)
 
     def make(rows=slice(None), queries=20, unfold=True):
-        part = sample.part(rows)
-        return sample, denoising(
+        part = sample.context(rows)
+        return sample, make_denoising_queries(
             sample.centered()[rows],
             sample.labels[rows],
             part.keys,

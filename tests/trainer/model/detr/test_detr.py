@@ -48,7 +48,7 @@ def test_boxes_of_rtdetr_train_the_layer_before(network):
 def test_every_trained_weight_gets_a_gradient_without_any_box(architecture, network, batch):
     """Ranks exchange gradients of all weights: one that lacks some would let the others wait."""
     detector, sample = network(architecture).train(), batch([0, 0])
-    losses = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+    losses = detector(sample.images, sample.boxes, sample.labels, context=sample.context())
     assert losses["bbox"].item() == 0 and losses[detector.loss_names[0]].item() > 0
     sum(losses.values()).backward()
     lacking = [n for n, p in detector.named_parameters() if p.requires_grad and p.grad is None]
@@ -88,9 +88,9 @@ def test_detections_below_the_threshold_are_padding(network, batch):
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
 def test_trains_under_autocast(precision, network, batch):
     detector, sample = network("dfine").train(), batch([3, 1])
-    exact = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+    exact = detector(sample.images, sample.boxes, sample.labels, context=sample.context())
     with torch.autocast("cpu", dtype=precision, enabled=precision != torch.float32):
-        losses = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+        losses = detector(sample.images, sample.boxes, sample.labels, context=sample.context())
     sum(losses.values()).backward()
     for name, loss in losses.items():
         assert loss.dtype == torch.float32
@@ -197,7 +197,7 @@ def padded(sample):
 def train_on(detector, sample):
     """The losses of a batch, after a backward pass."""
     with torch.autocast("cpu", torch.bfloat16):
-        losses = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+        losses = detector(sample.images, sample.boxes, sample.labels, context=sample.context())
     sum(losses.values()).backward()
     return [loss.item() for loss in losses.values()]
 

@@ -26,8 +26,8 @@ from trainer.model.detr.criterion import (
     mal,
     varifocal,
 )
-from trainer.model.detr.denoising import denoising
-from trainer.model.global_batch import Part, uniform
+from trainer.model.detr.denoising import make_denoising_queries
+from trainer.model.global_batch import BatchContext, uniform
 
 AUTHORS = json.loads(Path(__file__).with_name("authors.json").read_text())
 QUERIES, NOISE = 12, 6
@@ -134,7 +134,7 @@ def of_the_authors(case, noise):
 
 def denoising_queries(case, targets, counts):
     """Of some images of a case, without noise."""
-    return denoising(
+    return make_denoising_queries(
         *targets[:2],
         torch.arange(len(counts)),
         case.classes,
@@ -148,7 +148,7 @@ def denoising_queries(case, targets, counts):
 
 def whole_part(case):
     """What all images of a case are of the global batch."""
-    return Part(torch.zeros(0), case.counts, sum(case.counts), max(case.counts), len(case.counts))
+    return BatchContext(torch.zeros(0), case.counts, sum(case.counts), max(case.counts), len(case.counts))
 
 
 def figures(values):

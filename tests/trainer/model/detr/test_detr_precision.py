@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffineBlock
 
-from trainer.model.detr.modules import StridedDepthwise
+from trainer.model.detr.modules import DepthwiseConv2d
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_strided_depthwise_convolutions_of_encoders_are_fast_on_a_cpu_too(networ
         if isinstance(module, nn.Conv2d) and module.groups > 1 and max(module.stride) > 1
     ]
     assert any(".encoder.downsample" in name for name, _ in convolutions)
-    assert all(isinstance(module, StridedDepthwise) for _, module in convolutions)
+    assert all(isinstance(module, DepthwiseConv2d) for _, module in convolutions)
 
 
 @pytest.mark.parametrize("both", BACKBONES, indirect=True)
@@ -94,11 +94,11 @@ def test_weights_cast_together_train_like_weights_that_autocast_casts(network, b
     for _ in range(2):
         detector.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            losses = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+            losses = detector(sample.images, sample.boxes, sample.labels, context=sample.context())
         sum(losses.values()).backward()
         results.append({name: value.grad for name, value in detector.named_parameters()})
         monkeypatch.setattr(
-            "trainer.model.detr.detector.cast_together", lambda *ignored: contextlib.nullcontext()
+            "trainer.model.detr.detector.cast_weights_together", lambda *ignored: contextlib.nullcontext()
         )
     assert results[0].keys() == results[1].keys()
     for name, ours in results[0].items():

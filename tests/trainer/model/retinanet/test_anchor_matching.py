@@ -9,7 +9,7 @@ from trainer.data.batch import PADDING
 from trainer.model import fused_functions
 from trainer.model.retinanet import loss
 from trainer.model.retinanet.focal import BACKGROUND, IGNORED
-from trainer.model.retinanet.loss import match, pad_targets
+from trainer.model.retinanet.loss import match_anchors, pad_targets
 
 
 def random_boxes(count, generator):
@@ -41,7 +41,7 @@ def test_identical_to_torchvision(seed, counts, at_once, monkeypatch):
     monkeypatch.setattr(loss, "_OVERLAPS_AT_ONCE", at_once)
     generator, anchors = torch.Generator().manual_seed(seed), grid_anchors()
     boxes, labels = padded_targets(counts, anchors, generator)
-    matched = match(*pad_targets(boxes, labels), anchors)
+    matched = match_anchors(*pad_targets(boxes, labels), anchors)
     matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
     for row, count in enumerate(counts):
         if count == 0:
@@ -56,7 +56,7 @@ def test_an_overlap_of_exactly_a_threshold_belongs_to_the_better_side():
     boxes, labels = torch.tensor([[[0.0, 0.0, 10.0, 4.0]]]), torch.tensor([[2]])
     shapes = [(10, 4), (10, 8), (10, 10), (10, 8.5), (10, 10.5)]  # overlaps 1, 0.5, 0.4, 0.47, 0.38
     anchors = torch.tensor([[0.0, 0.0, width, height] for width, height in shapes])
-    matched = match(boxes, labels, anchors)[0]
+    matched = match_anchors(boxes, labels, anchors)[0]
     assert matched.tolist() == [0, 0, IGNORED, IGNORED, BACKGROUND]
     matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
     assert torch.equal(matched, matcher(box_iou(boxes[0], anchors)))
@@ -75,12 +75,12 @@ def test_compiled_and_eager_matches_are_equal_to_the_bit(images, targets):
     boxes[:, ::2] = anchors[: targets // 2] + torch.rand(targets // 2, 1, generator=generator) * 12
     labels = torch.randint(PADDING, 3, (images, targets), generator=generator)
     on_device = [each.cuda() for each in (boxes, labels, anchors)]
-    eager = match(*on_device)
+    eager = match_anchors(*on_device)
     try:
-        assert fused_functions.choose(True, on_device[0].device)
-        compiled = match(*on_device)
-        assert fused_functions._Choice.compiles, "the compiler failed"
+        assert fused_functions.configure(True, on_device[0].device)
+        compiled = match_anchors(*on_device)
+        assert fused_functions._CompileState.compiles, "the compiler failed"
     finally:
-        fused_functions.choose(False, on_device[0].device)
-    assert torch.equal(compiled, eager) and torch.equal(compiled.cpu(), match(boxes, labels, anchors))
+        fused_functions.configure(False, on_device[0].device)
+    assert torch.equal(compiled, eager) and torch.equal(compiled.cpu(), match_anchors(boxes, labels, anchors))
     assert {BACKGROUND, IGNORED} < set(compiled.unique().tolist())

@@ -138,10 +138,10 @@ def compiled(monkeypatch, tmp_path):
     torch.compiler.reset()
     counters = torch._dynamo.utils.counters["stats"]
     before = counters["unique_graphs"]
-    fused_functions.choose(True, torch.device("cpu"))
+    fused_functions.configure(True, torch.device("cpu"))
     yield lambda: counters["unique_graphs"] - before
-    assert fused_functions._Choice.compiles, "the compiler failed"
-    fused_functions.choose(False, torch.device("cpu"))
+    assert fused_functions._CompileState.compiles, "the compiler failed"
+    fused_functions.configure(False, torch.device("cpu"))
 
 
 @pytest.mark.slow
