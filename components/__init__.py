@@ -1,1 +1,1 @@
-"""The pipeline's steps, one Kubeflow component a file, whose bodies import what they need; the launchers."""
+"""The Kubeflow components, one per file, and the launchers. A component's body imports what it needs."""

@@ -1,4 +1,4 @@
-"""The exit handler of every run: deletes its training job, and reports what failed."""
+"""The exit handler of every run: it deletes the training job and reports what failed."""
 
 from kfp import dsl
 
@@ -12,7 +12,7 @@ def cleanup(
     status: dsl.PipelineTaskFinalStatus,
     outcome: dsl.Output[dsl.Markdown],
 ) -> None:
-    """Delete the run's training job if it is still running, and report how the run ended and why."""
+    """Delete the run's training job if it is still running, and report how and why the run ended."""
     from components import steps
 
     def work() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Checks a cluster for what a run needs."""
+"""Checks that a cluster has what a run needs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -27,7 +27,7 @@ _PURPOSES = {
 }
 """What optional permissions are for, by resource."""
 
-UNKNOWN = "not known: "  # Begins the detail of a check whose request failed.
+UNKNOWN = "not known: "  # Prefix of the detail of a check whose request failed.
 _ABSENT = "the cluster does not know them"
 _TIMEOUT = 5.0
 
@@ -40,21 +40,21 @@ def check_cluster(
     secret: str = "",
     claim: str = "",
 ) -> Iterator[Check]:
-    """Check a cluster for what runs need; raise ApiError if its API server does not answer.
+    """Check that a cluster has what runs need; raise ApiError if its API server does not answer.
 
-    `nodes` are machines of a job, `resources` devices of each, e.g. {"rdma/hca": 1} (0 only counts them).
-    `secret` has the object store's keys, `claim` the data root.
+    `nodes` is the size of a job, `resources` the devices of each node, e.g. {"rdma/hca": 1} (0: only count).
+    `secret` contains the object store's keys, `claim` is the data root's volume.
     """
     cluster = backend.cluster
     info = cluster.call("get", "version", client.VersionApi(cluster.api).get_code, patience=_TIMEOUT)
     yield Check("API server", "ok", f"{info.git_version} at {cluster.api.configuration.host}")
-    yield from _run({f"namespace {cluster.namespace}": _namespace(cluster)})
-    kinds = {kind: _kind(cluster, kind) for kind in KINDS.values()}
+    yield from _run_checks({f"namespace {cluster.namespace}": _check_namespace(cluster)})
+    kinds = {kind: _check_kind(cluster, kind) for kind in KINDS.values()}
     running = tuple(kind for kind, check in kinds.items() if check.state == "ok")
     absent = {kind.group for kind, check in kinds.items() if check.detail == _ABSENT}
     new = None
-    with suppress(ApiError, ConfigError):  # The check of the permissions reports them.
-        new = Kinds(cluster, running).of_new() if running else None
+    with suppress(ApiError, ConfigError):  # Reported by the check of permissions.
+        new = Kinds(cluster, running).kind_of_new_job() if running else None
     for kind, check in kinds.items():
         if kind in running:
             launcher = "launcher=kubernetes takes" if kind is new else f"only launcher={kind.name} takes"
@@ -67,44 +67,49 @@ def check_cluster(
             yield replace(check, state="warning") if running else check
     checks: dict[str, Iterator[Check]] = {}
     if KINDS["trainjob"] in running:
-        checks[f"runtime {SHARED}"] = _runtime(cluster)
+        checks[f"runtime {SHARED}"] = _check_runtime(cluster)
     others = {kind.plural: f"launcher={kind.name}" for kind in kinds if new and kind is not new}
     for (group, resource), verbs in (item for role in ROLES.values() for item in role.items()):
         if group not in absent:
             purpose = others.get(resource, _PURPOSES.get(resource, ""))
-            results = _permission(cluster, group, resource, verbs.split(), purpose)
+            results = _check_permission(cluster, group, resource, verbs.split(), purpose)
             checks[f"permissions on {resource}"] = results
     if len(absent) < len(kinds):
-        checks["jobs of ended runs"] = _orphaned(backend)
-    yield from _run(checks)
-    yield from check_needs(cluster, secret=secret, claim=claim, nodes=nodes)
+        checks["jobs of ended runs"] = _check_orphaned_jobs(backend)
+    yield from _run_checks(checks)
+    yield from check_requirements(cluster, secret=secret, claim=claim, nodes=nodes)
     if resources:
-        yield from _run({"nodes": _devices(cluster, resources, nodes)})
+        yield from _run_checks({"nodes": _check_devices(cluster, resources, nodes)})
 
 
-class Room(NamedTuple):
-    """A pod's requests, e.g. {"cpu": "2"}, and the number of such pods, each on a node of its own."""
+class PodRequests(NamedTuple):
+    """The requests of a pod, e.g. {"cpu": "2"}, and the number of such pods, one per node."""
 
     name: str
     requests: Mapping[str, str]
     pods: int = 1
 
 
-def check_needs(
-    cluster: Cluster, *, secret: str = "", claim: str = "", nodes: int = 1, rooms: Iterable[Room] = ()
+def check_requirements(
+    cluster: Cluster,
+    *,
+    secret: str = "",
+    claim: str = "",
+    nodes: int = 1,
+    pod_requests: Iterable[PodRequests] = (),
 ) -> Iterator[Check]:
-    """Check a Secret, a claim that `nodes` share, and whether the nodes have room for pods now."""
+    """Check a Secret, a claim that `nodes` share, and whether nodes have enough free resources for pods."""
     checks: dict[str, Iterator[Check]] = {}
     if secret:
-        checks[f"secret {secret}"] = _secret(cluster, secret)
+        checks[f"secret {secret}"] = _check_secret(cluster, secret)
     if claim:
-        checks[f"volume claim {claim}"] = _claim(cluster, claim, nodes)
-    checks["room on nodes"] = _rooms(cluster, rooms)
-    yield from _run(checks)
+        checks[f"volume claim {claim}"] = _check_claim(cluster, claim, nodes)
+    checks["room on nodes"] = _check_free_resources(cluster, pod_requests)
+    yield from _run_checks(checks)
 
 
-def _run(checks: Mapping[str, Iterator[Check]]) -> Iterator[Check]:
-    """Yield the results of checks by title, also if a request fails."""
+def _run_checks(checks: Mapping[str, Iterator[Check]]) -> Iterator[Check]:
+    """Yield the results of checks; a failed request becomes the result of its check."""
     for title, results in checks.items():
         try:
             yield from results
@@ -116,12 +121,12 @@ def _run(checks: Mapping[str, Iterator[Check]]) -> Iterator[Check]:
                 yield Check(title, "warning", f"{UNKNOWN}{error.message}", error.fix)
 
 
-def _kind(cluster: Cluster, kind: Kind) -> Check:
-    """Ask for the jobs of a kind, as the launcher does, and whether its controller would run a new one."""
+def _check_kind(cluster: Cluster, kind: Kind) -> Check:
+    """Check that jobs of a kind can be listed, and that their controller accepts a new one."""
     title = f"{kind.title}s ({kind.controller.removeprefix('the ').partition(' (')[0]})"
     try:
         cluster.request("list", kind.resource, limit=1, patience=_TIMEOUT)
-        problem = job_objects.trouble(cluster, kind)
+        problem = job_objects.dry_run_problem(cluster, kind)
     except ApiError as error:
         if error.unknown and "namespaces" not in error.message:
             return Check(title, "missing", _ABSENT, f"install {kind.controller}")
@@ -130,8 +135,8 @@ def _kind(cluster: Cluster, kind: Kind) -> Check:
     return Check.ok_if(not problem, title, problem or "the cluster runs them", fix, needed=True)
 
 
-def _runtime(cluster: Cluster) -> Iterator[Check]:
-    """Check that the namespace has the shared runtime of TrainJobs, in this version."""
+def _check_runtime(cluster: Cluster) -> Iterator[Check]:
+    """Check that the namespace has the shared runtime of TrainJobs in this version."""
     runtimes = KINDS["trainjob"].resource._replace(plural="trainingruntimes")
     existing = cluster.find(runtimes, SHARED, patience=_TIMEOUT)
     problem, fix = "", f"kubectl apply -n {cluster.namespace} -f deploy/trainer/runtime.yaml"
@@ -145,7 +150,7 @@ def _runtime(cluster: Cluster) -> Iterator[Check]:
 
 
 def _contains(actual: Any, expected: Any) -> bool:
-    """Whether an object has all fields of the expected one; the API server adds defaults."""
+    """Whether an object has all expected fields; the API server may add defaults."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         return all(name in actual and _contains(actual[name], value) for name, value in expected.items())
     if isinstance(expected, list) and isinstance(actual, list):
@@ -153,7 +158,7 @@ def _contains(actual: Any, expected: Any) -> bool:
     return bool(expected == actual)
 
 
-def _permission(
+def _check_permission(
     cluster: Cluster, group: str, resource: str, verbs: list[str], purpose: str
 ) -> Iterator[Check]:
     name, _, part = resource.partition("/")
@@ -171,13 +176,13 @@ def _permission(
     yield Check.ok_if(not refused, f"permissions on {resource}", detail, fix, needed=not purpose)
 
 
-def _orphaned(backend: ClusterBackend) -> Iterator[Check]:
+def _check_orphaned_jobs(backend: ClusterBackend) -> Iterator[Check]:
     names = [job.name for job in backend.list_jobs() if job.orphaned]
     detail = f"{', '.join(names)}: still there" if names else "none"
     yield Check.ok_if(not names, "jobs of ended runs", detail, f"kubedet job stop {' '.join(names[:1])}")
 
 
-def _namespace(cluster: Cluster) -> Iterator[Check]:
+def _check_namespace(cluster: Cluster) -> Iterator[Check]:
     name, read = cluster.namespace, cluster.core.read_namespace
     try:
         cluster.call("get", "namespaces", read, name, name=name, patience=_TIMEOUT)
@@ -187,7 +192,7 @@ def _namespace(cluster: Cluster) -> Iterator[Check]:
             raise
 
 
-def _secret(cluster: Cluster, name: str) -> Iterator[Check]:
+def _check_secret(cluster: Cluster, name: str) -> Iterator[Check]:
     read = cluster.core.read_namespaced_secret
     secret = cluster.call("get", "secrets", read, name, cluster.namespace, name=name, patience=_TIMEOUT)
     keys = sorted(set(secret.data or {}) & set(SECRET_KEYS))
@@ -196,8 +201,8 @@ def _secret(cluster: Cluster, name: str) -> Iterator[Check]:
     yield Check.ok_if(bool(keys), f"secret {name}", detail, fix, needed=True)
 
 
-def _claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
-    """Check a volume claim that `nodes` share. One that waits for its first pod is pending until then."""
+def _check_claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
+    """Check a volume claim that `nodes` share. It may be pending until its first pod starts."""
     read, place = cluster.core.read_namespaced_persistent_volume_claim, (name, cluster.namespace)
     claim = cluster.call("get", "persistentvolumeclaims", read, *place, name=name, patience=_TIMEOUT)
     modes = claim.spec.access_modes or []
@@ -209,37 +214,37 @@ def _claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
     yield Check.ok_if(good, f"volume claim {name}", detail, fix, needed=True)
 
 
-def _rooms(cluster: Cluster, rooms: Iterable[Room]) -> Iterator[Check]:
-    """Check whether enough nodes have free what pods request; else these wait."""
+def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests]) -> Iterator[Check]:
+    """Check whether enough nodes have the requested resources free; otherwise the pods wait."""
     free: dict[str, dict[str, Decimal]] = {}
-    for room in rooms:
+    for wanted in pod_requests:
         free = free or _free_resources(cluster)
         largest = {
             name: max((node.get(name, Decimal(0)) for node in free.values()), default=Decimal(0))
-            for name in room.requests
+            for name in wanted.requests
         }
         fitting = sum(
-            all(node.get(name, 0) >= amount(text) for name, text in room.requests.items())
+            all(node.get(name, 0) >= amount(text) for name, text in wanted.requests.items())
             for node in free.values()
         )
-        most = ", ".join(f"{name} {_shown(number)}" for name, number in largest.items())
+        most = ", ".join(f"{name} {_format_amount(number)}" for name, number in largest.items())
         detail = (
-            f"{fitting} of {len(free)} ready nodes have it free; needed: {room.pods}; at most free: {most}"
+            f"{fitting} of {len(free)} ready nodes have it free; needed: {wanted.pods}; at most free: {most}"
         )
-        title = f"room for {room.name} ({', '.join(map(' '.join, room.requests.items()))})"
+        title = f"room for {wanted.name} ({', '.join(map(' '.join, wanted.requests.items()))})"
         fix = "wait for other pods, request less (--gpus, --step-cpu, --step-memory, --job), or add nodes"
-        yield Check.ok_if(fitting >= room.pods, title, detail, fix)
+        yield Check.ok_if(fitting >= wanted.pods, title, detail, fix)
 
 
 def _free_resources(cluster: Cluster) -> dict[str, dict[str, Decimal]]:
-    """Return what the pods on each ready node leave of its resources."""
+    """Return the resources of each ready node that its pods do not request."""
     free = {
         name: {resource: amount(text) for resource, text in allocatable.items()}
         for name, allocatable in _ready_nodes(cluster).items()
     }
     listing = cluster.core.list_pod_for_all_namespaces
     unfinished = "status.phase!=Succeeded,status.phase!=Failed"
-    with suppress(ApiError):  # Some users may not list them: then it is what empty nodes would have.
+    with suppress(ApiError):  # A user who may not list pods gets the resources of empty nodes.
         for pod in cluster.call("list", "pods", listing, patience=_TIMEOUT, field_selector=unfinished).items:
             for container in pod.spec.containers:
                 requests = (container.resources and container.resources.requests) or {}
@@ -249,13 +254,13 @@ def _free_resources(cluster: Cluster) -> dict[str, dict[str, Decimal]]:
     return free
 
 
-def _shown(number: Decimal) -> str:
-    """Return an amount of bytes in Gi, of anything else as it is."""
+def _format_amount(number: Decimal) -> str:
+    """Format a large amount (bytes) in Gi, and any other as a plain number."""
     return f"{number / 2**30:.1f}Gi" if number >= 2**20 else f"{number.normalize():f}"
 
 
 def _ready_nodes(cluster: Cluster) -> dict[str, dict[str, str]]:
-    """Return the allocatable resources of the nodes that take pods."""
+    """Return the allocatable resources of the schedulable nodes."""
     ready = {}
     for item in cluster.call("list", "nodes", cluster.core.list_node, patience=_TIMEOUT).items:
         conditions = {condition.type: condition.status for condition in item.status.conditions or []}
@@ -264,8 +269,8 @@ def _ready_nodes(cluster: Cluster) -> dict[str, dict[str, str]]:
     return ready
 
 
-def _devices(cluster: Cluster, resources: Mapping[str, int], nodes: int) -> Iterator[Check]:
-    """Check whether enough ready nodes have devices, whoever uses them now."""
+def _check_devices(cluster: Cluster, resources: Mapping[str, int], nodes: int) -> Iterator[Check]:
+    """Check whether enough ready nodes have the devices, free or in use."""
     ready = _ready_nodes(cluster).values()
     for name, number in resources.items():
         counts = [int(amount(allocatable.get(name, ""))) for allocatable in ready]

@@ -21,7 +21,7 @@ def convert_to_shards(
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
 ) -> None:
-    """Clean the annotations, and write tar shards with an index; complete shards are kept."""
+    """Clean the annotations, and write tar shards with an index; finished shards are reused."""
     from components import steps
     from components.data_job import DataJob
     from components.reports import report_shards

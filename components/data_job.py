@@ -1,6 +1,6 @@
-"""Download and sharding by a job of several nodes: it has the launcher, queue and logs of a training job.
+"""Download and sharding as a job of several nodes, with the launcher, queue and logs of a training job.
 
-Its processes do the work that the step would do in its own pod, which then finds it finished.
+The job does the work of the step, which afterwards finds everything finished.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,14 +21,14 @@ _TRAINING_FIELDS = (
 
 
 def check_workers(number: int) -> None:
-    """Raise ConfigError for a number of workers below 1."""
+    """Raise ConfigError if the number of workers is below 1."""
     if number < 1:
         raise ConfigError(f"data_workers {number} is below 1", fix="use 1 or more")
 
 
 @dataclass(frozen=True)
 class DataJob:
-    """What a run requests for the data; see `Request`."""
+    """The parameters of a run for its data jobs; see `Request`."""
 
     workers: int = 1  # Nodes; 1 works in the step's own pod.
     launcher: str = launchers.DEFAULT
@@ -36,12 +36,12 @@ class DataJob:
     claim: str = ""
     credentials: str = environment.CREDENTIALS
     run_id: str = ""
-    image: str = ""  # That of the steps.
+    image: str = ""  # Image of the steps.
     cpu: str = ""  # Request of each node.
     memory: str = ""
 
     def launch(self, step: str, data_root: str) -> Callable[[tuple[str, ...]], None] | None:
-        """Return a function that runs `python -m trainer` with arguments on all nodes; None for one."""
+        """Return a function that runs `python -m trainer` on all nodes; None for a single node."""
         check_workers(self.workers)
         if self.workers == 1:
             return None
@@ -63,7 +63,7 @@ class DataJob:
             if not in_pods:
                 launchers.run(self.launcher, job)
                 return
-            from trainer.launching import heartbeat  # It needs signals of Unix; commands do not.
+            from trainer.launching import heartbeat  # Imports Unix signals, which commands do not need.
 
             check_folders(job, data_root=data_root)
             beats = storage.join(data_root, "jobs", f"{job.name}.json")

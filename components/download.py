@@ -27,7 +27,7 @@ def download(
 ) -> str:
     """Download a source's images and annotations to the data root; finished work is reused.
 
-    Returns "train", or "nothing new" if there is no reason to train.
+    Returns "train", or "nothing new" if too few images changed.
     """
     from components import environment, steps
     from components.data_job import DataJob

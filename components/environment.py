@@ -1,4 +1,4 @@
-"""The environment of a run's pods: the run's id, settings and keys of stores and trackers, a signing key."""
+"""The environment of a run's pods: run id, settings and keys of stores and trackers, signing key."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ CREDENTIALS = "kubedet-object-store"  # Default name of the Secret with the obje
 _VARIABLES = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION",
     "MINIO_ENDPOINT", "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "HF_TOKEN",  # Steps and trainings may start from private and gated models of the hub.
+    "HF_TOKEN",  # For private and gated models of the hub.
 )  # fmt: skip
 SECRET_KEYS = {name: name for name in _VARIABLES} | {
     "accesskey": "MINIO_ACCESS_KEY",
@@ -58,7 +58,7 @@ def run_id() -> str:
 
 
 def secret_variables() -> dict[str, str]:
-    """Return the keys of the object store's Secret whose values are secret, and the variables they become."""
+    """Return the secret keys of the object store's Secret, with their environment variables."""
     return {key: name for key, name in SECRET_KEYS.items() if name not in SETTINGS}
 
 
@@ -68,7 +68,7 @@ def settings() -> dict[str, str]:
 
 
 def set_defaults() -> None:
-    """In a cluster, let `minio://` mean Kubeflow's own store unless something else is set."""
+    """In a cluster, resolve `minio://` to Kubeflow's own store unless another is set."""
     named = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     if not os.environ.get("KUBERNETES_SERVICE_HOST") or any(os.environ.get(name) for name in named):
         return
@@ -82,11 +82,11 @@ def set_defaults() -> None:
 
 
 def explain(error: KubedetError, secret: str) -> None:
-    """Add to an error of a step that this pod lacks the keys of `secret`, if that is its likely cause."""
+    """Add a hint to an error if the missing keys of `secret` are its likely cause."""
     of_a_store = isinstance(error, StorageError) and any(scheme in error.message for scheme in _SCHEMES)
     if not secret or not of_a_store or any(os.environ.get(name) for name in _STORE_KEYS):
         return
-    error.transient = False  # This pod would not see a Secret that is created now.
+    error.transient = False  # A Secret created now would not reach this pod.
     error.message += (
         f"\n  this step has no keys of an object store: the Secret {secret} is not in its namespace, or has "
         "none of the keys"
@@ -97,7 +97,7 @@ def explain(error: KubedetError, secret: str) -> None:
 
 
 def signing_key(secret: str, folder: str = SIGNING_FOLDER) -> str:
-    """Return the path of the key that signs models; "" without a key and without a named Secret."""
+    """Return the path of the key that signs models; "" if there is no key and no Secret was named."""
     mounted = Path(folder)
     if (mounted / SIGNING_KEY).is_file():
         return str(mounted / SIGNING_KEY)

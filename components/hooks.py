@@ -1,4 +1,4 @@
-"""Hooks of optional features: entry points with instances of `Hooks`. Steps work without any of them."""
+"""Hooks of optional features: entry points that are instances of `Hooks`. Steps work without them."""
 
 import logging
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ FAILED, STOPPED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = (
 published; the gate refused it; there was no reason to train."""
 
 DECIDED = (PASSED, HELD_BACK, NOTHING_NEW)
-"""Outcomes that a step decides, and records in its pod's status (`steps.record`): event, line end, reason."""
+"""Outcomes that a step decides and records in its pod (`steps.record_outcome`): event, line end, reason."""
 
 TRAIN = "train"  # What the step `download` returns if a training follows; otherwise it returns NOTHING_NEW.
 
@@ -26,10 +26,10 @@ class Outcome:
     """How a run ended."""
 
     event: str  # One of EVENTS.
-    run: str  # The name of its folder; in the clean-up its id, with which that name ends.
-    reason: str = ""  # The gate's lines, the last step's error, or since which version nothing is new.
+    run: str  # Name of the run's folder; in the clean-up step the run's id, the end of that name.
+    reason: str = ""  # The gate's lines, the error of the last step, or the unchanged version.
     model: str = ""  # Name of the model, if there is one.
-    model_version: str = ""  # The published version, or the one since which nothing is new.
+    model_version: str = ""  # The published version, or the version since which no data changed.
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -39,28 +39,28 @@ class StepEnd:
 
     step: str
     outcome: Outcome | None = None  # Outcome of the run, if this step decides it.
-    folder: str = ""  # URI of the folder that records which notices were sent.
+    folder: str = ""  # URI of the folder that records sent notifications.
     data_root: str = ""
-    keep_runs: int = 0  # How many runs are to be kept now; 0 keeps all.
+    keep_runs: int = 0  # Number of runs to keep; 0 keeps all.
 
 
 class Hooks:
     """What a feature does in the steps of a run."""
 
-    def at_end(self, end: StepEnd) -> None:
+    def on_step_end(self, end: StepEnd) -> None:
         """Process the end of a step. Errors are only logged."""
 
 
 @cache
-def _registered() -> tuple[Hooks, ...]:
+def _load_hooks() -> tuple[Hooks, ...]:
     found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     return tuple(entry.load() for entry in found)
 
 
-def at_end(end: StepEnd) -> None:
+def on_step_end(end: StepEnd) -> None:
     """Report the end of a step."""
-    for each in _registered():
+    for each in _load_hooks():
         try:
-            each.at_end(end)
+            each.on_step_end(end)
         except Exception as error:  # The text of an error may contain a secret address.
             logger.warning("a hook failed at the end of the step %s: %s", end.step, type(error).__name__)

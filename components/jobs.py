@@ -1,4 +1,4 @@
-"""The training job of a run: its specification from the pipeline's parameters, its name, its deletion."""
+"""The training job of a run: specification from the pipeline's parameters, name, deletion."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from components import environment, launchers
 from components.launchers.backend import Phase
-from components.launchers.spec import JobSpec, from_fields, training
+from components.launchers.spec import JobSpec, from_fields, training_command
 from trainer import storage
 from trainer.base.errors import ConfigError
 
@@ -26,7 +26,7 @@ VOLUME = "/data"  # Mount path of the volume in the pods of a run, if they have 
 PARAMETERS = ("image", "nodes", "nproc", "gpus")
 """Fields of a job that are parameters of the pipeline themselves."""
 
-_POD_FIELDS = ("gpus", "image")  # Those of them that only apply to jobs in pods.
+_POD_FIELDS = ("gpus", "image")  # The parameters that only apply to jobs in pods.
 
 _TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 _RUN_FIELDS = ("name", "namespace", "command")
@@ -63,11 +63,11 @@ class Request:
     nodes: int = 1
     nproc: int = 0  # Processes on each node; 0 is one for each GPU, or one.
     gpus: int = 0  # GPUs of each node.
-    image: str = ""  # Container image of the training; empty is that of the steps.
+    image: str = ""  # Container image of the training; empty: the image of the steps.
     job: Mapping[str, Any] = field(default_factory=dict)  # Further fields of JobSpec, by name.
     credentials: str = environment.CREDENTIALS  # Secret with the object store's keys; it need not exist.
     claim: str = ""  # PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none.
-    run_id: str = ""  # Decides on the job's name.
+    run_id: str = ""  # Determines the job's name.
     step: str = "train"  # One of STEPS, which is in the job's name.
     steps_image: str = ""  # Container image of the steps.
 
@@ -82,12 +82,12 @@ class Request:
         fields = {name: value for name, value in self.job.items() if name not in (*PARAMETERS, *_RUN_FIELDS)}
         own = {name: getattr(self, name) for name in PARAMETERS}
         fields |= {name: value for name, value in own.items() if in_pods or name not in _POD_FIELDS}
-        fields["command"] = training(arguments)
+        fields["command"] = training_command(arguments)
         if in_pods:
             image = self.image or self.steps_image
             # Only the steps' own image is known to work with a read-only root.
             fields = {"read_only_root": image == self.steps_image != ""} | fields
-            fields |= {"image": image, "name": name_of(self.run_id, self.step)} | self._job_defaults()
+            fields |= {"image": image, "name": job_name(self.run_id, self.step)} | self._job_defaults()
         else:
             useless = [name for name in _POD_FIELDS if own[name]] + ["job"] * bool(self.job)
             problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in useless]
@@ -107,7 +107,7 @@ class Request:
         return spec
 
     def _job_defaults(self) -> dict[str, Any]:
-        """Return environment and volumes as in the step's own pod; those of the job take precedence."""
+        """Return the environment and volumes of the step's own pod; the job's settings override them."""
         env = environment.settings() | self._value("env", {})
         secret_env: list[Any] = list(self._value("secret_env", []))
         defined = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
@@ -131,7 +131,7 @@ class Request:
 
 
 def _over_limits(job: JobSpec) -> list[str]:
-    """Return a line for each kind of request that a job makes and may not make.
+    """Return one line for each kind of request that exceeds the limits.
 
     The service account of the steps creates the pods that `job` describes, and may do more than the run's
     author. The train step gets the limits as variables from a ConfigMap of the namespace's owner, not from
@@ -183,7 +183,7 @@ def _over_limits(job: JobSpec) -> list[str]:
 def add_placement(
     job: Mapping[str, Any], tolerations: list[dict[str, Any]] | None, node_selector: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Add a task's tolerations (as Kubernetes has them) and node selector to a job's fields, which win."""
+    """Add a task's Kubernetes tolerations and node selector to a job's fields, which take precedence."""
     tolerated = [
         {name: value for name, value in item.items() if value is not None and name in _TOLERATION_FIELDS}
         for item in tolerations or []
@@ -193,7 +193,7 @@ def add_placement(
 
 
 def check_folders(job: JobSpec, **folders: str) -> None:
-    """Refuse folders on the disk of the step's pod, which the pods of a job cannot access."""
+    """Raise ConfigError for folders on the disk of the step's pod, which other pods cannot access."""
     mounted = tuple(mount.path + "/" for mount in job.mounts)
     lost = [
         f"  {name}: {folder}"
@@ -207,7 +207,7 @@ def check_folders(job: JobSpec, **folders: str) -> None:
         )
 
 
-def name_of(run_id: str, step: str = "train") -> str:
+def job_name(run_id: str, step: str = "train") -> str:
     """Return the name of the job of a run's step: the same for every attempt."""
     try:
         digits = uuid.UUID(run_id).hex
@@ -217,9 +217,9 @@ def name_of(run_id: str, step: str = "train") -> str:
 
 
 def remove(launcher: str, run_id: str) -> None:
-    """Delete the jobs of a run that has ended, unless they are finished."""
+    """Delete the unfinished jobs of a run that has ended."""
     for step in STEPS:
-        name = name_of(run_id, step)
+        name = job_name(run_id, step)
         phase = launchers.remove(launcher, name).phase
         if phase is not Phase.GONE:
             ended, deleted = "the job %s is %s", "deleted the job %s, which was still %s"

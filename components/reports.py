@@ -30,8 +30,10 @@ def report_download(result: RawData | NothingNew, raw: Any, *, keep_runs: int) -
         run_id = environment.run_id()
         _publish(raw, result, {"since": result.since, "found": result.found})
         outcome = Outcome(hooks.NOTHING_NEW, run_id, reason, result.model, result.model_version)
-        _end("download", outcome, folder=storage.join(result.data_root, "notices", run_id) if run_id else "")
-        hooks.at_end(StepEnd("download", data_root=result.data_root, keep_runs=keep_runs))
+        _report_end(
+            "download", outcome, folder=storage.join(result.data_root, "notices", run_id) if run_id else ""
+        )
+        hooks.on_step_end(StepEnd("download", data_root=result.data_root, keep_runs=keep_runs))
         return hooks.NOTHING_NEW
     shown: dict[str, object] = {"uri": result.folder.uri, "source": result.folder.source}
     for split, counts in result.folder.splits.items():
@@ -40,7 +42,7 @@ def report_download(result: RawData | NothingNew, raw: Any, *, keep_runs: int) -
     return hooks.TRAIN
 
 
-@steps.publishing
+@steps.retry_publishing
 def report_shards(result: Shards, shards: Any, statistics: Any, *, keep_runs: int) -> None:
     """Publish the shards and the page with their statistics, and prune the data root if that is asked for."""
     shown: dict[str, object] = {"uri": result.uri, "fingerprint": result.fingerprint}
@@ -48,7 +50,7 @@ def report_shards(result: Shards, shards: Any, statistics: Any, *, keep_runs: in
         shown |= {f"{split}_samples": samples, f"{split}_boxes": result.boxes[split]}
     _publish(shards, result, shown)
     _copy(result.statistics, statistics)
-    hooks.at_end(StepEnd("convert-to-shards", data_root=result.data_root, keep_runs=keep_runs))
+    hooks.on_step_end(StepEnd("convert-to-shards", data_root=result.data_root, keep_runs=keep_runs))
 
 
 def report_model(result: TrainedModel, model: Any) -> None:
@@ -57,7 +59,7 @@ def report_model(result: TrainedModel, model: Any) -> None:
     _publish(model, result, {**shown, **result.metrics})
 
 
-@steps.publishing
+@steps.retry_publishing
 def report_scores(
     result: Scores, model: TrainedModel, metrics: Any, report: Any, summary: Any, verdict: Any
 ) -> str:
@@ -72,7 +74,7 @@ def report_scores(
     if not result.passed:  # Otherwise the export step reports the outcome.
         scores = result.measured
         outcome = Outcome(hooks.HELD_BACK, model.run, result.reason, result.model, metrics=scores)
-        _end("evaluate", outcome, folder=model.output)
+        _report_end("evaluate", outcome, folder=model.output)
     return word
 
 
@@ -82,13 +84,13 @@ def report_bundle(result: Bundle, model: TrainedModel, exported: Any) -> None:
     _publish(exported, result, shown)
     scores = measured(result.metrics)
     outcome = Outcome(hooks.PASSED, model.run, result.gate, result.name, result.model_version, scores)
-    _end("export", outcome, folder=model.output)
+    _report_end("export", outcome, folder=model.output)
 
 
-def _end(step: str, outcome: Outcome, *, folder: str) -> None:
+def _report_end(step: str, outcome: Outcome, *, folder: str) -> None:
     """Report how the run ends: to the webhook, once for `folder`, and in the pod's status."""
-    hooks.at_end(StepEnd(step, outcome, folder))
-    steps.record(f"{outcome.event}\n{outcome.reason}")
+    hooks.on_step_end(StepEnd(step, outcome, folder))
+    steps.record_outcome(f"{outcome.event}\n{outcome.reason}")
 
 
 def _publish(artifact: Any, manifest: Manifest, shown: Mapping[str, object]) -> None:

@@ -38,7 +38,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     step RUNNING (`UpdateDAGExecutionsState` in backend/src/v2/metadata/client.go).
     """
     pods = _pods(run_id)
-    event, reason = _decision(pods)
+    event, reason = _find_outcome(pods)
     failed, ended = [], ""
     if not event and state in ("COMPLETE", "SUCCEEDED"):
         event = "succeeded"
@@ -64,7 +64,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
         if event in (hooks.STOPPED, hooks.FAILED):  # The step that decided another outcome reported it.
             outcome = hooks.Outcome(event, run_id, reason)
             # The folder is on this pod's disk: retries of the step send no second notice.
-            hooks.at_end(hooks.StepEnd("cleanup", outcome, str(Path(path).parent)))
+            hooks.on_step_end(hooks.StepEnd("cleanup", outcome, str(Path(path).parent)))
     return {"state": event, **({"reason": reason} if reason else {})}
 
 
@@ -101,10 +101,10 @@ def _pods(run_id: str) -> list[Any]:
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return []
     from components.launchers.cluster import client
-    from components.launchers.cluster.pods import with_labels
+    from components.launchers.cluster.pods import list_pods
 
     try:
-        return with_labels(client.connect(), f"{environment.RUN_LABEL}={run_id}")
+        return list_pods(client.connect(), f"{environment.RUN_LABEL}={run_id}")
     except KubedetError as error:
         logger.warning("the pods of the run cannot be read: %s", error)
         return []
@@ -116,7 +116,7 @@ def termination(pod: Any) -> Any:
     return states["main"].terminated if states.get("main") else None
 
 
-def _decision(pods: list[Any]) -> tuple[str, str]:
+def _find_outcome(pods: list[Any]) -> tuple[str, str]:
     """Return the outcome that a step recorded in its pod's status, and its reason; both may be empty."""
     for ended in filter(None, map(termination, pods)):
         event, _, reason = (ended.message or "").partition("\n")

@@ -45,7 +45,7 @@ _POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """Maximum number of attempts, and the waits between them in seconds."""
 
     tries: int = 1  # 1 works in this very process.
@@ -54,7 +54,7 @@ class Patience:
     steady: float = 600.0  # A try that lasted this long resets the count of tries.
 
     @classmethod
-    def here(cls) -> "Patience":
+    def from_environment(cls) -> "RetryPolicy":
         """Return the settings for this process's environment."""
         text = os.environ.get(TRIES_VARIABLE) or ("5" if "KUBERNETES_SERVICE_HOST" in os.environ else "1")
         tries = whole_number(text)
@@ -66,11 +66,11 @@ class Patience:
         return cls(tries)
 
 
-class Crashed(LaunchError):
+class ProcessCrashed(LaunchError):
     """The work raised an exception without a user message; its traceback is in the log."""
 
 
-class Killed(LaunchError):
+class ProcessKilled(LaunchError):
     """The process that did the work was killed."""
 
     transient = True
@@ -97,7 +97,8 @@ def run_step(step: str, work: Callable[[], T], *, secret: str = "", adopts: bool
             raise
 
     try:
-        result = supervise(step, do_work, Patience.here(), adopts=adopts, orphaned=partial(_orphaned, step))
+        policy, on_orphaned = RetryPolicy.from_environment(), partial(_restart_orphaned_step, step)
+        result = supervise(step, do_work, policy, adopts=adopts, on_orphaned=on_orphaned)
     except KubedetError as error:
         _report(error)
         raise SystemExit(error.exit_code) from None
@@ -105,7 +106,7 @@ def run_step(step: str, work: Callable[[], T], *, secret: str = "", adopts: bool
     return result
 
 
-def publishing(publish: Callable[P, T]) -> Callable[P, T]:
+def retry_publishing(publish: Callable[P, T]) -> Callable[P, T]:
     """Let a function that publishes the result of a step end as its work does: with retries and a message.
 
     It runs in the waiting process, whose artifacts Kubeflow reads.
@@ -113,7 +114,7 @@ def publishing(publish: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(publish)
     def repeat(*args: P.args, **kwargs: P.kwargs) -> T:
-        patience = Patience.here()
+        patience = RetryPolicy.from_environment()
         tries, wait = 1, patience.first_wait
         while True:
             try:
@@ -130,10 +131,10 @@ def publishing(publish: Callable[P, T]) -> Callable[P, T]:
     return repeat
 
 
-def _orphaned(step: str) -> None:
+def _restart_orphaned_step(step: str) -> None:
     """Report that the waiting process was killed, and delete this pod: then Kubeflow runs the step again."""
     _report(
-        Killed(
+        ProcessKilled(
             f"the main process of the step {step} was killed",
             fix="if the step ran out of memory, raise step_memory; Retry in Kubeflow continues the run",
         )
@@ -146,7 +147,7 @@ def _orphaned(step: str) -> None:
             time.sleep(_DELETION_SECONDS)
 
 
-def record(text: str) -> None:
+def record_outcome(text: str) -> None:
     """Write a text to the pod's status, where the clean-up finds it: an error, or how the run ends."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         with suppress(OSError):
@@ -155,7 +156,7 @@ def record(text: str) -> None:
 
 def _report(error: KubedetError) -> None:
     """Print an error, and write it to the pod's status."""
-    record(str(error))
+    record_outcome(str(error))
     events.emit(events.Failed(message=str(error), exit_code=error.exit_code))
     # Last: it is the end of the log.
     print(f"error: {error}", file=sys.stderr, flush=True)
@@ -164,16 +165,16 @@ def _report(error: KubedetError) -> None:
 def supervise(
     step: str,
     work: Callable[[], T],
-    patience: Patience,
+    patience: RetryPolicy,
     *,
     adopts: bool = False,
-    orphaned: Callable[[], None] = lambda: None,
+    on_orphaned: Callable[[], None] = lambda: None,
 ) -> T:
     """Run work in child processes until an attempt succeeds, and return its result, which is pickled.
 
     SIGTERM and SIGINT are passed on to the work's process, and nothing is retried after them. If an
     attempt `adopts` what an earlier one started elsewhere, such as a job, a crash is retried, too.
-    `orphaned` is called in the work's process if this one is killed; then the work's process ends.
+    `on_orphaned` is called in the work's process if this one is killed; then the work's process ends.
     """
     if patience.tries == 1:
         return work()
@@ -181,7 +182,7 @@ def supervise(
     stops: list[int] = []
     while True:
         began = time.monotonic()
-        outcome = _run_once(work, orphaned, stops)
+        outcome = _run_once(work, on_orphaned, stops)
         if not isinstance(outcome, KubedetError):
             return outcome
         if stops:
@@ -192,7 +193,7 @@ def supervise(
         if time.monotonic() - began > patience.steady:
             tries, wait = 0, patience.first_wait
         tries += 1
-        retry = outcome.transient or (adopts and isinstance(outcome, Crashed))
+        retry = outcome.transient or (adopts and isinstance(outcome, ProcessCrashed))
         if not retry or tries == patience.tries:
             raise outcome
         logger.warning("%s\n  trying again in %.0f s (%d of %d)", outcome, wait, tries + 1, patience.tries)
@@ -205,18 +206,18 @@ def supervise(
         wait = min(3 * wait, patience.longest_wait)
 
 
-def _run_once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[int]) -> T | KubedetError:
+def _run_once(work: Callable[[], T], on_orphaned: Callable[[], None], stops: list[int]) -> T | KubedetError:
     """Do the work in a forked child process; return its result or error. `stops` receives stop signals."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_work, args=(work, sender, os.getpid(), orphaned))
+    child = context.Process(target=_work, args=(work, sender, os.getpid(), on_orphaned))
 
-    def pass_on(number: int, frame: object) -> None:
+    def forward_signal(number: int, frame: object) -> None:
         stops.append(number)
         if child.is_alive():
             child.terminate()
 
-    with handling(pass_on):
+    with handling(forward_signal):
         child.start()
         sender.close()
         if stops:
@@ -236,17 +237,19 @@ def _run_once(work: Callable[[], T], orphaned: Callable[[], None], stops: list[i
         return outcome[0]
     code = child.exitcode or 0
     if code >= 0:
-        return Crashed(f"its process ended with exit code {code} and no message")
+        return ProcessCrashed(f"its process ended with exit code {code} and no message")
     name = signal.Signals(-code).name
     fix = "the step probably ran out of memory: raise step_memory, or lower data.processes"
-    return Killed(f"the process of the step was killed ({name})", fix=fix)
+    return ProcessKilled(f"the process of the step was killed ({name})", fix=fix)
 
 
-def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned: Callable[[], None]) -> None:
+def _work(
+    work: Callable[[], Any], sender: Connection, supervisor: int, on_orphaned: Callable[[], None]
+) -> None:
     def watch() -> None:
         while os.getppid() == supervisor:
             time.sleep(_POLL_SECONDS)
-        orphaned()
+        on_orphaned()
         os._exit(EXIT_RETRY)
 
     for number in STOP_SIGNALS:
@@ -259,6 +262,6 @@ def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned
         outcome = error
     except Exception as error:
         traceback.print_exc()
-        outcome = Crashed(f"{type(error).__name__}: {error}".strip().splitlines()[0])
+        outcome = ProcessCrashed(f"{type(error).__name__}: {error}".strip().splitlines()[0])
     sender.send(outcome)
     sender.close()

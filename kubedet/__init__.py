@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kubedet import api
 from kubedet.api import *  # noqa: F403 - `kubedet.api.__all__` names them
 from kubedet.results import ClusterRun, Evaluation, Run
-from pipelines import Access, JobPlace
+from pipelines import Access, JobTarget
 from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer.base.errors import KubedetError
 
@@ -29,7 +29,7 @@ __all__ = [
     "CompileOptions",
     "Detections",
     "Evaluation",
-    "JobPlace",
+    "JobTarget",
     "KubedetError",
     "Model",
 ]

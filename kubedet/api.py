@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Interval
 
 from kubedet.interface import public
 from kubedet.results import ClusterRun, Evaluation, Preview, PublishedModel, Run
-from pipelines import Access, JobPlace
+from pipelines import Access, JobTarget
 from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer.base.errors import ConfigError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from components.launchers.spec import JobSpec
     from kubedet.model import Model
     from operations.retention import Pruning
-    from pipelines.jobs import ExplainedStatus, SubmittedJob
+    from pipelines.jobs import StatusExplanation, SubmittedJob
     from pipelines.schedules import History, Schedule
     from trainer.config.explanations import Explanation
     from trainer.config.schema import Config
@@ -808,17 +808,17 @@ def compile(
 
 
 @public
-def job_submit(job: "JobSpec", *, wait: bool = False, place: JobPlace = JobPlace()) -> "SubmittedJob":
+def job_submit(job: "JobSpec", *, wait: bool = False, target: JobTarget = JobTarget()) -> "SubmittedJob":
     """Start a training job, or adopt the same one if it runs already.
 
     Args:
         job: the job
         wait: print its log and exit with its result; Ctrl-C deletes the job
-        place: where to start it; a namespace in the job wins
+        target: where to start it; the job's own namespace takes precedence
     """
     from pipelines import jobs
 
-    return jobs.submit(place, job, wait=wait)
+    return jobs.submit(target, job, wait=wait)
 
 
 @public
@@ -854,28 +854,28 @@ def job_fields(text: Text = "") -> "list[Explanation]":
 
 
 @public
-def job_list(*, place: JobPlace = JobPlace()) -> "list[JobStatus] | str":
+def job_list(*, target: JobTarget = JobTarget()) -> "list[JobStatus] | str":
     """List the training jobs of a namespace; those of Run:ai as its own command line does.
 
     Args:
-        place: where the jobs are
+        target: where the jobs are
     """
     from pipelines import jobs
 
-    return jobs.list_jobs(place)
+    return jobs.list_jobs(target)
 
 
 @public
-def job_status(name: Name, *, place: JobPlace = JobPlace()) -> "ExplainedStatus":
+def job_status(name: Name, *, target: JobTarget = JobTarget()) -> "StatusExplanation":
     """Show the state of a job and its pods, and why they wait or failed.
 
     Args:
         name: name of the job
-        place: where the job is
+        target: where the job is
     """
     from pipelines import jobs
 
-    return jobs.explain(jobs.connect(place), name)
+    return jobs.explain(jobs.connect(target), name)
 
 
 @public
@@ -885,7 +885,7 @@ def job_logs(
     follow: bool = False,
     rank: Count | None = None,
     pod: Name = "",
-    place: JobPlace = JobPlace(),
+    target: JobTarget = JobTarget(),
 ) -> Iterator[str]:
     """Print the log of a job.
 
@@ -894,24 +894,24 @@ def job_logs(
         follow: follow the log until the job ends, also across failed pods
         rank: only the pod of this rank
         pod: only the pod of this name
-        place: where the job is
+        target: where the job is
     """
     from pipelines import jobs
 
-    return jobs.read_log(place, name, follow=follow, rank=rank, pod=pod)
+    return jobs.read_log(target, name, follow=follow, rank=rank, pod=pod)
 
 
 @public
-def job_stop(name: Name, *, place: JobPlace = JobPlace()) -> None:
+def job_stop(name: Name, *, target: JobTarget = JobTarget()) -> None:
     """Delete a job and its pods; its checkpoints stay.
 
     Args:
         name: name of the job
-        place: where the job is
+        target: where the job is
     """
     from pipelines import jobs
 
-    backend = jobs.connect(place)
+    backend = jobs.connect(target)
     backend.stop(jobs.find(backend, name).name)
 
 
@@ -922,7 +922,7 @@ def job_exec(
     *,
     rank: Count | None = None,
     pod: Name = "",
-    place: JobPlace = JobPlace(),
+    target: JobTarget = JobTarget(),
 ) -> int:
     """Run a command in a pod of a job, on this terminal; the exit code is the command's.
 
@@ -931,11 +931,11 @@ def job_exec(
         command: the command; after -- it may have options
         rank: the pod of this rank (default: 0)
         pod: the pod of this name
-        place: where the job is
+        target: where the job is
     """
     from pipelines import jobs
 
-    return jobs.execute(place, name, command, rank=rank, pod=pod)
+    return jobs.execute(target, name, command, rank=rank, pod=pod)
 
 
 @public

@@ -16,7 +16,7 @@ from kubedet.commands import Builders, Docstring, Option, make_command, read_opt
 from kubedet.display import data, jobs, models, runs, say
 from kubedet.interface import check_text, translate_errors
 from kubedet.job_menu import job_menu
-from pipelines import Access, JobPlace
+from pipelines import Access, JobTarget
 from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_USAGE, KubedetError
@@ -160,7 +160,7 @@ def read_entry(entry: Entry) -> dict[str, list[Option]]:
 
 
 def _builders(function: Callable[..., Any]) -> Builders:
-    builders: Builders = {item: item for item in (Access, CompileOptions, JobPlace, PipelineRun)}
+    builders: Builders = {item: item for item in (Access, CompileOptions, JobTarget, PipelineRun)}
     if any(item.annotation == "JobSpec" for item in signature(function).parameters.values()):
         from components.launchers.job_options import read_job
 

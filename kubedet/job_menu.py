@@ -4,7 +4,7 @@ import sys
 
 from kubedet.display import columns, show
 from kubedet.display.jobs import JOB_COLUMNS, job_row
-from pipelines import JobPlace
+from pipelines import JobTarget
 from trainer.base.errors import ConfigError
 
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
@@ -12,11 +12,11 @@ _LEFT_OUT = ("KIND", "RESTARTS")  # A terminal of 80 columns has no room for the
 _KEYS_HELP = "i N details, l N log, e N [RANK] shell, d N delete, s FILE submit, Enter list again, q quit"
 
 
-def job_menu(*, place: JobPlace = JobPlace()) -> None:
+def job_menu(*, target: JobTarget = JobTarget()) -> None:
     """List the jobs, and handle one of them by keys, until `q` or the end of input.
 
     Args:
-        place: where the jobs are
+        target: where the jobs are
     """
     from components.launchers.runai import RunaiBackend
     from kubedet import cli
@@ -26,10 +26,10 @@ def job_menu(*, place: JobPlace = JobPlace()) -> None:
         raise ConfigError(
             "the menu needs a terminal", fix="in scripts use the other commands of `kubedet job`"
         )
-    backend = jobs.connect(place)
+    backend = jobs.connect(target)
     if isinstance(backend, RunaiBackend):
         raise ConfigError("the menu shows the jobs of a cluster", fix="omit --backend runai")
-    where = ["--namespace", backend.cluster.namespace, "--backend", place.backend]
+    where = ["--namespace", backend.cluster.namespace, "--backend", target.backend]
     while True:
         found = [backend.with_progress(job) for job in backend.list_jobs()]
         rows = [("", *JOB_COLUMNS), *((str(number), *job_row(job)) for number, job in enumerate(found, 1))]

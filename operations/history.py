@@ -34,7 +34,7 @@ class Run:
         return (began, hours, self.state, self.verdict or _NO_VALUE, ap, self.run_id)
 
 
-def complete(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
+def add_verdicts(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
     """Add verdicts from the data root to runs; also return why it could not be read, if so."""
     try:
         if storage.is_local(data_root) and not Path(storage.absolute(data_root)).is_dir():

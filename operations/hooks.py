@@ -6,15 +6,15 @@ from components.hooks import Hooks, StepEnd
 class _Operations(Hooks):
     """Imports each feature when it is needed: the process that waits for a step's work stays small."""
 
-    def at_end(self, end: StepEnd) -> None:
+    def on_step_end(self, end: StepEnd) -> None:
         if end.outcome is not None:
             from operations import notifications
 
-            notifications.tell(end.outcome, end.folder)
+            notifications.notify(end.outcome, end.folder)
         if end.keep_runs:
             from operations import retention
 
-            retention.prune_after(end.data_root, end.keep_runs)
+            retention.prune_after_step(end.data_root, end.keep_runs)
 
 
 hooks = _Operations()

@@ -77,7 +77,7 @@ def _post(url: str, body: bytes, variable: str) -> str:
     return problem
 
 
-def tell(outcome: Outcome, folder: str = "") -> bool:
+def notify(outcome: Outcome, folder: str = "") -> bool:
     """Post a notice if a webhook wants it, once for a run's `folder` (a URI); return whether it was sent."""
     headline = _HEADLINES[outcome.event]
     try:

@@ -304,7 +304,7 @@ def _remove_folders(folder: Path) -> None:
                 path.rmdir()
 
 
-def prune_after(data_root: str, keep: int) -> None:
+def prune_after_step(data_root: str, keep: int) -> None:
     """Prune at the end of a step of the data. A problem is only logged."""
     try:
         logger.info("deleted %s", prune(data_root, keep).summary)

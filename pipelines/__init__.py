@@ -54,7 +54,7 @@ class Access:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobPlace:
+class JobTarget:
     """Where training jobs are.
 
     Args:

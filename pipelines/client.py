@@ -47,4 +47,4 @@ def status_command(submission: Submission, server: Server, run_id: str) -> str:
     if compiled.until or compiled.trials or not launchers.in_pods(submission.get("launcher")):
         return ""
     where = f" -n {server.namespace}" if server.namespace else ""
-    return f"kubedet job status{where} {jobs.name_of(run_id)}"
+    return f"kubedet job status{where} {jobs.job_name(run_id)}"

@@ -23,11 +23,11 @@ _INPUT_PARAMETER = "componentInputParameter"
 
 def compile_pipeline(path: Path, options: CompileOptions | None = None) -> None:
     """Compile the pipeline to a YAML file, which is replaced atomically."""
-    storage.write_bytes(str(path.absolute()), compiled(options or CompileOptions()).encode(), sync=False)
+    storage.write_bytes(str(path.absolute()), to_yaml(options or CompileOptions()).encode(), sync=False)
 
 
 @cache
-def compiled(options: CompileOptions) -> str:
+def to_yaml(options: CompileOptions) -> str:
     """Return the pipeline as YAML; compiling takes a second."""
     with temporary_folder() as folder:
         path = folder / "pipeline.yaml"  # kfp decides on the format by the suffix.

@@ -14,7 +14,7 @@ from components.launchers.cluster.kinds import KINDS
 from components.launchers.output import LAST_LINES, Hints
 from components.launchers.runai import RunaiBackend
 from components.launchers.spec import JobSpec
-from pipelines import JobPlace
+from pipelines import JobTarget
 from trainer.base import events
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
@@ -36,42 +36,42 @@ class SubmittedJob:
 
 
 @dataclass(frozen=True)
-class ExplainedStatus:
+class StatusExplanation:
     """A job's status, with the reasons of its state and remedies."""
 
     job: JobStatus
     reasons: Sequence[str] = ()
 
 
-def connect(place: JobPlace, *, patience: float = _PATIENCE_SECONDS, namespace: str = "") -> Backends:
+def connect(target: JobTarget, *, patience: float = _PATIENCE_SECONDS, namespace: str = "") -> Backends:
     """Return the jobs of a namespace (a job's own wins over the place's), or of a project of Run:ai."""
     # For messages about adopted or replaced jobs, and repeated requests.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("components").setLevel(logging.INFO)
-    if place.backend == "runai":
-        if place.namespace:
+    if target.backend == "runai":
+        if target.namespace:
             raise ConfigError(
                 "Run:ai puts a job into its project's namespace", fix="omit --namespace; use --project"
             )
-        return RunaiBackend(place.project)
-    if place.project:
+        return RunaiBackend(target.project)
+    if target.project:
         raise ConfigError("--project is only for Run:ai", fix="add --backend runai, or use --namespace")
     from components.launchers.cluster.backend import ClusterBackend
 
     return ClusterBackend.connect(
-        namespace or place.namespace,
-        kinds=[KINDS[place.backend]] if place.backend in KINDS else list(KINDS.values()),
+        namespace or target.namespace,
+        kinds=[KINDS[target.backend]] if target.backend in KINDS else list(KINDS.values()),
         timings=Timings(patience=patience),
     )
 
 
-def submit(place: JobPlace, job: JobSpec, *, wait: bool) -> SubmittedJob:
+def submit(target: JobTarget, job: JobSpec, *, wait: bool) -> SubmittedJob:
     """Start a job, or adopt the same one; with `wait` print its log until it has ended."""
-    if place.namespace:
-        job = replace(job, namespace=place.namespace)
-    if place.project:
-        job = replace(job, runai_queue=place.project)
-    backend = connect(place, patience=Timings.patience, namespace=job.namespace)
+    if target.namespace:
+        job = replace(job, namespace=target.namespace)
+    if target.project:
+        job = replace(job, runai_queue=target.project)
+    backend = connect(target, patience=Timings.patience, namespace=job.namespace)
     words, name = backend.options, job.name
     if wait:
         from components.launchers.cluster import watch
@@ -91,17 +91,17 @@ def submit(place: JobPlace, job: JobSpec, *, wait: bool) -> SubmittedJob:
     return SubmittedJob(name, f"see `{status}` and `kubedet job logs{words} -f {name}`")
 
 
-def list_jobs(place: JobPlace) -> list[JobStatus] | str:
+def list_jobs(target: JobTarget) -> list[JobStatus] | str:
     """Return the jobs of a namespace, or the list that Run:ai's command line prints."""
-    backend = connect(place)
+    backend = connect(target)
     if isinstance(backend, RunaiBackend):
-        return backend.listing()
+        return backend.list_trainings()
     return [backend.with_progress(job) for job in backend.list_jobs()]
 
 
-def read_log(place: JobPlace, name: str, *, follow: bool, rank: int | None, pod: str) -> Iterator[str]:
+def read_log(target: JobTarget, name: str, *, follow: bool, rank: int | None, pod: str) -> Iterator[str]:
     """Return the lines of a job's log, or of one of its pods, without the events for programs."""
-    backend = connect(place)
+    backend = connect(target)
     job = find(backend, name)
     if pod or rank is not None:
         lines = backend.pod_lines(job.name, find_pod(job, rank, pod), follow=follow)
@@ -110,9 +110,9 @@ def read_log(place: JobPlace, name: str, *, follow: bool, rank: int | None, pod:
     return (f"{line.pod}: {line.text}" for line in log if not events.parse(line.text))
 
 
-def execute(place: JobPlace, name: str, command: Sequence[str], *, rank: int | None, pod: str) -> int:
+def execute(target: JobTarget, name: str, command: Sequence[str], *, rank: int | None, pod: str) -> int:
     """Run a command in a pod of a job, on this terminal, and return its exit code."""
-    backend = connect(place)
+    backend = connect(target)
     status = find_pod(find(backend, name), rank, pod)
     if status.phase != "Running":
         reason = f" ({status.reason})" if status.reason else ""
@@ -144,20 +144,22 @@ def find_pod(job: JobStatus, rank: int | None, name: str) -> PodStatus:
     )
 
 
-def explain(backend: Backends, name: str) -> ExplainedStatus:
+def explain(backend: Backends, name: str) -> StatusExplanation:
     """Return the status of a job with the reasons of its state."""
     from components.launchers.cluster import kueue
 
     job = backend.with_progress(find(backend, name))
     reasons: list[str] = []
     if job.phase is Phase.PENDING:
-        fixes = dict.fromkeys(f"fix: {item.fix}" for item in obstacles.of_job(job) if item.fix)
+        fixes = dict.fromkeys(f"fix: {item.fix}" for item in obstacles.find_obstacles(job) if item.fix)
         reasons = [*backend.explain(job), *fixes]
-    elif job.phase is Phase.SUSPENDED and kueue.in_vain(job, backend.timings.unserved, backend.clock.now()):
+    elif job.phase is Phase.SUSPENDED and kueue.is_never_admitted(
+        job, backend.timings.unserved, backend.clock.now()
+    ):
         reasons = [*messages(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
     elif job.phase is Phase.FAILED:
         reasons = str(failure(backend, job)).splitlines()
-    return ExplainedStatus(job, reasons or messages(job))
+    return StatusExplanation(job, reasons or messages(job))
 
 
 def messages(job: JobStatus) -> list[str]:
@@ -170,13 +172,13 @@ def messages(job: JobStatus) -> list[str]:
 
 def failure(backend: Backends, job: JobStatus) -> KubedetError:
     """Return the error of a failed job, with the last lines of the pod that failed first."""
-    from components.launchers.cluster.watch import culprit, of_job
+    from components.launchers.cluster.watch import first_failed_pod, job_error
 
     hints = Hints(rdma=False)
     lines: deque[str] = deque(maxlen=LAST_LINES)
-    if pod := culprit(job.pods):
+    if pod := first_failed_pod(job.pods):
         with suppress(LaunchError):  # The log may be gone.
             lines.extend(backend.pod_lines(job.name, pod, follow=False, tail=LAST_LINES))
     for line in lines:
         hints.line(line)
-    return of_job(job, {pod.name: lines} if pod else {}, hints)
+    return job_error(job, {pod.name: lines} if pod else {}, hints)

@@ -51,7 +51,7 @@ _PAGE = 100
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")  # States of runs that have ended.
 
 
-def stopped(run: Any) -> bool:
+def is_cancelled(run: Any) -> bool:
     """Whether a run was or is being cancelled: its states are CANCELING and then FAILED."""
     states = [item.state for item in run.state_history or []]
     while states and states[-1] == "FAILED":
@@ -59,7 +59,7 @@ def stopped(run: Any) -> bool:
     return run.state == "CANCELED" or states[-1:] in (["CANCELING"], ["CANCELED"])
 
 
-class Unavailable(LaunchError):
+class ServiceUnavailable(LaunchError):
     """Kubeflow Pipelines cannot be reached or has an internal error: the same request may work later."""
 
 
@@ -96,7 +96,7 @@ class _Client(kfp.Client):
             _request_timeout=_SECONDS,
         )
         if not isinstance(health, dict):
-            raise _not_the_api(f"Kubeflow Pipelines at {self.healthzs.api_client.configuration.host}")
+            raise _wrong_server_error(f"Kubeflow Pipelines at {self.healthzs.api_client.configuration.host}")
         return health
 
     def set_user_namespace(self, namespace: str) -> None:
@@ -121,7 +121,7 @@ class Server:
         self.access = access
         token_file = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
         projected = ServiceAccountTokenVolumeCredentials() if Path(token_file).exists() else None
-        with warnings.catch_warnings(), self._explained("connect"):
+        with warnings.catch_warnings(), self._translate_errors("connect"):
             warnings.simplefilter("ignore")  # About versions before 2.0.
             self._client = _Client(
                 host=access.host or None,
@@ -169,7 +169,7 @@ class Server:
     def run(self, run_id: str) -> kfp_server_api.V2beta1Run:
         """Return a run with its state and its tasks, which it has as `run_details`."""
         api = self._client.runs.api_client
-        with self._explained(f"look at the run {run_id}"):
+        with self._translate_errors(f"look at the run {run_id}"):
             # Without ML Metadata the API has `tasks` (PipelineTask in its run.proto), and only in this view.
             body = api.call_api(
                 f"/apis/v2beta1/runs/{run_id}",
@@ -191,7 +191,7 @@ class Server:
                 for task in content.get("tasks") or []
             ]
         except (ValueError, AttributeError):
-            raise _not_the_api(self._where) from None
+            raise _wrong_server_error(self._where) from None
         if tasks:
             content["run_details"] = {"task_details": tasks}
         return api.deserialize(SimpleNamespace(data=json.dumps(content)), "V2beta1Run")
@@ -217,7 +217,7 @@ class Server:
             call = partial(call, propagation_policy="ORPHAN")
         self._call(f"{verb} the schedule {schedule_id}", call, recurring_run_id=schedule_id)
 
-    def runs_with(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
+    def find_runs(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
         """Return the runs of a `recurring_run_id` (also after its deletion) or a `display_name`."""
         call, request = self._client.runs.run_service_list_runs, f"list the runs whose {key} is {value}"
         return self._pages(request, call, "runs", key, value)
@@ -242,11 +242,11 @@ class Server:
         """Create an object, and return its id, which is the `field` of the response."""
         identifier = getattr(self._call(f"create {title}", call, creates=True, **arguments), field)
         if not identifier:
-            raise _not_the_api(self._where)
+            raise _wrong_server_error(self._where)
         return str(identifier)
 
     def _call(self, verb: str, call: Callable[..., Any], *, creates: bool = False, **arguments: Any) -> Any:
-        with self._explained(verb, creates=creates):
+        with self._translate_errors(verb, creates=creates):
             return call(**arguments, _request_timeout=_SECONDS)
 
     def link(self, kind: str, item_id: str) -> str:
@@ -262,7 +262,7 @@ class Server:
         return f"Kubeflow Pipelines at {self.access.host or 'the cluster of this pod or kubeconfig'}"
 
     @contextmanager
-    def _explained(self, verb: str, *, creates: bool = False) -> Iterator[None]:
+    def _translate_errors(self, verb: str, *, creates: bool = False) -> Iterator[None]:
         """Turn the client's exceptions into errors with a remedy."""
         hint = "; look at the UI first: the request may have succeeded" if creates else ""
         try:
@@ -279,9 +279,9 @@ class Server:
             text += f": {str(message)[:_MESSAGE_LIMIT]}" if message else ""
             if error.status in (408, 429) or error.status >= 500:
                 fix = f"try again later{hint}; the log of ml-pipeline has more details"
-                raise Unavailable(text, fix=fix) from None
+                raise ServiceUnavailable(text, fix=fix) from None
             if is_page:
-                raise _not_the_api(text) from None
+                raise _wrong_server_error(text) from None
             namespace = getattr(self, "namespace", "")
             of = f"the namespace {namespace}" if namespace else "your namespace"
             remedies = {
@@ -294,7 +294,7 @@ class Server:
             raise ConfigError(text, fix=remedies.get(error.status, other)) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error
-            raise Unavailable(
+            raise ServiceUnavailable(
                 f"cannot {verb}: {self._where} cannot be reached: {str(reason).rpartition(': ')[2]}",
                 fix=f"check --host ({HOSTS[0]}) and the network, then try again{hint}",
             ) from None
@@ -313,7 +313,7 @@ def check_version(tag: str) -> str:
     return "" if tag.removeprefix("v") == TESTED else f"version {tag}; tested with {TESTED} only"
 
 
-def _not_the_api(found: str) -> ConfigError:
+def _wrong_server_error(found: str) -> ConfigError:
     """Return the error for a response that is not the API's, such as a login page."""
     return ConfigError(
         f"{found}: this is not the API of Kubeflow Pipelines",

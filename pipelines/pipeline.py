@@ -114,11 +114,11 @@ def make_pipeline(options: CompileOptions) -> Any:
                 kubernetes.mount_pvc(task, claim, jobs.VOLUME)
             return configure_pod(task, (TITLES | SEARCH)[task.component_spec.name], cpu, memory)
 
-        def notifying(task: dsl.PipelineTask) -> dsl.PipelineTask:
+        def add_webhook(task: dsl.PipelineTask) -> dsl.PipelineTask:
             """Give a task that may end the run the webhook's address."""
             return kubernetes.use_secret_as_env(task, notify, NOTIFY_KEYS, optional=True)
 
-        def limited(task: dsl.PipelineTask) -> dsl.PipelineTask:
+        def add_job_limits(task: dsl.PipelineTask) -> dsl.PipelineTask:
             """Let the namespace's owner, not the run, limit what `job` may request."""
             return kubernetes.use_config_map_as_env(task, jobs.CONFIG_MAP, jobs.LIMITS, optional=True)
 
@@ -133,7 +133,7 @@ def make_pipeline(options: CompileOptions) -> Any:
             "memory": step_memory,
         }
         clean_up = cleanup(launcher=launcher, run_id=_RUN_ID)
-        notifying(configure_pod(clean_up, CLEANUP["cleanup"], *_WAITING))
+        add_webhook(configure_pod(clean_up, CLEANUP["cleanup"], *_WAITING))
         with dsl.ExitHandler(clean_up, name="steps"):
             raw = download(
                 source=source,
@@ -146,12 +146,12 @@ def make_pipeline(options: CompileOptions) -> Any:
                 credentials=credentials,
                 **data_job,
             )
-            limited(notifying(step(raw)))
+            add_job_limits(add_webhook(step(raw)))
             with dsl.If(raw.outputs["Output"] == TRAIN, "is-new") if options.conditional else nullcontext():
                 shards = convert_to_shards(
                     raw=raw.outputs["raw"], prune=prune, credentials=credentials, **data_job
                 )
-                limited(step(shards))
+                add_job_limits(step(shards))
                 if options.until:
                     return
                 if options.trials:
@@ -173,9 +173,9 @@ def make_pipeline(options: CompileOptions) -> Any:
                     warm_start=warm_start,
                     credentials=credentials,
                 )
-                limited(step(trained, *_WAITING))
+                add_job_limits(step(trained, *_WAITING))
                 model = trained.outputs["model"]
-                scores = notifying(step(evaluate(model=model, gate=gate, credentials=credentials)))
+                scores = add_webhook(step(evaluate(model=model, gate=gate, credentials=credentials)))
                 with dsl.If(scores.outputs["Output"] == "pass", name="passed"):
                     exported = export(
                         model=model,
@@ -184,7 +184,7 @@ def make_pipeline(options: CompileOptions) -> Any:
                         run_id=_RUN_ID,
                         credentials=credentials,
                     )
-                    notifying(step(exported))
+                    add_webhook(step(exported))
                     kubernetes.use_secret_as_volume(exported, signing, SIGNING_FOLDER, optional=True)
 
     only = dict.fromkeys(TRAINING, not (options.until or options.trials))

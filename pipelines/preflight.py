@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from kubernetes import client
 
 from components import cluster_checks, launchers
-from components.cluster_checks import Room
+from components.cluster_checks import PodRequests
 from components.images import COMPONENT_IMAGE
 from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster, connect
-from components.launchers.cluster.pods import with_labels
+from components.launchers.cluster.pods import list_pods
 from pipelines import HOSTS, Access
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.launching.machine_checks import Check
@@ -40,8 +40,10 @@ def check(submission: "Submission", namespace: str) -> None:
         required = {f"secret {secret}", f"volume claim {claim}"}
         if not secret and submission.get("data_root").startswith(_KEYS_NEEDED):
             secret = submission.get("credentials")
-        nodes, rooms = submission.job().nodes, _rooms(submission)
-        findings += cluster_checks.check_needs(cluster, secret=secret, claim=claim, nodes=nodes, rooms=rooms)
+        nodes, pod_requests = submission.job().nodes, _pod_requests(submission)
+        findings += cluster_checks.check_requirements(
+            cluster, secret=secret, claim=claim, nodes=nodes, pod_requests=pod_requests
+        )
     for item in findings:
         if item.state == "missing" and item.title in required and cluster:
             where = f"in namespace {cluster.namespace}"
@@ -68,18 +70,18 @@ def _cluster_of_runs(namespace: str) -> Cluster | None:
         return cluster
     for name in dict.fromkeys([_STANDALONE, cluster.namespace]):
         with suppress(ApiError):  # Another user may not look into it.
-            if with_labels(cluster.within(name), "app=ml-pipeline"):
-                return cluster.within(name)
+            if list_pods(cluster.in_namespace(name), "app=ml-pipeline"):
+                return cluster.in_namespace(name)
     return None
 
 
-def _rooms(submission: "Submission") -> Iterator[Room]:
+def _pod_requests(submission: "Submission") -> Iterator[PodRequests]:
     """Yield what a step's pod, and the pods of the training unless it waits in a queue, request."""
     from pipelines.pipeline import GPU  # kfp, which takes a while.
 
     options, job = submission.options, submission.job()
     step = {"cpu": submission.get("step_cpu"), "memory": submission.get("step_memory")}
-    yield Room("a step", step | ({GPU: str(options.gpus)} if options.gpus else {}))
+    yield PodRequests("a step", step | ({GPU: str(options.gpus)} if options.gpus else {}))
     trains_in_pods = launchers.in_pods(submission.get("launcher")) and not (options.until or options.trials)
     if trains_in_pods and not job.kueue_queue:
         requests = {
@@ -89,7 +91,7 @@ def _rooms(submission: "Submission") -> Iterator[Room]:
             **{name: str(number) for name, number in job.resources.items()},
         }
         requests = {name: text for name, text in requests.items() if text}
-        yield Room("a training pod", requests, job.elastic.min_nodes if job.elastic else job.nodes)
+        yield PodRequests("a training pod", requests, job.elastic.min_nodes if job.elastic else job.nodes)
 
 
 def check_cluster(

@@ -244,9 +244,9 @@ def report(record: RunRecord, folder: Path) -> None:
     print(f"\nrun {record.name}: {record.status} in {clock(took.total_seconds())}")
     width = max(map(len, record.paths), default=0)
     for name, path in record.paths.items():
-        print(f"  {name:<{width}}  {_short(path)}")
+        print(f"  {name:<{width}}  {_abbreviate(path)}")
     if "model" in record.paths:
-        model = shlex.quote(_short(record.paths["model"]))
+        model = shlex.quote(_abbreviate(record.paths["model"]))
         print("\ntry the model")
         print(f"  on images     kubedet predict {model} IMAGES... -o DIR")
         print(f"  in a browser  kubedet serve {model}")
@@ -270,7 +270,7 @@ def failure(record: RunRecord, progress: RunProgress, options: Options) -> Kubed
     return failed
 
 
-def _short(path: str) -> str:
+def _abbreviate(path: str) -> str:
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
@@ -293,8 +293,8 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
     folder = options.folder
     with _lock(folder) as lock:
         outputs.claim(str(folder), _FILES)
-        earlier = _check_same(folder, options)
-        if earlier and _finished(earlier, options):
+        earlier = _check_unchanged(folder, options)
+        if earlier and _is_finished(earlier, options):
             print(f"run {options.name} has finished; to train again, choose another --name", flush=True)
             return earlier, RunProgress(folder / "progress.jsonl")
         storage.remove_stale(str(folder))
@@ -335,7 +335,7 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
                 record.write(folder)
                 if record.status == "failed":
                     message = record.error["message"]
-                    notifications.tell(Outcome(FAILED, record.name, message))
+                    notifications.notify(Outcome(FAILED, record.name, message))
         return record, progress
 
 
@@ -351,7 +351,7 @@ def _run_steps(options: Options, progress: RunProgress, temporary: Path, lock: T
         progress.since = results.nothing_new.since if results.nothing_new else ""
         progress.finish()
     if outcome := _outcome(options.name, results):
-        notifications.tell(outcome, str(folder))
+        notifications.notify(outcome, str(folder))
     return local_run.stopped
 
 
@@ -391,7 +391,7 @@ def _lock(folder: Path) -> TextIO:
     return lock
 
 
-def _finished(earlier: RunRecord, options: Options) -> bool:
+def _is_finished(earlier: RunRecord, options: Options) -> bool:
     """Return whether a run has succeeded with the same parameters, and its results are there."""
     if earlier.status != "succeeded" or earlier.nothing_new_since:
         return False
@@ -399,7 +399,7 @@ def _finished(earlier: RunRecord, options: Options) -> bool:
     return same and bool(earlier.paths) and all(map(os.path.exists, earlier.paths.values()))
 
 
-def _check_same(folder: Path, options: Options) -> RunRecord | None:
+def _check_unchanged(folder: Path, options: Options) -> RunRecord | None:
     """Return the record of the earlier run of that name, if it has trained.
 
     Refuses to continue it with other settings: its checkpoint would not fit, or would mislead.

@@ -15,7 +15,7 @@ from cronsim import CronSim, CronSimError
 from operations import history
 from pipelines import Access, preflight
 from pipelines.client import connect
-from pipelines.kubeflow import ENDED, Server, stopped
+from pipelines.kubeflow import ENDED, Server, is_cancelled
 from pipelines.pipeline import default_parameters
 from pipelines.pipeline_run import PipelineRun
 from pipelines.submission import Submission, compile_arguments
@@ -96,7 +96,7 @@ def list_schedules(access: Access) -> list[Schedule]:
 def start_now(name: str, access: Access) -> tuple[str, str]:
     """Start a run of a schedule; return its id and its address in the UI."""
     server = connect(access)
-    schedule = _named(server, name)[-1]
+    schedule = _find_schedules(server, name)[-1]
     if unfinished := [run.run_id for run in _runs(server, name) if run.state not in ENDED]:
         raise ConfigError(
             f"a run of the schedule {name!r} has not ended: {', '.join(unfinished)}",
@@ -115,21 +115,21 @@ def start_now(name: str, access: Access) -> tuple[str, str]:
 def delete(name: str, access: Access) -> None:
     """Delete a schedule; a run that it has started continues."""
     server = _connect(access)
-    for item in _named(server, name):
+    for item in _find_schedules(server, name):
         server.change_schedule("delete", item.recurring_run_id)
 
 
 def read_history(name: str, data_root: str, access: Access) -> History:
     """Return the runs of a schedule, the oldest first, with the verdicts in the data root."""
     server = _connect(access)
-    given, runs = _parameters(_named(server, name)[-1]), []
+    given, runs = _parameters(_find_schedules(server, name)[-1]), []
     for run in _runs(server, name):
         took = run.finished_at - run.created_at if run.finished_at and run.finished_at.year > 1970 else None
         hours = took.total_seconds() / 3600 if took else None
-        state = "stopped" if stopped(run) else (run.state or "unknown").lower()
+        state = "stopped" if is_cancelled(run) else (run.state or "unknown").lower()
         runs.append(history.Run(run.run_id, run.created_at, hours, state))
     root = data_root or given.get("data_root") or default_parameters(volume="claim" in given)["data_root"]
-    return History(*history.complete(sorted(runs, key=lambda run: run.began), root))
+    return History(*history.add_verdicts(sorted(runs, key=lambda run: run.began), root))
 
 
 def parse_cron(text: str) -> str:
@@ -172,7 +172,7 @@ def _create_or_replace(server: Server, submission: Submission, cron: str) -> tup
     package = submission.package()
     parts = [submission.experiment, dict(submission.parameters), cron, package]
     mark = _MARK + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    existing = _named(server, submission.name, required=False)
+    existing = _find_schedules(server, submission.name, required=False)
     same = [item for item in existing if item.description.partition(_FORMER)[0] == mark]
     if same:
         kept, done = same[0].recurring_run_id, "unchanged"
@@ -207,7 +207,7 @@ def _connect(access: Access) -> Server:
     return Server(Access.find(access.host, access.namespace, access.ca))
 
 
-def _named(server: Server, name: str, *, required: bool = True) -> list[Any]:
+def _find_schedules(server: Server, name: str, *, required: bool = True) -> list[Any]:
     """Return the schedules of a name, the newest last; refuse one that kubedet did not create."""
     schedules = [item for item in server.schedules() if item.display_name == name]
     if any(not (item.description or "").startswith(_MARK) for item in schedules):
@@ -222,9 +222,9 @@ def _named(server: Server, name: str, *, required: bool = True) -> list[Any]:
 
 def _runs(server: Server, name: str) -> list[Any]:
     """Return the runs of a schedule, of those that it replaced, and of `kubedet schedule run`."""
-    ids = dict.fromkeys(each for item in _named(server, name) for each in _ids(item))
-    started = [run for run in server.runs_with("display_name", f"{name} now") if run.description == _STARTED]
-    return [*(run for each in ids for run in server.runs_with("recurring_run_id", each)), *started]
+    ids = dict.fromkeys(each for item in _find_schedules(server, name) for each in _ids(item))
+    started = [run for run in server.find_runs("display_name", f"{name} now") if run.description == _STARTED]
+    return [*(run for each in ids for run in server.find_runs("recurring_run_id", each)), *started]
 
 
 def _parameters(schedule: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from components.launchers.spec import JobSpec
 from operations import retention
 from operations.tuning import space
 from pipelines import Access
-from pipelines.compiler import compiled
+from pipelines.compiler import to_yaml
 from pipelines.parameters import LARGE, MEDIUM, SMALL, check_all, check_sizes
 from pipelines.pipeline import TRAINING, default_parameters
 from pipelines.pipeline_run import CompileOptions, PipelineRun
@@ -95,7 +95,7 @@ class Submission:
             lambda: data_job.check_workers(get("data_workers")),
             lambda: check_sizes(get("step_cpu"), get("step_memory")),
             lambda: model_registry.check_server(get("registry")) if get("registry") else None,
-            self._check_names_and_places,
+            self._check_names_and_paths,
         )
 
     def job(self) -> JobSpec:
@@ -105,7 +105,7 @@ class Submission:
 
     def package(self) -> Mapping[str, object]:
         """Return the compiled pipeline as the API takes it."""
-        spec, platform = yaml.safe_load_all(compiled(self.options))
+        spec, platform = yaml.safe_load_all(to_yaml(self.options))
         return {"pipeline_spec": spec, "platform_spec": platform}
 
     def commands(self, access: Access) -> list[str]:
@@ -115,7 +115,7 @@ class Submission:
         run += ["--namespace", access.namespace] if access.namespace else []
         run += ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
         run += ["--package-file", FILE]
-        run += [f"{name}={argument(value)}" for name, value in self.parameters.items()]
+        run += [f"{name}={format_argument(value)}" for name, value in self.parameters.items()]
         compiled = ["kubedet", "cluster", "compile", *compile_arguments(self.options), "--output", FILE]
         return [shlex.join(compiled), shlex.join(run)]
 
@@ -130,7 +130,7 @@ class Submission:
             space.parse(self.get("space"), recipe, overrides, f"the space of {self.name}")
             check_name(self.get("study") or recipe, "study")
 
-    def _check_names_and_places(self) -> None:
+    def _check_names_and_paths(self) -> None:
         """Refuse parameters without effect, invalid names, and folders of this machine, which no pod has."""
         until, mount = self.settings.get("until"), jobs.VOLUME if "claim" in self.parameters else ""
         kind = f"run until {until}" if until else "search" if self.settings.get("trials") else ""
@@ -179,7 +179,7 @@ def compile_arguments(options: CompileOptions) -> list[str]:
     return words
 
 
-def argument(value: Any) -> str:
+def format_argument(value: Any) -> str:
     """Write a value so that `kfp run create`, which parses JSON, numbers and truth values, reads the same."""
     is_json = not isinstance(value, str) or value.lower() in ("true", "false")
     for read in (json.loads, float) if not is_json else ():

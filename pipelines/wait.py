@@ -17,12 +17,12 @@ from components.launchers import obstacles, output
 from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster, connect
-from components.launchers.cluster.pods import has_waited, newest_failure, reason_of, with_labels
+from components.launchers.cluster.pods import has_waited, list_pods, newest_failure, reason_of
 from components.launchers.obstacles import Obstacle, Obstacles
 from components.launchers.spec import START_TIMEOUT
 from components.run_end import termination
 from pipelines import CLEANUP, SEARCH, TITLES
-from pipelines.kubeflow import ENDED, Server, Unavailable, stopped
+from pipelines.kubeflow import ENDED, Server, ServiceUnavailable, is_cancelled
 from trainer.base import events
 from trainer.base.errors import ConfigError, LaunchError
 from trainer.base.log import clock
@@ -73,55 +73,57 @@ class Pods:
         except ConfigError:
             return
         names = [cluster.namespace] if namespace else [_STANDALONE, cluster.namespace]
-        self._places = [cluster.within(name) for name in dict.fromkeys(names)]
+        self._places = [cluster.in_namespace(name) for name in dict.fromkeys(names)]
 
-    def waiting(self) -> list[Obstacle]:
+    def step_obstacles(self) -> list[Obstacle]:
         """Return what keeps the pods of steps from starting."""
         found = []
-        for cluster, pod in self._newest():
+        for cluster, pod in self._last_pods():
             if pod.status.phase == "Pending":
                 reason, text, _ = reason_of(pod)
                 if not reason and has_waited(pod.metadata.creation_timestamp, cluster.clock.now()):
                     reason, text = newest_failure(cluster, [("Pod", pod.metadata.name)])
-                found += [Obstacle(_step_of(pod), reason, _short(text))] if reason else []
+                found += [Obstacle(_step_of(pod), reason, _abbreviate(text))] if reason else []
         return found
 
-    def of_training(self) -> list[Obstacle] | None:
+    def training_obstacles(self) -> list[Obstacle] | None:
         """Return what keeps the pods of the run's training from starting; None if its job is over."""
-        for cluster in self._places[:1] if self._newest() else ():
+        for cluster in self._places[:1] if self._last_pods() else ():
             with suppress(LaunchError, ConfigError):  # The launcher's own log has it, too.
-                job = ClusterBackend(cluster).status(jobs.name_of(self._run_id))
+                job = ClusterBackend(cluster).status(jobs.job_name(self._run_id))
                 if not job.phase.final:
                     title = TITLES["train"]
-                    return [item._replace(name=f"{title}: {item.name}") for item in obstacles.of_job(job)]
+                    return [
+                        item._replace(name=f"{title}: {item.name}") for item in obstacles.find_obstacles(job)
+                    ]
         return None
 
-    def failed(self) -> Iterator[Cause]:
+    def find_causes(self) -> Iterator[Cause]:
         """Yield why steps failed: those whose last pod failed."""
-        for cluster, pod in self._newest():
+        for cluster, pod in self._last_pods():
             if text := _failure_of(cluster, pod):
                 yield Cause(_step_of(pod), *_FIX.split(text, maxsplit=1))
 
-    def recorded(self) -> Iterator[str]:
+    def recorded_outcomes(self) -> Iterator[str]:
         """Yield what steps recorded in their pods' status: how the run ended, the best trial of a search."""
-        for _, pod in self._newest():
+        for _, pod in self._last_pods():
             ended = termination(pod)
             if ended and ended.exit_code == 0 and ended.message:
                 yield f"{_step_of(pod)}: {'; '.join(ended.message.splitlines())}"
 
     def namespace(self) -> str:
         """Return the namespace of the run's pods; empty if unknown."""
-        return next((cluster.namespace for cluster, _ in self._newest()), "")
+        return next((cluster.namespace for cluster, _ in self._last_pods()), "")
 
-    def _newest(self) -> list[tuple[Cluster, Any]]:
+    def _last_pods(self) -> list[tuple[Cluster, Any]]:
         """Return the last pod (V1Pod) of every step."""
-        pods = sorted(self._all(f"{_LABEL}={self._run_id}"), key=lambda item: _created(item[1]))
+        pods = sorted(self._list_pods(f"{_LABEL}={self._run_id}"), key=lambda item: _created(item[1]))
         return list({re.sub(r"\(\d+\)$", "", _node(pod)): (cluster, pod) for cluster, pod in pods}.values())
 
-    def _all(self, label: str) -> Iterator[tuple[Cluster, Any]]:
+    def _list_pods(self, label: str) -> Iterator[tuple[Cluster, Any]]:
         for cluster in list(self._places):
             try:
-                pods = with_labels(cluster, label)
+                pods = list_pods(cluster, label)
             except ApiError as error:
                 if not error.transient:
                     self._places.remove(cluster)
@@ -154,13 +156,13 @@ def _created(pod: Any) -> float:
     return float(pod.metadata.creation_timestamp.timestamp())
 
 
-def _short(text: str | None) -> str:
+def _abbreviate(text: str | None) -> str:
     return " ".join((text or "").split())[:_REASON_LIMIT]
 
 
 def _failure_of(cluster: Cluster, pod: Any) -> str:
     if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...
-        return f"{pod.status.reason}: {_short(pod.status.message)}"
+        return f"{pod.status.reason}: {_abbreviate(pod.status.message)}"
     statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
     ended = [(item.name, item.state.terminated) for item in statuses if item.state]
     bad = [(name, state) for name, state in ended if state and state.exit_code != 0]
@@ -175,7 +177,7 @@ def _failure_of(cluster: Cluster, pod: Any) -> str:
     read = cluster.core.read_namespaced_pod_log
     options: Any = {"container": container, "tail_lines": _LINES}
     try:
-        printed = error_of_log(cluster.call("get", "pods/log", read, name, namespace, **options))
+        printed = find_error(cluster.call("get", "pods/log", read, name, namespace, **options))
     except ApiError:
         printed = ""
     reason = "" if state.reason in (None, "Error") else f" ({state.reason})"
@@ -183,7 +185,7 @@ def _failure_of(cluster: Cluster, pod: Any) -> str:
     return printed or f"{container} ended with exit code {state.exit_code}{reason}; see `{command}`"
 
 
-def error_of_log(log: str) -> str:
+def find_error(log: str) -> str:
     """Return the error at the end of a log, or else its last lines."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     if message := output.failure_message(lines):
@@ -220,7 +222,7 @@ def follow(
     while True:
         try:
             run = server.run(run_id)
-        except Unavailable as error:
+        except ServiceUnavailable as error:
             if time.monotonic() - last_answer > PATIENCE:
                 raise
             if not away:
@@ -241,17 +243,17 @@ def follow(
             if state and state != shown.get(name):
                 shown[name] = state
                 # The steps of a stopped run fail.
-                show(f"{name}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
+                show(f"{name}: {'stopped' if state == 'FAILED' and is_cancelled(run) else state.lower()}")
         if run.state in ENDED:
             raise_failure(server, run, pods, deadline)
             for text in _results(pods, skipped=conditional and TITLES["train"] not in shown):
                 show(text)
             return
-        training = pods.of_training()
-        news = of_training.news(training) if training is not None else ()
-        for line in (*of_steps.news(pods.waiting()), *news):
+        training = pods.training_obstacles()
+        news = of_training.report_changes(training) if training is not None else ()
+        for line in (*of_steps.report_changes(pods.step_obstacles()), *news):
             show(line)
-        _stop_if_hopeless(server, run, of_steps, start_timeout / obstacles.PERSON_SHARE)
+        _stop_if_blocked(server, run, of_steps, start_timeout / obstacles.PERSON_SHARE)
         time.sleep(SECONDS)
 
 
@@ -269,12 +271,12 @@ def _results(pods: Pods, *, skipped: bool) -> Iterator[str]:
     """Yield what to print at the end of a run that succeeded, and perhaps `skipped` its training."""
     if skipped:
         yield "nothing new: nothing was trained; see the step that prepares the data"
-    yield from pods.recorded()
+    yield from pods.recorded_outcomes()
 
 
-def _stop_if_hopeless(server: Server, run: Any, of_steps: Obstacles, seconds: float) -> None:
+def _stop_if_blocked(server: Server, run: Any, of_steps: Obstacles, seconds: float) -> None:
     """Stop a run and raise LaunchError if an obstacle lasts for longer and only a person can remove it."""
-    if obstacle := of_steps.lasting(seconds):
+    if obstacle := of_steps.find_lasting(seconds):
         server.stop_run(run.run_id)
         name, again = run.display_name or run.run_id, "then start the run again: it reuses finished work"
         raise LaunchError(
@@ -292,7 +294,7 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
     if run.state == "SUCCEEDED":
         return
     name = f"the run {run.display_name or run.run_id}"
-    if stopped(run):
+    if is_cancelled(run):
         again = "finished work is reused by a new run, and by this one after `Retry` in the UI"
         raise LaunchError(f"{name} was stopped", fix=f"start it again: {again}")
     if run.state != "FAILED":
@@ -333,7 +335,7 @@ def _causes(run: Any, pods: Pods) -> list[Cause]:
         driver = _DRIVER if plain != item.display_name else ""
         if driver or plain in _NAMES:
             steps[_NAMES.get(plain, plain) + driver] = item
-    causes = {cause.step: cause for cause in pods.failed()}
+    causes = {cause.step: cause for cause in pods.find_causes()}
     for step, task in steps.items():
         if message := _message(task.error):
             causes[step] = Cause(step, *_FIX.split(message, maxsplit=1))

@@ -1,4 +1,4 @@
-"""The register of launchers, all for the same job specification."""
+"""The available launchers. All take the same job specification."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ LAUNCHERS: dict[str, tuple[str, ...]] = {
 }
 """The kinds of jobs that each launcher may create in a cluster, the preferred one first. `local` starts
 processes in the step's own pod."""
-DEFAULT = "kubernetes"  # The launcher of a run that names none.
+DEFAULT = "kubernetes"  # Launcher of runs that do not choose one.
 
 
 def in_pods(launcher: str) -> bool:
@@ -32,10 +32,10 @@ def in_pods(launcher: str) -> bool:
 
 
 def run(launcher: str, job: JobSpec) -> None:
-    """Run a training job to its end, its output on stdout.
+    """Run a training job to its end, and print its output to stdout.
 
-    If it failed, a LaunchError has its error or last lines and its `exit_code`; Interrupted means that it was
-    stopped and resumes when it is run again.
+    LaunchError: the job failed; has its error or last lines, and its `exit_code`. Interrupted: the job was
+    stopped, and resumes when it is run again.
     """
     if in_pods(launcher):
         from components.launchers.cluster import watch  # Kubernetes' client takes a second.
@@ -49,7 +49,7 @@ def run(launcher: str, job: JobSpec) -> None:
 
 def remove(launcher: str, name: str) -> JobStatus:
     """Delete a job unless it is finished; returns its last status."""
-    if not in_pods(launcher):  # It ends with the process that started it.
+    if not in_pods(launcher):  # A local job ends with the process that started it.
         return JobStatus(name, Phase.GONE)
     backend = _backend(launcher)
     status = backend.status(name)

@@ -14,7 +14,7 @@ from trainer.launching.job_status import TrainingProgress
 class Phase(StrEnum):
     """Phase of a job."""
 
-    SUSPENDED = "suspended"  # By a queue, or on purpose.
+    SUSPENDED = "suspended"  # By a queue or a user.
     PENDING = "pending"  # Not all of its pods run yet.
     RUNNING = "running"  # All of its pods run; of an elastic job, enough of them.
     RESTARTING = "restarting"  # A pod was lost and is being replaced.
@@ -30,7 +30,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a container or a pod ended: OOMKilled, StartError, Evicted, Error, ..."""
+    """The end of a container or pod: reason (OOMKilled, StartError, Evicted, ...), message, exit code."""
 
     reason: str = ""
     message: str = ""
@@ -48,7 +48,7 @@ class PodStatus:
 
     name: str
     phase: str  # Pending, Running, Succeeded, Failed or Unknown.
-    rank: int  # Number of the node, from 0.
+    rank: int  # Index of the node, from 0.
     reason: str = ""  # Why it waits or failed: ImagePullBackOff, Evicted, OOMKilled, ...
     message: str = ""
     exit_code: int | None = None
@@ -58,14 +58,14 @@ class PodStatus:
     uid: str = ""
     created: str = ""
     ended: str = ""
-    image: str = ""  # Of its container, or of the container that the reason is about.
+    image: str = ""  # Image of its container, or of the container that caused the reason.
     container: str = ""  # Name of the container that trains.
     before: Ending | None = None  # How the previous container, or the previous pod of its rank, ended.
     leaving: bool = False  # Deleted, within its grace period.
 
     @property
-    def counts(self) -> bool:
-        """Whether it is one of the pods that must run for the job to run; a succeeded one is."""
+    def is_healthy(self) -> bool:
+        """Whether the pod runs or has succeeded, and is not being deleted."""
         return self.phase in ("Running", "Succeeded") and not self.leaving
 
 
@@ -85,8 +85,8 @@ class JobStatus:
     spec: str = ""  # Hash of its specification.
     kind: str = ""  # PyTorchJob, TrainJob; empty outside of a cluster.
     queue: str = ""  # Kueue's queue that admits it.
-    workflow: str = ""  # Name of the Workflow of the run that it belongs to.
-    orphaned: bool = False  # Whether it has not ended although its run has.
+    workflow: str = ""  # Name of the Workflow of the job's run.
+    orphaned: bool = False  # Whether the job continues after its run has ended.
     progress: TrainingProgress | None = None
 
 
@@ -103,7 +103,7 @@ class Timings:
 
     connect: float = 5.0  # Until the API server takes a connection.
     read: float = 30.0  # Until it answers a request.
-    patience: float = 45.0  # Until a request that fails for a temporary reason is given up.
+    patience: float = 45.0  # How long a request is retried that fails for a temporary reason.
     outage: float = 1800.0  # How long the API server may be away while a job is watched.
     backoff: float = 0.5  # First wait after a failure; each further one is twice as long.
     longest_backoff: float = 15.0
@@ -114,12 +114,12 @@ class Timings:
     removal: float = 300.0  # Until a deleted job and its pods are gone.
     stop: float = 20.0  # For the deletion of a job after a stop signal.
     late: float = 3.0  # How late an aborted creation may still take effect.
-    unserved: float = 60.0  # Until Kueue has created the Workload of a job in one of its queues.
+    unserved: float = 60.0  # Until Kueue has created the Workload of a queued job.
     replaced: float = 10.0  # For another job of the same name to appear after ours is gone.
     submit: float = 180.0  # For a submission through another program.
 
-    def waits(self) -> Iterator[float]:
-        """Yield the wait after each failure: twice as long each time, with jitter."""
+    def retry_delays(self) -> Iterator[float]:
+        """Yield the delay after each failure: it doubles each time, with jitter."""
         wait = self.backoff
         while True:
             yield wait * random.uniform(0.5, 1.0)
@@ -127,14 +127,14 @@ class Timings:
 
 
 class Backend(Protocol):
-    """A cluster's namespace or a project of Run:ai, for the watch. Methods with a body are defaults."""
+    """A namespace of a cluster or a project of Run:ai, which runs jobs. Methods with a body are defaults."""
 
     timings: Timings
     clock: Clock = CLOCK
 
     @property
     def options(self) -> str:
-        """Options of `kubedet job` that choose this place, for messages."""
+        """Options of `kubedet job` that select this backend, for messages."""
         ...
 
     def submit(self, job: JobSpec) -> str:
@@ -146,9 +146,9 @@ class Backend(Protocol):
         ...
 
     def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
-        """Yield a job's lines as they come and, every few seconds, its status, until it has ended.
+        """Yield a job's log lines and, every few seconds, its status, until it has ended.
 
-        The lines are those of rank 0 (of every pod of an elastic job), and the last ones of failed pods. With
+        Yields all lines of rank 0 (elastic: of every pod), and the last lines of failed pods. With
         `once` it reads status and logs once. LaunchError: no answer for longer than Timings.outage.
         """
         ...
@@ -158,7 +158,7 @@ class Backend(Protocol):
         ...
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job that was submitted here, and no other of its name."""
+        """Delete the job that this process submitted, but no other job of the same name."""
         self.stop(name, wait=wait)
 
     def ends_with_the_run(self) -> bool:
@@ -166,12 +166,12 @@ class Backend(Protocol):
         return True
 
     def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield the lines of `follow`: until the job has ended, or only those that exist now."""
+        """Yield the log lines of `follow`: until the job has ended, or only the existing lines."""
         events = self.follow(name, once=not follow)
         return (event for event in events if isinstance(event, LogLine))
 
     def with_progress(self, status: JobStatus) -> JobStatus:
-        """Return a job's status with its progress, if its log reports it."""
+        """Return a job's status with the progress that its log reports, if any."""
         return status
 
     def explain(self, status: JobStatus) -> list[str]:

@@ -7,7 +7,7 @@ from collections import deque
 from types import FrameType
 
 from components.launchers.guarded_process import GuardedProcess
-from components.launchers.output import LAST_LINES, Hints, failure_message, indented
+from components.launchers.output import LAST_LINES, Hints, failure_message, indent_lines
 from components.launchers.process_variables import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
 from trainer.base import events
@@ -35,12 +35,12 @@ def run(job: JobSpec) -> None:
     )
     stopped: list[int] = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward_signal(number: int, frame: FrameType | None) -> None:
         if not stopped:  # A second one would end the guard's patience with a checkpoint that is written.
             process.stop()
         stopped.append(number)
 
-    with handling(pass_on), process:
+    with handling(forward_signal), process:
         for line in process.lines():
             reported = events.parse(line)
             if reported is None or isinstance(reported, events.Failed):
@@ -57,7 +57,7 @@ def run(job: JobSpec) -> None:
         text, fix = failure_message(last), ""
         if not text:
             why = f"was killed by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
-            text = f"the training {why}; its last lines:\n{indented(last)}"
+            text = f"the training {why}; its last lines:\n{indent_lines(last)}"
             fix = (
                 "free memory, or reduce the batch size, then run the same command again to continue"
                 if code == 137

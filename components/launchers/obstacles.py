@@ -86,7 +86,7 @@ _PASSING: _Rules = {
 }
 
 
-def _rule(reason: str, message: str) -> tuple[str, bool | None]:
+def _find_remedy(reason: str, message: str) -> tuple[str, bool | None]:
     """Return the remedy of a reason, and whether only a person can remove it; None if that is unknown."""
     for rules, needs_person in ((_PERSON, True), (_UNKNOWN, None), (_PASSING, False)):
         for (of_reason, of_message), fix in rules.items():
@@ -97,7 +97,7 @@ def _rule(reason: str, message: str) -> tuple[str, bool | None]:
 
 def remedy(reason: str, message: str = "") -> str:
     """Return the fix for the reason and message of a container, pod or event; empty if there is none."""
-    return _rule(reason, message)[0]
+    return _find_remedy(reason, message)[0]
 
 
 class Obstacle(NamedTuple):
@@ -117,7 +117,7 @@ class Obstacle(NamedTuple):
         return ": ".join(filter(None, [self.reason, " ".join(self.message.split())]))
 
 
-def of_job(status: JobStatus) -> list[Obstacle]:
+def find_obstacles(status: JobStatus) -> list[Obstacle]:
     """Return what keeps the pods of a job from starting, by its status."""
     found = [
         Obstacle(f"pod {pod.name}", pod.reason, pod.message)
@@ -137,7 +137,7 @@ class Obstacles:
         self._reported: dict[str, set[str]] = {}
         self._since: dict[str, tuple[float, Obstacle]] = {}
 
-    def news(self, current: Iterable[Obstacle]) -> Iterator[str]:
+    def report_changes(self, current: Iterable[Obstacle]) -> Iterator[str]:
         """Yield a line for each new obstacle, and for each name that has none any more."""
         now, by_name = self._clock.monotonic(), {item.name: item for item in current}
         for name in self._reported.keys() - by_name.keys():
@@ -145,7 +145,7 @@ class Obstacles:
             self._since.pop(name, None)
             yield f"{name} waits no longer"
         for name, item in by_name.items():
-            fix, needs_person = _rule(item.reason, item.message)
+            fix, needs_person = _find_remedy(item.reason, item.message)
             if needs_person:
                 self._since[name] = self._since.get(name, (now,))[0], item
             elif needs_person is False:
@@ -156,7 +156,7 @@ class Obstacles:
                 kinds.add(kind)
                 yield f"{name} waits: {item}{f' (fix: {fix})' if fix else ''}"
 
-    def lasting(self, seconds: float) -> Obstacle | None:
+    def find_lasting(self, seconds: float) -> Obstacle | None:
         """Return an obstacle that has lasted for longer and that only a person can remove; None if none."""
         now = self._clock.monotonic()
         return next((item for since, item in self._since.values() if now - since > seconds), None)

@@ -15,7 +15,7 @@ def failure_message(lines: Iterable[str]) -> str:
     return failures[-1].message if failures else ""
 
 
-def indented(lines: Iterable[str]) -> str:
+def indent_lines(lines: Iterable[str]) -> str:
     """Return the lines for people as a block below an error."""
     return "\n".join(f"  {line}" for line in lines if not events.parse(line))
 

@@ -41,7 +41,7 @@ def render(target: str, job: JobSpec) -> str:
         return _documents(KINDS[target].manifests(job, lambda *_: True))
     if target == "indexed-job":
         return _documents(_indexed_job(job))
-    unsupported = runai.left_out(job, target)
+    unsupported = runai.unsupported_fields(job, target)
     lines = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}\n"] if unsupported else []
     command = runai.command(job, target)
     options = command[: command.index("--")]

@@ -53,7 +53,7 @@ def command(job: JobSpec, target: str) -> list[str]:
     return [*words, "--command", "--", *job.command]
 
 
-def left_out(job: JobSpec, target: str) -> list[str]:
+def unsupported_fields(job: JobSpec, target: str) -> list[str]:
     """Return the fields that a job sets, or has by default, and that a command has no option for."""
     older = target in _OLDER
     # What the older commands do by themselves: any user, and Kubernetes' grace period.
@@ -134,7 +134,7 @@ _REFUSALS = {  # Patterns of what the program says if the user must act, and the
 _NOT_FOUND = re.compile(r"(?:workload|training|job)s? .*(?:not[ _-]?found|not exist)|\b404\b", re.I)
 
 
-class _AbsentError(LaunchError):
+class _WorkloadNotFoundError(LaunchError):
     """Run:ai has no workload of that name, kind and project."""
 
 
@@ -156,7 +156,7 @@ def _status(values: Mapping[str, Any], name: str) -> JobStatus:
     requested = values.get("requestedpods", 1)
     phase = _PHASES.get(word.lower(), Phase.PENDING)
     pods = []
-    for pod in map(_flat, values.get("pods") or []):
+    for pod in map(_flatten, values.get("pods") or []):
         pod_name, pod_word = str(pod.get("name")), str(pod.get("status") or pod.get("phase") or "")
         pod_phase = _POD_PHASES.get(pod_word.lower(), "Pending")
         role = re.search(r"-(master|worker)-(\d+)$", pod_name)
@@ -185,7 +185,7 @@ def _status(values: Mapping[str, Any], name: str) -> JobStatus:
     )
 
 
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an answer and of its sections by their names in lower case."""
     sections = [value for value in tree.values() if isinstance(value, dict)]
     return {key.lower(): value for part in [*sections, tree] for key, value in part.items()}
@@ -225,7 +225,7 @@ class RunaiBackend(Backend):
                 return ""
             logger.info("the workload %s failed or has another specification: deleting it", job.name)
             self.stop(job.name)
-        if ignored := left_out(job, "runai"):
+        if ignored := unsupported_fields(job, "runai"):
             logger.warning("Run:ai's command line has no option for: %s", ", ".join(ignored))
         self._call(*words[1:], seconds=self.timings.submit)
         self._kinds[job.name] = words[2]
@@ -234,7 +234,7 @@ class RunaiBackend(Backend):
     def status(self, name: str) -> JobStatus:
         return self._find(name)[0]
 
-    def listing(self) -> str:
+    def list_trainings(self) -> str:
         """Return the list of the project's trainings as Run:ai prints it."""
         return self._call("training", "list")
 
@@ -287,7 +287,7 @@ class RunaiBackend(Backend):
         if status.phase is Phase.GONE:
             return
         _check_managed(name, labels)
-        with suppress(_AbsentError):
+        with suppress(_WorkloadNotFoundError):
             self._call(*self._about(name, "delete"))
         end = self.clock.monotonic() + self.timings.removal
         while wait and self.status(name).phase is not Phase.GONE:
@@ -303,9 +303,9 @@ class RunaiBackend(Backend):
         for kind in sorted(_KINDS, key=lambda kind: kind != self._kinds.get(name)):
             try:
                 text = self._call("training", kind, "describe", name, "--output", "json", "--pod-limit=-1")
-                values = _flat(json.loads(text))
+                values = _flatten(json.loads(text))
                 status = _status(values, name)
-            except _AbsentError:
+            except _WorkloadNotFoundError:
                 continue
             except (ValueError, LookupError, TypeError, AttributeError):
                 raise LaunchError(
@@ -342,7 +342,7 @@ class RunaiBackend(Backend):
         lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {result.returncode}"
         text = f"`runai {' '.join(words[:4])}` failed: {lines}"  # Values of options may be private.
         if _NOT_FOUND.search(output):
-            raise _AbsentError(text, fix="see `kubedet job list --backend runai`")
+            raise _WorkloadNotFoundError(text, fix="see `kubedet job list --backend runai`")
         for pattern, fix in _REFUSALS.items():
             if re.search(pattern, output, re.I):
                 raise ConfigError(text, fix=fix)

@@ -272,13 +272,15 @@ _ADAPTER = TypeAdapter(JobSpec)
 FIELDS: Mapping[str, FieldInfo] = vars(JobSpec)["__pydantic_fields__"]
 
 
-def meaning(name: str) -> str:
+def field_phrase(name: str) -> str:
     """Return what a field means as a phrase: without capital and full stop."""
     text = " ".join((FIELDS[name].description or "").split()).removesuffix(".")
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
-def training(arguments: tuple[str, ...] | list[str], options: tuple[str, ...] = ()) -> tuple[str, ...]:
+def training_command(
+    arguments: tuple[str, ...] | list[str], options: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """Return the command of a node that runs `python -m trainer ARGUMENTS`, with options of `launch`."""
     return ("python", "-m", "trainer", "launch", *options, "--", *arguments)
 
@@ -288,7 +290,7 @@ def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
     if not job.launcher_timeout:
         return job
     options = ("--heartbeat", uri, "--heartbeat-timeout", str(job.launcher_timeout))
-    return replace(job, command=training(job.command[len(training(())) :], options))
+    return replace(job, command=training_command(job.command[len(training_command(())) :], options))
 
 
 def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:

@@ -9,7 +9,7 @@ from trainer.base.errors import EXIT_FAILURE, ConfigError
 
 if TYPE_CHECKING:
     from components.launchers.backend import JobStatus
-    from pipelines.jobs import ExplainedStatus, SubmittedJob
+    from pipelines.jobs import StatusExplanation, SubmittedJob
     from trainer.launching.machine_checks import Check
 
 JOB_COLUMNS = ("NAME", "KIND", "PHASE", "DONE", "PODS", "RESTARTS", "AGE", "REASON")
@@ -38,7 +38,7 @@ def show_jobs(jobs: "Sequence[JobStatus] | str", arguments: Mapping[str, Any], *
     elif jobs:
         print(columns([JOB_COLUMNS, *map(job_row, jobs)]))
     else:
-        print(f"no jobs of kubedet in namespace {arguments['place'].namespace or 'of KUBECONFIG'}")
+        print(f"no jobs of kubedet in namespace {arguments['target'].namespace or 'of KUBECONFIG'}")
 
 
 def job_row(job: "JobStatus") -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def job_row(job: "JobStatus") -> tuple[str, ...]:
     return job.name, job.kind or "-", job.phase, progress, pods, restarts, age(job.created), job.reason or "-"
 
 
-def show_status(status: "ExplainedStatus", *, json: bool = False) -> None:
+def show_status(status: "StatusExplanation", *, json: bool = False) -> None:
     """Print the state of a job and its pods."""
     if json:
         print_json(status.job)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def show_run(run: ClusterRun, arguments: Mapping[str, Any]) -> None:
     """Print what was sent, or would be, and what to do next."""
     from components.images import COMPONENT_IMAGE
-    from pipelines.submission import argument
+    from pipelines.submission import format_argument
 
     if arguments["wait"] and run.run_id:
         return
@@ -28,7 +28,7 @@ def show_run(run: ClusterRun, arguments: Mapping[str, Any]) -> None:
     print(f"  run         {run.name}")
     print(f"  image       {COMPONENT_IMAGE}")
     for name, value in run.parameters.items():
-        print(f"  {name}={argument(value)}")
+        print(f"  {name}={format_argument(value)}")
     if study := run.parameters.get("study"):
         print(f"the search's page and best configuration: {submission.get('data_root')}/tuning/{study}")
     print("the equivalent kfp command:")
@@ -41,7 +41,7 @@ def show_run(run: ClusterRun, arguments: Mapping[str, Any]) -> None:
 
 def show_schedule(schedule: "Schedule") -> None:
     """Print a schedule that was created, or would be."""
-    from pipelines.submission import argument
+    from pipelines.submission import format_argument
 
     if schedule.status:
         print(f"schedule {schedule.name}: {schedule.status}\n{schedule.link}")
@@ -53,7 +53,7 @@ def show_schedule(schedule: "Schedule") -> None:
     if schedule.compiled:
         print(f"  compiled    {' '.join(schedule.compiled)}")
     for name, value in schedule.parameters.items():
-        print(f"  {name}={argument(value)}")
+        print(f"  {name}={format_argument(value)}")
 
 
 def show_schedules(schedules: "Sequence[Schedule]") -> None:

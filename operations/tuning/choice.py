@@ -20,10 +20,10 @@ class Choice:
     configuration: str  # URI of the best configuration.
 
 
-@steps.publishing
+@steps.retry_publishing
 def report_choice(choice: Choice, table: Any, configuration: Any, metrics: Any) -> None:
     """Copy the table and the best configuration into artifacts, and show the metric of the best trial."""
-    steps.record(f"best: {choice.description}")
+    steps.record_outcome(f"best: {choice.description}")
     for uri, artifact in ((choice.table, table), (choice.configuration, configuration)):
         Path(artifact.path).write_bytes(storage.read_bytes(uri))
     configuration.metadata.update(uri=choice.configuration)

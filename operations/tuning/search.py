@@ -188,11 +188,11 @@ def _distribution(one: Range | Choices) -> distributions.BaseDistribution:
 
 def describe(trial: FrozenTrial) -> str:
     """Return a line about a trial."""
-    params = ", ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
-    return f"trial {trial.number}: {trial.state.name.lower()} {_short(trial.value)}  {params}"
+    params = ", ".join(f"{key}={_abbreviate(value)}" for key, value in trial.params.items())
+    return f"trial {trial.number}: {trial.state.name.lower()} {_abbreviate(trial.value)}  {params}"
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     return format(value, ".4g") if isinstance(value, float) else "" if value is None else str(value)
 
 
@@ -302,7 +302,7 @@ def publish(study: Study) -> FrozenTrial | None:
         [trial.number, trial.state.name.lower(), trial.value, *map(trial.params.get, study.space)]
         for trial in trials
     ]
-    lines = [f"| {' | '.join(map(_short, row))} |" for row in rows]
+    lines = [f"| {' | '.join(map(_abbreviate, row))} |" for row in rows]
     lines.insert(1, "| --- " * len(rows[0]) + "|")
     files = {TABLE: "\n".join([f"# Search {study.name}", "", *lines, ""])}
     if best:

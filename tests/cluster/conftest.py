@@ -49,7 +49,7 @@ def cluster(request):
     # On a busy node a controller's webhook may be away for a while.
     launcher = ClusterBackend.connect(namespace).cluster
     until(
-        lambda: not job_objects.trouble(launcher, job_kinds[kind.name]),
+        lambda: not job_objects.dry_run_problem(launcher, job_kinds[kind.name]),
         f"the controller of {kind.title}s answers",
     )
     return test_cluster

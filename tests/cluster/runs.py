@@ -5,7 +5,7 @@ import os
 import re
 from dataclasses import dataclass, field
 
-from components.jobs import name_of
+from components.jobs import job_name
 from tests.cluster.user import Running, until
 
 CONFIG = {
@@ -129,7 +129,7 @@ class Runs:
 
     def trains(self, run_id):
         """Wait until a run's job trains; returns the job's name."""
-        name = name_of(run_id)
+        name = job_name(run_id)
         until(lambda: self.cluster.job(name) or self.is_over(run_id), f"the job {name}", MINUTES)
         assert self.cluster.job(name), f"the run ended, and the job {name} is not there"
         pods = self.cluster.pods

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from components.launchers.spec import training
+from components.launchers.spec import training_command
 from tests.cluster.user import User, until
 
 CONFIG = {
@@ -46,7 +46,7 @@ def prepared(cluster, common, work, tmp_path_factory):
 def train(user, prepared, output, **fields):
     config, shards = prepared
     arguments = ["train", "--config", config, "--shards", shards, "--output", output]
-    return user.spec(list(training(arguments)), nodes=2, **fields)
+    return user.spec(list(training_command(arguments)), nodes=2, **fields)
 
 
 def test_two_pods_train_to_the_end(user, prepared, work):

@@ -4,7 +4,7 @@ import pytest
 
 from components import launchers
 from components.data_job import DataJob
-from components.jobs import name_of
+from components.jobs import job_name
 from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.steps.download import download
@@ -33,7 +33,7 @@ def test_a_job_has_the_queue_of_the_training_but_neither_its_gpus_nor_its_nodes(
     data = DataJob(3, "kubernetes", fields, "", "keys", RUN, "registry/steps:1", "2", "8Gi")
     data.launch("shard", str(tmp_path))(("shard", "--raw", "x"))
     (job,) = launched
-    assert (job.name, job.nodes, job.processes, job.gpus) == (name_of(RUN, "shard"), 3, 1, 0)
+    assert (job.name, job.nodes, job.processes, job.gpus) == (job_name(RUN, "shard"), 3, 1, 0)
     assert (job.kueue_queue, job.image, job.cpu_request, job.memory_request) == (
         *("gpus", "registry/steps:1", "2", "8Gi"),
     )

@@ -8,7 +8,7 @@ from cluster.api import Fault
 from cluster.pods import endless, fine
 
 from components import environment, jobs
-from components.jobs import Request, name_of, remove
+from components.jobs import Request, job_name, remove
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.base.errors import ConfigError, KubedetError
 
@@ -84,9 +84,9 @@ def test_what_means_nothing_to_processes_of_the_step_is_refused():
 
 
 def test_a_runs_job_has_one_name():
-    assert name_of(RUN) == name_of(RUN.upper()) == "kubedet-0f1e2d3c4b5a-train"
-    assert name_of("local-run/7") == name_of("local-run/7") != name_of("local-run/8")
-    assert on_cluster(run_id="local-run/7").spec(COMMAND).name == name_of("local-run/7")
+    assert job_name(RUN) == job_name(RUN.upper()) == "kubedet-0f1e2d3c4b5a-train"
+    assert job_name("local-run/7") == job_name("local-run/7") != job_name("local-run/8")
+    assert on_cluster(run_id="local-run/7").spec(COMMAND).name == job_name("local-run/7")
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def job(served_cluster):
     """Start a run's job, whose pod has a life, in a cluster that is asked by HTTP."""
 
     def start(life):
-        served_cluster.lives[f"{name_of(RUN)}-worker-0"] = life
+        served_cluster.lives[f"{job_name(RUN)}-worker-0"] = life
         ClusterBackend.connect().submit(on_cluster().spec(COMMAND))
 
     return start
@@ -103,16 +103,16 @@ def job(served_cluster):
 def test_the_end_of_a_run_deletes_a_job_that_goes_on(served_cluster, job):
     job(endless)
     remove("kubernetes", RUN)
-    assert len(served_cluster.requests("DELETE", name_of(RUN))) == 1
+    assert len(served_cluster.requests("DELETE", job_name(RUN))) == 1
     # Once it is gone there is nothing more to do.
     remove("kubernetes", RUN)
-    assert len(served_cluster.requests("DELETE", name_of(RUN))) == 1
+    assert len(served_cluster.requests("DELETE", job_name(RUN))) == 1
 
 
 def test_the_end_of_a_run_leaves_an_ended_job_to_its_readers(served_cluster, job):
     backend = ClusterBackend.connect()
     job(fine)
-    name = name_of(RUN)
+    name = job_name(RUN)
     while not backend.status(name).phase.final:
         time.sleep(0.01)
     remove("kubernetes", RUN)

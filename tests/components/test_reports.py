@@ -20,8 +20,8 @@ def artifact(tmp_path):
 def ended(monkeypatch):
     """The ends of runs that steps report: event and reason."""
     ends = []
-    monkeypatch.setattr(hooks, "at_end", ends.append)
-    monkeypatch.setattr(steps, "record", ends.append)
+    monkeypatch.setattr(hooks, "on_step_end", ends.append)
+    monkeypatch.setattr(steps, "record_outcome", ends.append)
     return ends
 
 
@@ -51,7 +51,7 @@ def test_scores_and_a_passed_gate(artifact, ended, model, tmp_path):
 
 def test_a_store_that_is_away_while_a_report_is_copied(artifact, ended, model, tmp_path, monkeypatch, capfd):
     artifacts = list(map(artifact, ("metrics", "report", "summary", "verdict")))
-    monkeypatch.setattr(steps.Patience, "here", lambda: steps.Patience(3, first_wait=0.01))
+    monkeypatch.setattr(steps.RetryPolicy, "from_environment", lambda: steps.RetryPolicy(3, first_wait=0.01))
     read_bytes, failures = storage.read_bytes, [StorageError("cannot read", transient=True)] * 2
 
     def read_later(uri):

@@ -4,7 +4,7 @@ import pytest
 from cluster.api import Fault
 
 from components import environment, run_end
-from components.jobs import name_of
+from components.jobs import job_name
 
 RUN = "0b9c8d7e-1111-2222-3333-444455556666"
 
@@ -104,7 +104,7 @@ def test_the_outcome_follows_from_what_the_steps_recorded(
     add, served_cluster, tmp_path, monkeypatch, state, steps, spec, began, outcome, reason, notices
 ):
     sent = []
-    monkeypatch.setattr(run_end.hooks, "at_end", lambda end: sent.append(end.outcome))
+    monkeypatch.setattr(run_end.hooks, "on_step_end", lambda end: sent.append(end.outcome))
     monkeypatch.setenv("KFP_POD_NAME", "clean-up")
     owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
     served_cluster.add(
@@ -135,4 +135,4 @@ def test_a_job_that_is_left_is_removed(add, tmp_path, monkeypatch):
     monkeypatch.setattr(run_end.jobs, "remove", lambda *given: removed.append(given))
     written(tmp_path, "FAILED", launcher="kubernetes")
     written(tmp_path, "FAILED", launcher="")
-    assert removed == [("kubernetes", RUN)] and name_of(RUN).startswith("kubedet-0b9c8d7e")
+    assert removed == [("kubernetes", RUN)] and job_name(RUN).startswith("kubedet-0b9c8d7e")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from components import steps
-from components.steps import Crashed, Killed, Patience
+from components.steps import ProcessCrashed, ProcessKilled, RetryPolicy
 from trainer.base.errors import ConfigError, Interrupted, StorageError
 
-QUICK = Patience(tries=4, first_wait=0.01, longest_wait=0.02)
+QUICK = RetryPolicy(tries=4, first_wait=0.01, longest_wait=0.02)
 
 
 class Work:
@@ -60,7 +60,7 @@ def test_what_passes_is_tried_again_in_another_process(tmp_path, first):
 
 def test_a_bug_is_tried_again_only_where_the_work_goes_on_elsewhere(tmp_path, capfd):
     work = Work(tmp_path, bug, made)
-    with pytest.raises(Crashed, match="ZeroDivisionError: a bug"):
+    with pytest.raises(ProcessCrashed, match="ZeroDivisionError: a bug"):
         steps.supervise("download", work, QUICK)
     assert work.count == 1
     assert "Traceback" in capfd.readouterr().err
@@ -68,7 +68,7 @@ def test_a_bug_is_tried_again_only_where_the_work_goes_on_elsewhere(tmp_path, ca
     assert steps.supervise("train", work, QUICK, adopts=True) == {"images": 3}
 
 
-@pytest.mark.parametrize(("last", "error"), [(away, StorageError), (killed, Killed)])
+@pytest.mark.parametrize(("last", "error"), [(away, StorageError), (killed, ProcessKilled)])
 def test_tries_come_to_an_end_with_what_the_last_one_said(tmp_path, last, error, caplog):
     work = Work(tmp_path, last)
     with caplog.at_level(logging.WARNING), pytest.raises(error) as caught:
@@ -88,14 +88,14 @@ def test_a_cluster_has_patience(monkeypatch, env, tries):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert Patience.here().tries == tries
+    assert RetryPolicy.from_environment().tries == tries
 
 
 @pytest.mark.parametrize("text", ["0", "many", "-1", "1.5"])
 def test_a_number_of_tries_that_is_none(monkeypatch, text):
     monkeypatch.setenv(steps.TRIES_VARIABLE, text)
     with pytest.raises(ConfigError, match=steps.TRIES_VARIABLE):
-        Patience.here()
+        RetryPolicy.from_environment()
 
 
 WAITS = """
@@ -116,7 +116,7 @@ def work():
     time.sleep(60)
 
 try:
-    steps.supervise("train", work, steps.Patience(tries=5, first_wait=60.0), adopts=True)
+    steps.supervise("train", work, steps.RetryPolicy(tries=5, first_wait=60.0), adopts=True)
 except Interrupted as error:
     print(f"interrupted: {error.message}", flush=True)
     sys.exit(error.exit_code)
@@ -153,7 +153,7 @@ def work():
     print("working", flush=True)
     time.sleep(60)
 
-steps.supervise("train", work, steps.Patience(tries=5), orphaned=lambda: print("orphaned", flush=True))
+steps.supervise("train", work, steps.RetryPolicy(tries=5), on_orphaned=lambda: print("orphaned", flush=True))
 """
 
 

@@ -12,7 +12,7 @@ from web_server import WebServer
 
 from components import reports, run_end, steps
 from operations import notifications
-from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Outcome, tell
+from operations.notifications import EVENTS, FAILED, HELD_BACK, PASSED, Outcome, notify
 from pipelines import run
 from pipelines.run import Options
 from trainer.base import log
@@ -69,7 +69,7 @@ def hook(monkeypatch):
 
 
 def test_the_plain_form_has_every_field(hook):
-    assert tell(REFUSED)
+    assert notify(REFUSED)
     (body,) = hook.posted
     text = body.pop("text")
     assert body == {
@@ -88,30 +88,30 @@ def test_the_plain_form_has_every_field(hook):
 
 def test_slacks_form_is_a_text_whose_signs_mean_nothing(hook, monkeypatch):
     monkeypatch.setenv(notifications.KIND, "slack")
-    assert tell(REFUSED)
+    assert notify(REFUSED)
     (body,) = hook.posted
     assert set(body) == {"text"} and body["text"].endswith("coco/AP 0.29 &lt; 0.5 &amp; &lt;baseline&gt;")
 
 
 def test_only_the_events_that_are_chosen_are_told(hook, monkeypatch, caplog):
     monkeypatch.setenv(notifications.ON, "Failed, held-back, weekends")
-    assert [tell(Outcome(event, "r")) for event in EVENTS] == [True, False, False, True, False]
+    assert [notify(Outcome(event, "r")) for event in EVENTS] == [True, False, False, True, False]
     assert "there is no event weekends" in caplog.text
     monkeypatch.delenv(notifications.URL)
-    assert not tell(Outcome(FAILED, "r")) and len(hook.posted) == 2
+    assert not notify(Outcome(FAILED, "r")) and len(hook.posted) == 2
 
 
 def test_what_passes_is_tried_again_and_what_does_not_is_not(hook):
     hook.codes = [503, 429, 200]
-    assert tell(REFUSED) and len(hook.posted) == 3
+    assert notify(REFUSED) and len(hook.posted) == 3
     hook.codes = [404]
-    assert not tell(REFUSED) and len(hook.posted) == 4
+    assert not notify(REFUSED) and len(hook.posted) == 4
 
 
 def test_a_redirect_is_not_followed(hook, caplog):
     other = Webhook()
     hook.codes, hook.elsewhere = [307], other.url
-    assert not tell(REFUSED) and "HTTP code 307" in caplog.text
+    assert not notify(REFUSED) and "HTTP code 307" in caplog.text
     assert len(hook.posted) == 1 and not other.posted
     other.close()
 
@@ -119,7 +119,7 @@ def test_a_redirect_is_not_followed(hook, caplog):
 def test_one_that_takes_it_and_never_answers_is_not_asked_twice(hook, monkeypatch, caplog):
     monkeypatch.setattr(notifications, "_TIMEOUT", urllib3.Timeout(connect=5, read=0.2))
     hook.release.clear()
-    assert not tell(REFUSED) and len(hook.posted) == 1
+    assert not notify(REFUSED) and len(hook.posted) == 1
     assert "did not answer" in caplog.text
 
 
@@ -131,21 +131,21 @@ def test_nothing_is_fatal_and_no_line_has_the_address(hook, monkeypatch, capfd, 
     monkeypatch.setenv(notifications.URL, address)
     monkeypatch.setenv("NO_PROXY", "*")
     log.setup(logging.DEBUG)
-    assert not tell(REFUSED)
+    assert not notify(REFUSED)
     shown = "".join(capfd.readouterr())
     assert "no notification was sent" in shown and "geheim" not in shown
 
 
 def test_an_event_is_told_once_of_a_run(hook, tmp_path, monkeypatch):
     folder = str(tmp_path / "run")
-    assert [tell(REFUSED, folder), tell(REFUSED, folder)] == [True, False]
-    assert tell(Outcome(PASSED, "r"), folder) and len(hook.posted) == 2
+    assert [notify(REFUSED, folder), notify(REFUSED, folder)] == [True, False]
+    assert notify(Outcome(PASSED, "r"), folder) and len(hook.posted) == 2
 
     def refused(uri, data):
         raise StorageError("the store is away")
 
     monkeypatch.setattr("trainer.storage.create", refused)
-    assert tell(REFUSED, folder)
+    assert notify(REFUSED, folder)
 
 
 def artifact(tmp_path, name):

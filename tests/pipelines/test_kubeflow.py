@@ -11,7 +11,7 @@ from components import jobs
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import JobSpec
 from pipelines import Access
-from pipelines.kubeflow import Server, Unavailable
+from pipelines.kubeflow import Server, ServiceUnavailable
 from pipelines.wait import Pods
 from trainer.base.errors import ConfigError
 
@@ -82,7 +82,7 @@ def test_all_pages_of_schedules_are_read(kfp_server):
         (403, "<Error><Code>AccessDenied</Code></Error>", ConfigError, "not the API", "--host"),
         (403, "RBAC: access denied", ConfigError, "RBAC", "kubeflow-edit"),
         (400, {"error": "Invalid input error: name"}, ConfigError, "Invalid input error: name", "correct"),
-        (503, "no healthy upstream", Unavailable, "no healthy upstream", "ml-pipeline"),
+        (503, "no healthy upstream", ServiceUnavailable, "no healthy upstream", "ml-pipeline"),
     ],
 )  # fmt: skip
 def test_a_refusal_has_a_remedy(kfp_server, status, answer, kind, message, fix):
@@ -93,13 +93,13 @@ def test_a_refusal_has_a_remedy(kfp_server, status, answer, kind, message, fix):
         server.experiment("nightly")
     assert message in caught.value.message and fix in caught.value.fix
     assert "cannot look for the experiment nightly" in caught.value.message and "<" not in str(caught.value)
-    assert caught.value.exit_code == (1 if kind is Unavailable else 2)
+    assert caught.value.exit_code == (1 if kind is ServiceUnavailable else 2)
 
 
 def test_what_may_have_been_taken_is_not_sent_again(kfp_server):
     server = Server(Access.find())
     kfp_server.failures = [("POST", "/experiments", 502, "bad gateway")]
-    with pytest.raises(Unavailable, match="look at the UI first"):
+    with pytest.raises(ServiceUnavailable, match="look at the UI first"):
         server.experiment("nightly")
     assert len(kfp_server.asked("POST")) == 1
 
@@ -113,7 +113,7 @@ def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
 
 def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):
     kfp_server.close()
-    with pytest.raises(Unavailable, match=r"cannot be reached: .*refused"):
+    with pytest.raises(ServiceUnavailable, match=r"cannot be reached: .*refused"):
         Server(Access.find())
     monkeypatch.delenv("KFP_ENDPOINT")
     with pytest.raises(ConfigError, match="Kubeflow Pipelines is not configured"):
@@ -168,22 +168,22 @@ def ended(code=1, reason="Error", message=""):
 )
 def test_the_log_is_read_if_the_container_left_no_message(cluster, log, text, fix):
     cluster.put("train(0).executor(0)", main=ended(), log=log)
-    (cause,) = seen().failed()
+    (cause,) = seen().find_causes()
     assert (cause.step, cause.text, cause.fix) == ("Train", text, fix)
 
 
 def test_a_pod_with_a_forbidden_log_is_named(cluster):
     name = cluster.put("train(0).executor(0)", main=ended(7), log="error: hidden")
     cluster.denied.add(("get", "pods/log"))
-    (cause,) = seen().failed()
+    (cause,) = seen().find_causes()
     assert cause.text == f"main ended with exit code 7; see `kubectl -n kubeflow logs {name} -c main`"
 
 
 def test_the_last_attempt_counts(cluster):
     cluster.put("train(0).executor(0)", reason="Evicted", message="low")
-    assert len(list(seen().failed())) == 1
+    assert len(list(seen().find_causes())) == 1
     cluster.put("train(0).executor(1)", phase="Succeeded", main=ended(0, "Completed"))
-    assert list(seen().failed()) == []
+    assert list(seen().find_causes()) == []
 
 
 @pytest.mark.parametrize(
@@ -218,31 +218,31 @@ def test_the_last_attempt_counts(cluster):
 def test_reasons_of_pending_pods(cluster, state, reason, text):
     cluster.put("train(0).executor(0)", phase="Pending", **state)
     cluster.put("download(0).executor(0)", phase="Running", main={"running": {}})
-    assert seen().waiting() == [("Train", reason, text)]
+    assert seen().step_obstacles() == [("Train", reason, text)]
 
 
 def test_the_pods_of_the_training_are_looked_at_too(cluster):
     cluster.put("train(0).executor(0)", phase="Running", main={"running": {}})
-    name = jobs.name_of(RUN)
+    name = jobs.job_name(RUN)
     cluster.lives[f"{name}-worker-0"] = lambda pod: pod.unschedulable("no GPU")
     backend = ClusterBackend.connect("kubeflow")
     backend.submit(JobSpec(command=("true",), name=name, image="i"))
     waits = (f"Train: pod {name}-worker-0", "Unschedulable", "no GPU")
-    until(lambda: seen().of_training() == [waits])
+    until(lambda: seen().training_obstacles() == [waits])
     backend.stop(name)
-    until(lambda: seen().of_training() is None)
+    until(lambda: seen().training_obstacles() is None)
 
 
 def test_events_explain_a_volume_that_cannot_be_mounted(cluster):
     starting = {"waiting": {"reason": "PodInitializing"}}
     name = cluster.put("train(0).executor(0)", phase="Pending", main=starting)
-    assert seen().waiting() == []
+    assert seen().step_obstacles() == []
     cluster.event(name, "FailedMount", 'secret "no" not found', namespace="kubeflow", count=3)
-    assert seen().waiting() == [("Train", "FailedMount", 'secret "no" not found')]
+    assert seen().step_obstacles() == [("Train", "FailedMount", 'secret "no" not found')]
 
 
 @pytest.mark.parametrize(("namespace", "expected"), [("", "kubeflow"), ("", "default"), ("team", "team")])
 def test_the_namespace_is_found(cluster, namespace, expected):
     cluster.put("train(0).executor(0)", main=ended(message="x"), namespace=expected)
-    assert len(list(seen(namespace).failed())) == 1
+    assert len(list(seen(namespace).find_causes())) == 1
     assert seen(namespace).namespace() == expected

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from components import environment
-from components.jobs import name_of
+from components.jobs import job_name
 from trainer.model import recipes
 
 RUN = """
@@ -158,7 +158,7 @@ def check_results(folder, out):
 
 @pytest.mark.slow
 def test_a_training_in_a_cluster(served_cluster, tmp_path):
-    name = name_of("the-run")
+    name = job_name("the-run")
     served_cluster.lives[f"{name}-worker-0"] = trains
     job = {"mounts": [{"claim": "scratch", "path": str(tmp_path)}], "memory_limit": "4Gi"}
     done = run(

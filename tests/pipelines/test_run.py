@@ -17,7 +17,7 @@ from kubedet import cli
 from pipelines import Access, run
 from pipelines.display import RunProgress, describe_step
 from pipelines.kubeflow import Server
-from pipelines.run import Options, RunRecord, _check_same, check, failure
+from pipelines.run import Options, RunRecord, _check_unchanged, check, failure
 from pipelines.wait import Pods, raise_failure
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, LaunchError
@@ -52,11 +52,11 @@ def test_other_settings_are_refused_once_it_has_trained(tmp_path):
     after = replace(before, overrides={"train.epochs": 2})
     (tmp_path / "a").mkdir()
     RunRecord("a", before.arguments()).write(tmp_path / "a")
-    _check_same(before.folder, after)
+    _check_unchanged(before.folder, after)
     (tmp_path / "a" / "train").mkdir()
-    _check_same(before.folder, before)
+    _check_unchanged(before.folder, before)
     with pytest.raises(ConfigError, match=r'overrides: was {"train\.epochs": 1}, now {"train\.epochs": 2}'):
-        _check_same(before.folder, after)
+        _check_unchanged(before.folder, after)
 
 
 def test_a_damaged_summary_is_only_a_warning(tmp_path, capsys):
@@ -66,12 +66,12 @@ def test_a_damaged_summary_is_only_a_warning(tmp_path, capsys):
     storage.write_json(str(path), {"kind": "run", "version": 1, "arguments": {"source": "another"}}, indent=2)
     for damaged in (path.read_text().replace("another", "anothes"), "[]", "{"):
         path.write_text(damaged)
-        _check_same(options.folder, options)
+        _check_unchanged(options.folder, options)
         assert f"warning: {path}" in capsys.readouterr().err
     RunRecord("a", {}).write(path.parent)
     path.write_text(json.dumps(storage.read_json(str(path)) | {"version": 9}))
     with pytest.raises(DataError, match="was written by another kubedet"):
-        _check_same(options.folder, options)
+        _check_unchanged(options.folder, options)
 
 
 def test_minutes_are_an_override(monkeypatch):

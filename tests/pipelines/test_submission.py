@@ -10,7 +10,7 @@ from pipelines import Access
 from pipelines.parameters import LARGE, MEDIUM, SMALL
 from pipelines.pipeline import TRAINING, default_parameters
 from pipelines.pipeline_run import CompileOptions, PipelineRun
-from pipelines.submission import Submission, argument
+from pipelines.submission import Submission, format_argument
 from trainer.base.errors import ConfigError
 
 ROOT = {"data_root": "s3://bucket/root"}
@@ -79,7 +79,7 @@ def test_all_problems_are_in_one_error():
      2, 0.5, {"train.epochs": 3, "data.classes": ["a b"]}, [1, "2"]],
 )  # fmt: skip
 def test_kfp_reads_the_same_value(value):
-    read = parse_parameter_value(argument(value))
+    read = parse_parameter_value(format_argument(value))
     assert read == value and type(read) is type(value)
 
 

@@ -1,4 +1,4 @@
-"""Training jobs of a cluster, of whatever kind, in one namespace."""
+"""Training jobs of any kind in one namespace of a cluster."""
 
 import logging
 import random
@@ -25,13 +25,13 @@ from trainer.launching import job_status
 logger = logging.getLogger(__name__)
 
 _ALL_KINDS = tuple(KINDS.values())
-_MAX_TRIES = 5  # Attempts to create a job, if others delete and reuse its name.
-_PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
-_TAIL_LINES = 100  # Last lines that are shown of a failed pod other than rank 0's.
+_MAX_TRIES = 5  # Attempts to create a job, in case its name is deleted and reused concurrently.
+_PROGRESS_LINES = 200  # Lines at the end of a log; a validation may print many.
+_TAIL_LINES = 100  # Last lines to show of a failed pod other than rank 0.
 
 
 class ClusterBackend(Backend):
-    """Runs jobs in one namespace of a cluster; a new job is the first of `kinds` that the cluster can run."""
+    """Runs jobs in one namespace of a cluster; new jobs have the first of `kinds` that the cluster runs."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ClusterBackend(Backend):
     def connect(
         cls, namespace: str = "", *, kinds: Iterable[Kind] = _ALL_KINDS, timings: Timings | None = None
     ) -> "ClusterBackend":
-        """Return a backend for the cluster of the kubeconfig or the own pod; see `client.connect`."""
+        """Return a backend for the cluster of the kubeconfig or of this pod; see `client.connect`."""
         return cls(client.connect(namespace, timings=timings), kinds)
 
     @property
@@ -64,10 +64,10 @@ class ClusterBackend(Backend):
         return f" -n {self.cluster.namespace}"
 
     def submit(self, job: JobSpec) -> str:
-        """See `Backend.submit`; namespace, image and queue default to those of the own pod.
+        """See `Backend.submit`; namespace, image and queue default to those of this pod.
 
-        An existing job of that name is adopted if it is the same and has not failed; otherwise it is deleted
-        first. One that kubedet did not create is not touched.
+        Adopts an existing job of that name if it is the same and has not failed; otherwise deletes it first.
+        Jobs that kubedet did not create are not touched.
         """
         own = self._own = own_pod.read_own_pod(self.cluster)
         namespace = self.cluster.namespace
@@ -90,9 +90,9 @@ class ClusterBackend(Backend):
         return job.fingerprint
 
     def _create_or_adopt(self, job: JobSpec) -> str:
-        """Return the uid of a job that is created, or exists already."""
+        """Return the uid of the created or adopted job."""
         manifests: list[Body] = []
-        lost: ApiError | None = None  # A creation whose response did not arrive: it may have succeeded.
+        lost: ApiError | None = None  # The response did not arrive, but the job may have been created.
         for _ in range(_MAX_TRIES):
             try:
                 kind, existing = self.kinds.find(job.name)
@@ -118,7 +118,7 @@ class ClusterBackend(Backend):
                 if error.transient:
                     lost = error
                 elif error.status == 409:
-                    self.clock.sleep(next(self.timings.waits()))
+                    self.clock.sleep(next(self.timings.retry_delays()))
                 else:
                     raise
             else:
@@ -138,7 +138,7 @@ class ClusterBackend(Backend):
         job_objects.remove(self.cluster, kind, name, uid, wait=wait)
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:
-        """See `Backend.withdraw`; of a job whose uid is known it begins with the deletion."""
+        """See `Backend.withdraw`; a job whose uid is known is deleted without reading it first."""
         spec, uid = self._submitted.get(name, ("", ""))
         kind = self.kinds.kind_of(name)
         if not uid:
@@ -156,10 +156,10 @@ class ClusterBackend(Backend):
         return own.workflow if own and own.namespace == self.cluster.namespace else None
 
     def _manifests(self, job: JobSpec) -> tuple[Kind, list[Body]]:
-        kind = self.kinds.of_new()
+        kind = self.kinds.kind_of_new_job()
 
         def exists(plural: str, name: str) -> bool:
-            """Whether a job may refer to it. If it may not be read, the cluster refuses the job if not."""
+            """Whether the object exists; true if RBAC forbids reading it."""
             try:
                 body = self.cluster.find(kind.resource._replace(plural=plural), name)
             except ApiError as error:
@@ -172,7 +172,7 @@ class ClusterBackend(Backend):
         if problems := kind.problems(manifests):
             lines = "\n".join(f"  {problem}" for problem in problems)
             raise ConfigError(f"the cluster would change the job:\n{lines}")
-        if ignored := kind.left_out(job):
+        if ignored := kind.unsupported_fields(job):
             logger.warning("a %s does not support: %s", kind.title, ", ".join(ignored))
         if workflow := self._workflow():
             for manifest in manifests:
@@ -180,7 +180,7 @@ class ClusterBackend(Backend):
         return kind, manifests
 
     def _adopts(self, kind: Kind, existing: Body, job: JobSpec) -> bool:
-        """Whether an existing job of that name is adopted; else it is replaced."""
+        """Whether to adopt an existing job of that name; otherwise it is replaced."""
         self._check_managed(kind, existing)
         title, name = kind.title, job.name
         if existing["metadata"].get("deletionTimestamp"):
@@ -207,7 +207,7 @@ class ClusterBackend(Backend):
 
     def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
         timings, history = self.timings, self._histories[name]
-        waits, answered = timings.waits(), self.clock.monotonic()
+        waits, answered = timings.retry_delays(), self.clock.monotonic()
         try:
             with MergedLogs(self.cluster, follow=not once) as logs:
                 while True:
@@ -230,16 +230,16 @@ class ClusterBackend(Backend):
                                 logs.follow(pod.name, pod.uid, tail=_TAIL_LINES)
                         if status.phase.final or once:
                             ended = {pod.uid for pod in status.pods if pod.phase in ("Succeeded", "Failed")}
-                            yield from logs.rest(timings.drain, ended=None if once or not ended else ended)
+                            yield from logs.drain(timings.drain, ended=None if once or not ended else ended)
                             return
-                        waits, answered = timings.waits(), self.clock.monotonic()
+                        waits, answered = timings.retry_delays(), self.clock.monotonic()
                         wait = timings.poll * random.uniform(0.75, 1.25)
                     yield from logs.lines(wait)
         finally:
             self._histories.pop(name, history).stop()
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
-        """Yield the lines of one pod of a job; of existing ones only the last `tail`, or all (0)."""
+        """Yield the log lines of one pod, starting with the last `tail` lines (0: all)."""
         return PodLog(self.cluster, pod.name, pod.uid, tail=tail).lines(follow=follow)
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
@@ -251,7 +251,7 @@ class ClusterBackend(Backend):
         statuses = []
         for kind, jobs in self.kinds.jobs():
             by_job: dict[str, list[Any]] = {}
-            for pod in pods.of_job(self.cluster, kind, "") if jobs else ():
+            for pod in pods.list_pods_of_job(self.cluster, kind, "") if jobs else ():
                 by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
             statuses += [pods.job_status(kind, job, by_job.get(job["metadata"]["name"], [])) for job in jobs]
         has_ended: dict[str, bool] = {}
@@ -269,7 +269,7 @@ class ClusterBackend(Backend):
         if status.phase is not Phase.RUNNING:
             return status
         for pod in status.pods:
-            # Any pod of an elastic job may have rank 0; the logs of others have no progress.
+            # Any pod of an elastic job may have rank 0; only its log has the progress.
             if pod.phase == "Running" and (pod.rank == 0 or status.elastic):
                 # Progress is optional: the log may be forbidden or not readable now.
                 with suppress(ApiError):
@@ -283,7 +283,7 @@ class ClusterBackend(Backend):
             if status.reason not in (kueue.UNSERVED, kueue.ADMITTED):
                 return []
             try:
-                return [str(kueue.release(self.cluster))]
+                return [str(kueue.find_installed(self.cluster))]
             except ApiError as error:
                 return [f"the installed Kueue is not known: {error.message}"]
         lines = []
@@ -304,14 +304,14 @@ class ClusterBackend(Backend):
     def _status(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:
         if job is None:
             return JobStatus(name, Phase.GONE, kind=kind.title)
-        job_pods = pods.of_job(self.cluster, kind, name, patience=patience)
-        status = self._histories[name].completed(pods.job_status(kind, job, job_pods))
+        job_pods = pods.list_pods_of_job(self.cluster, kind, name, patience=patience)
+        status = self._histories[name].with_restarts(pods.job_status(kind, job, job_pods))
         if status.phase in (Phase.PENDING, Phase.RESTARTING):
             status = self._with_events(kind, status)
         return self._queues.with_reasons([status], patience=patience)[0]
 
     def _with_events(self, kind: Kind, status: JobStatus) -> JobStatus:
-        """Return the status with the reason, by events, why pods are missing, and why the first one without
+        """Return the status with the reasons from events why pods are missing, and why the first pod without
         a reason of its own does not start.
         """
         reason, cluster = "", self.cluster

@@ -22,9 +22,9 @@ from trainer.base.errors import EXIT_USAGE, ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Load = Callable[..., None]  # Puts address and credentials into its `client_configuration`.
+Load = Callable[..., None]  # Sets address and credentials in its `client_configuration`.
 
-_RETRY_STATUSES = (410, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another try.
+_RETRY_STATUSES = (410, 429, 500, 502, 503, 504)  # HTTP statuses to retry.
 _INSTALL = {
     kind.plural: f"install {kind.controller}: the cluster does not know {kind.title}s"
     for kind in KINDS.values()
@@ -39,8 +39,8 @@ _FIXES = {
     **dict.fromkeys(_RETRY_STATUSES, "the API server has trouble: look at its log, or try again later"),
 }
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_MIN_REPORTED_WAIT = 5.0  # Seconds of waiting that are worth a line.
-_REPORT_EVERY = 60.0  # Seconds between two lines on an API server that has trouble.
+_MIN_REPORTED_WAIT = 5.0  # Waits longer than this (seconds) are logged.
+_REPORT_EVERY = 60.0  # Seconds between two log lines about failing requests.
 
 
 class ApiError(LaunchError):
@@ -48,7 +48,7 @@ class ApiError(LaunchError):
 
     def __init__(self, message: str, *, status: int = 0, absent: bool = False, fix: str = "") -> None:
         super().__init__(message, fix=fix, transient=status == 0 or status in _RETRY_STATUSES)
-        self.status = status  # The HTTP status; 0 is no answer.
+        self.status = status  # HTTP status; 0: no response.
         self.absent = absent  # Whether the object does not exist, while its resource and namespace do.
         self.unknown = status == 404 and not absent
         """Whether the resource is not installed, or the namespace does not exist."""
@@ -91,7 +91,7 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
             )
     elif result.forbidden:
         of_cluster = resource in _CLUSTER_SCOPED or "at the cluster scope" in reason
-        named = re.search('in the namespace "([^"]+)"', reason)  # Not always that of the jobs.
+        named = re.search('in the namespace "([^"]+)"', reason)  # May differ from the jobs' namespace.
         result.fix = allow(resource, [verb], "" if of_cluster else named[1] if named else namespace)
     elif status == 404 and not answer:
         result.fix = _INSTALL.get(resource, "")
@@ -101,7 +101,7 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
 
 
 class _Api(client.ApiClient):
-    """An API client whose every request has a time limit, which the SDK does not set."""
+    """An API client that sets a time limit for every request; the SDK sets none."""
 
     def __init__(self, configuration: client.Configuration, timings: Timings) -> None:
         super().__init__(configuration)
@@ -112,9 +112,9 @@ class _Api(client.ApiClient):
 
 
 class Cluster:
-    """A namespace of a cluster; several threads may use one. `load` reads the credentials.
+    """A namespace of a cluster; thread-safe. `load` reads the credentials.
 
-    `pool` sends the requests in place of the PoolManager of urllib3.
+    `pool` replaces urllib3's PoolManager.
     """
 
     def __init__(
@@ -134,16 +134,16 @@ class Cluster:
         self.core = client.CoreV1Api(self.api)
         self.custom = client.CustomObjectsApi(self.api)
 
-    def within(self, namespace: str) -> "Cluster":
-        """Return another namespace of the same cluster."""
+    def in_namespace(self, namespace: str) -> "Cluster":
+        """Return a client for another namespace of the same cluster."""
         return Cluster(self._load, namespace, self.timings, clock=self.clock, pool=self._pool)
 
     def refresh(self) -> None:
-        """Load the credentials again: tokens are rotated."""
+        """Reload the credentials, because tokens are rotated."""
         self._load(client_configuration=self._configuration)
 
     def report_trouble(self, reason: str) -> None:
-        """Log that a request failed and is retried: at most once a minute."""
+        """Log that a request failed and is retried, at most once a minute."""
         now = self.clock.monotonic()
         if now - self._reported_at >= _REPORT_EVERY:
             self._reported_at, self._in_trouble = now, True
@@ -162,13 +162,13 @@ class Cluster:
         """Call `request` with its arguments and options; retry with back-off while its failure is temporary.
 
         Temporary are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs. At 401 the
-        credentials are loaded again, once. A webhook that does not answer is waited for as long as an API
-        server: its controller may be starting. `verb` and `resource` (pods/log) are those of RBAC; `patience`
-        is how many seconds it is tried: 0 is once, None is Timings.patience.
+        credentials are loaded again, once. A webhook that does not respond is retried for as long as an API
+        server, because its controller may be starting. `verb` and `resource` (pods/log) are those of RBAC;
+        `patience` limits the retries in seconds (0: none; None: Timings.patience).
         """
         began = self.clock.monotonic()
         patience = self.timings.patience if patience is None else patience
-        waits = self.timings.waits()
+        waits = self.timings.retry_delays()
         refreshed = False
         while True:
             try:
@@ -200,14 +200,14 @@ class Cluster:
     def request(
         self, verb: str, resource: Resource, name: str = "", *, patience: float | None = None, **options: Any
     ) -> Any:
-        """Get, list, create, patch or delete objects of a resource, with options as of CustomObjectsApi."""
+        """Get, list, create, patch or delete objects of a resource, with the options of CustomObjectsApi."""
         method = getattr(self.custom, f"{verb}_namespaced_custom_object")
         place = [resource.group, resource.version, self.namespace, resource.plural]
         place += [name] if verb in ("get", "patch", "delete") else []
         return self.call(verb, resource.plural, method, *place, name=name, patience=patience, **options)
 
     def find(self, resource: Resource, name: str, *, patience: float | None = None, **options: Any) -> Any:
-        """Return an object as in JSON; None if it does not exist."""
+        """Return an object as parsed JSON; None if it does not exist."""
         try:
             return self.request("get", resource, name, patience=patience, **options)
         except ApiError as error:
@@ -217,7 +217,7 @@ class Cluster:
 
 
 def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
-    """Return the cluster of the kubeconfig or of this process's pod, and its namespace if none is given."""
+    """Connect to the cluster of the kubeconfig or of this pod; its namespace is the default."""
     usual = Path("~/.kube/config").expanduser()
     path = os.environ.get("KUBECONFIG", "") or (str(usual) if usual.exists() else "")
     if not path and "KUBERNETES_SERVICE_HOST" not in os.environ:

@@ -17,7 +17,7 @@ from trainer.base.errors import ConfigError, LaunchError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_MAX_TRIES = 3  # To create an object while the cluster is deleting one of its name.
+_MAX_TRIES = 3  # Attempts to create an object while another of its name is being deleted.
 _INSTALL = "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed"
 
 
@@ -32,10 +32,10 @@ def is_managed(body: Body) -> bool:
 
 
 def create_all(cluster: Cluster, manifests: list[Body]) -> str:
-    """Create a job and what it refers to, which the job then owns; returns the job's uid."""
+    """Create a job and the objects it refers to, owned by the job; returns the job's uid."""
     *dependencies, job = manifests
     timings, clock = cluster.timings, cluster.clock
-    waits, end = timings.waits(), clock.monotonic() + timings.patience
+    waits, end = timings.retry_delays(), clock.monotonic() + timings.patience
     while True:
         for dependency in dependencies:
             _create_or_orphan(cluster, dependency, job)
@@ -43,16 +43,16 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
             uid = str(_send_object(cluster, "create", job, body=job)["metadata"]["uid"])
             break
         except ApiError as error:
-            # A controller's cache lags behind; and the deletion of an earlier job may have taken it along.
+            # A controller's cache may be stale, or the deletion of an earlier job deleted the object.
             names = [dependency["metadata"]["name"] for dependency in dependencies]
             message = error.message.replace("'", '"')  # Trainer's and Kueue's webhooks quote differently.
             unseen = any(f'"{name}" not found' in message for name in names)
             if unseen and clock.monotonic() < end:
                 clock.sleep(next(waits))
                 continue
-            if not error.transient and error.status != 409:  # Else there may be a job that needs them.
+            if not error.transient and error.status != 409:  # Otherwise a job may exist that needs them.
                 for dependency in dependencies:
-                    with suppress(ApiError):  # The refusal of the job says more.
+                    with suppress(ApiError):  # The error of the job itself is more useful.
                         _send_object(cluster, "delete", dependency)
             raise
     add_owner(cluster, manifests, uid)
@@ -60,9 +60,9 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
 
 
 def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
-    """Make the job of this uid the owner of what it refers to, so that they are deleted together."""
+    """Make the job of this uid own the objects it refers to, so that they are deleted together."""
     *dependencies, job = manifests
-    # Without blockOwnerDeletion: some clusters forbid it, and with it a job could wait for ever for its end.
+    # Without blockOwnerDeletion, which some clusters forbid, and which could block the deletion of the job.
     owner = {**_type(job), "name": job["metadata"]["name"], "uid": uid}
     for dependency in dependencies:
         try:
@@ -74,7 +74,7 @@ def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
 
 
 def _create_or_orphan(cluster: Cluster, dependency: Body, job: Body) -> None:
-    """Create what a job refers to; remove the owners of an earlier job's, which would be deleted with it."""
+    """Create an object that a job refers to; if it exists, remove its owner, an earlier job."""
     for _ in range(_MAX_TRIES):
         try:
             _send_object(cluster, "create", dependency, body=dependency)
@@ -107,7 +107,7 @@ def _send_object(cluster: Cluster, verb: str, about: Body, **options: Any) -> An
 def remove(
     cluster: Cluster, kind: Kind, name: str, uid: str, *, wait: bool = True, patience: float | None = None
 ) -> None:
-    """Delete the job of this uid, if one is given, and wait until it and all pods of its name are gone."""
+    """Delete a job (only the one of `uid`, if given), and wait until it and its pods are gone."""
     if uid:
         options = V1DeleteOptions(propagation_policy="Background", preconditions={"uid": uid})
         try:
@@ -116,12 +116,12 @@ def remove(
             if not error.absent and error.status != 409:
                 raise
     timings, clock = cluster.timings, cluster.clock
-    waits, end = timings.waits(), clock.monotonic() + timings.removal
+    waits, end = timings.retry_delays(), clock.monotonic() + timings.removal
     while wait:
         job = cluster.find(kind.resource, name)
         if job is not None and uid and job["metadata"]["uid"] != uid:
             return
-        pod_names = [pod.metadata.name for pod in pods.of_job(cluster, kind, name)]
+        pod_names = [pod.metadata.name for pod in pods.list_pods_of_job(cluster, kind, name)]
         if job is None and not pod_names:
             return
         if clock.monotonic() > end:
@@ -135,18 +135,18 @@ def remove(
 
 
 class Kinds:
-    """The kinds of a cluster's jobs, of the candidates in `possible`, the preferred one first."""
+    """Finds which of the `possible` kinds of jobs a cluster has; the preferred kind comes first."""
 
     def __init__(self, cluster: Cluster, possible: tuple[Kind, ...]) -> None:
         self._cluster, self.possible = cluster, possible
         self.by_name: dict[str, Kind] = {}  # The kinds of jobs that this process read or created.
         self._chosen: Kind | None = possible[0] if len(possible) == 1 else None
-        self._answering: Kind | None = None  # The first kind whose resource the cluster has.
+        self._answering: Kind | None = None  # The first kind that the cluster has.
 
-    def of_new(self) -> Kind:
-        """Return the kind of a new job: the first whose controller answers, waiting as for an API server."""
+    def kind_of_new_job(self) -> Kind:
+        """Return the kind for a new job: the first whose controller responds, with retries."""
         timings, clock = self._cluster.timings, self._cluster.clock
-        waits, end = timings.waits(), clock.monotonic() + timings.outage
+        waits, end = timings.retry_delays(), clock.monotonic() + timings.outage
         while self._chosen is None:
             refusals: dict[Kind, ApiError] = {}
             for kind in self.possible:
@@ -162,16 +162,16 @@ class Kinds:
                 raise forbidden
             away = next((error for error in refusals.values() if error.webhook_away), None)
             if away is None or clock.monotonic() > end:
-                raise _no_jobs(refusals)
+                raise _no_kind_error(refusals)
             self._cluster.report_trouble(away.message)
             clock.sleep(next(waits))
         return self._chosen
 
     def find(self, name: str, *, patience: float | None = None) -> tuple[Kind, Body | None]:
-        """Return a job and its kind; if it does not exist, None and the kind that it had or would have."""
+        """Return a job and its kind; if the job does not exist, its last or future kind and None."""
         kinds = [self.by_name[name]] if name in self.by_name else self.possible
         get = self._cluster.find
-        for kind, job in self._ask_each(kinds, lambda kind: get(kind.resource, name, patience=patience)):
+        for kind, job in self._request_each(kinds, lambda kind: get(kind.resource, name, patience=patience)):
             self._answering = self._answering or kind
             if job is not None:
                 self.by_name[name] = kind
@@ -179,15 +179,15 @@ class Kinds:
         return self.kind_of(name), None
 
     def jobs(self) -> list[tuple[Kind, list[Body]]]:
-        """Return the jobs that kubedet created, by kind, without kinds that the cluster does not know."""
+        """Return the jobs that kubedet created, for each kind that the cluster has."""
         selector, request = f"{LABEL_MANAGED}={MANAGED_BY}", self._cluster.request
-        answers = self._ask_each(
+        answers = self._request_each(
             self.possible, lambda kind: request("list", kind.resource, label_selector=selector)
         )
         return [(kind, answer["items"]) for kind, answer in answers]
 
-    def _ask_each(self, kinds: Iterable[Kind], request: Callable[[Kind], T]) -> Iterator[tuple[Kind, T]]:
-        """Yield each kind's answer, without kinds that are absent or forbidden unless all are."""
+    def _request_each(self, kinds: Iterable[Kind], request: Callable[[Kind], T]) -> Iterator[tuple[Kind, T]]:
+        """Yield the response for each kind; skip absent and forbidden kinds unless all are."""
         refusals: dict[Kind, ApiError] = {}
         answered = False
         for kind in kinds:
@@ -201,23 +201,21 @@ class Kinds:
             answered = True
             yield kind, answer
         if refusals and not answered:
-            raise next((error for error in refusals.values() if not error.unknown), _no_jobs(refusals))
+            raise next((error for error in refusals.values() if not error.unknown), _no_kind_error(refusals))
 
     def kind_of(self, name: str) -> Kind:
-        """Return the kind of a job that this process read or created; for other jobs, the kind of a new
-        job.
-        """
+        """Return the kind of a job that this process read or created; otherwise the kind of a new job."""
         return self.by_name.get(name) or self._chosen or self._answering or self.possible[0]
 
 
-def trouble(cluster: Cluster, kind: Kind) -> str:
-    """Return why, by a dry run, a cluster would not run a job of a kind; empty if it would, or if unknown."""
+def dry_run_problem(cluster: Cluster, kind: Kind) -> str:
+    """Return why a dry run of a job of a kind fails; empty if it succeeds, or if that is unknown."""
     refusal = _refusal(cluster, kind)
     return "" if refusal is None or refusal.forbidden else _problem(kind, refusal).partition(": ")[2]
 
 
 def _refusal(cluster: Cluster, kind: Kind) -> ApiError | None:
-    """Return why jobs of a kind cannot be created; None if its controller answered, in any way."""
+    """Return the error if jobs of a kind cannot be created; None if the controller responded."""
     try:
         cluster.request("create", kind.resource, body=kind.probe(), dry_run="All", patience=0.0)
     except ApiError as error:
@@ -229,7 +227,7 @@ def _refusal(cluster: Cluster, kind: Kind) -> ApiError | None:
     return None
 
 
-def _no_jobs(refusals: dict[Kind, ApiError]) -> ConfigError:
+def _no_kind_error(refusals: dict[Kind, ApiError]) -> ConfigError:
     problems = "\n".join(f"  {_problem(*item)}" for item in refusals.items())
     return ConfigError(f"this cluster runs no training jobs:\n{problems}", fix=_INSTALL)
 

@@ -1,4 +1,4 @@
-"""The kinds of training jobs of a cluster: PyTorchJobs and TrainJobs. Other modules name no kind.
+"""The kinds of training jobs in a cluster: PyTorchJobs and TrainJobs. No other module depends on a kind.
 
 A TrainJob refers to a TrainingRuntime, a template, and contains the differences. The runtime SHARED has what
 every job of kubedet needs; a job that needs more (a priority class, a scheduler, its number of restarts)
@@ -27,11 +27,11 @@ from components.launchers.spec import Elastic, JobSpec
 if TYPE_CHECKING:
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime
 
-Exists = Callable[[str, str], bool]  # Whether kubedet has an object of this resource (plural) and name.
+Exists = Callable[[str, str], bool]  # Whether kubedet created an object of this resource (plural) and name.
 
 
 class Resource(NamedTuple):
-    """Location in the API of an object type for which no client has a class."""
+    """API path of a resource that the Kubernetes client has no class for."""
 
     group: str
     version: str
@@ -41,30 +41,30 @@ class Resource(NamedTuple):
 class State(NamedTuple):
     """What a job reports about itself."""
 
-    nodes: int  # Pods that it asks for.
-    needed: int  # Those that must run for the job to run.
+    nodes: int  # Number of requested pods.
+    needed: int  # Number of pods that must run for the job to run.
     elastic: bool
-    phase: Phase | None = None  # Its end or suspension; None leaves it to the pods.
+    phase: Phase | None = None  # Final or suspended; None: the pods decide.
     reason: str = ""
     message: str = ""
-    restarting: bool = False  # Whether its controller says that it recreates pods.
+    restarting: bool = False  # Whether its controller reports that it recreates pods.
 
 
 class Kind(Protocol):
     """One kind of training job. Methods with a body are defaults."""
 
-    name: str  # Of the launcher: pytorchjob.
-    title: str  # In the cluster: PyTorchJob.
-    controller: str  # What makes its pods, for messages.
+    name: str  # Name of the launcher: pytorchjob.
+    title: str  # Name in the cluster: PyTorchJob.
+    controller: str  # Program that creates its pods, for messages.
     group: str
     version: str
     plural: str
     pod_label: str  # Label of a pod that names its job.
-    attempt_label: str = ""  # Label of a pod that counts the pods before it in its place.
+    attempt_label: str = ""  # Label of a pod with the number of pods that it replaced.
 
     @property
     def resource(self) -> Resource:
-        """Location of the jobs in the API."""
+        """API path of the jobs."""
         return Resource(self.group, self.version, self.plural)
 
     def body(self, metadata: Body, spec: Body) -> Body:
@@ -73,14 +73,14 @@ class Kind(Protocol):
         return {"apiVersion": version, "kind": self.title, "metadata": metadata, "spec": spec}
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        """Return what is created for a job with an image: the job last, after what it refers to."""
+        """Return the objects to create for a job that has an image; the job comes last."""
         ...
 
     def problems(self, manifests: list[Body]) -> list[str]:
-        """Return what the controller would refuse or overwrite, one line each."""
+        """Return one line for each setting that the controller would refuse or overwrite."""
         return []
 
-    def left_out(self, job: JobSpec) -> list[str]:
+    def unsupported_fields(self, job: JobSpec) -> list[str]:
         """Return the fields of a job that this kind does not support."""
         return []
 
@@ -89,11 +89,11 @@ class Kind(Protocol):
         ...
 
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
-        """Return the number of a pod's node, from 0, by the pod's labels."""
+        """Return the index of a pod's node, from 0, from the pod's labels."""
         ...
 
     def state(self, job: Body) -> State:
-        """Return a job's state by its specification and conditions."""
+        """Return a job's state from its specification and conditions."""
         ...
 
     def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
@@ -101,15 +101,15 @@ class Kind(Protocol):
         return ((self.title, name),)
 
 
-def holding(job: Body) -> dict[str, Body]:
-    """Return the conditions of a job whose status is True, by type."""
+def find_true_conditions(job: Body) -> dict[str, Body]:
+    """Return the conditions of an object whose status is True, by type."""
     conditions = (job.get("status") or {}).get("conditions") or []
     return {item["type"]: item for item in conditions if item.get("status") == "True"}
 
 
 def _with_condition(state: State, job: Body, phases: Mapping[str, Phase | None]) -> State:
     """Return a state with the phase of the first of these condition types that is True."""
-    conditions = holding(job)
+    conditions = find_true_conditions(job)
     for name, phase in phases.items():
         if condition := conditions.get(name):
             reason, message = condition.get("reason") or "", condition.get("message") or ""
@@ -125,8 +125,8 @@ _INDEX = "training.kubeflow.org/replica-index"
 
 
 class PyTorchJob(Kind):
-    """Workers only, with torchrun's variables by the operator's elasticPolicy, also if their number is fixed:
-    next to a Master, the operator gives Workers an init container, which Pod Security `restricted` refuses.
+    """Has Workers but no Master: next to a Master, the operator adds an init container to Workers, which Pod
+    Security `restricted` refuses. Its elasticPolicy sets torchrun's variables, even for a fixed size.
     """
 
     name = "pytorchjob"
@@ -136,7 +136,7 @@ class PyTorchJob(Kind):
     pod_label = "training.kubeflow.org/job-name"
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        # The rank of a node is the number of its pod, as in all messages; c10d decides by itself.
+        # The rank of a node is the index of its pod, as in all messages; c10d would assign ranks itself.
         label = V1EnvVarSource(field_ref=V1ObjectFieldSelector(field_path=f"metadata.labels['{_INDEX}']"))
         template = pod_template.template(job)
         template.spec.containers[0].env.append(V1EnvVar("PET_NODE_RANK", value_from=label))
@@ -185,7 +185,7 @@ class PyTorchJob(Kind):
         nodes = sum(item.get("replicas", 1) for item in replicas.values())
         state = State(nodes, policy.get("minReplicas") or nodes, policy.get("rdzvBackend") == "c10d")
         suspended = (job["spec"].get("runPolicy") or {}).get("suspend")
-        if suspended and not holding(job).keys() & {"Failed", "Succeeded", "Suspended"}:
+        if suspended and not find_true_conditions(job).keys() & {"Failed", "Succeeded", "Suspended"}:
             return state._replace(phase=Phase.SUSPENDED)
         return _with_condition(state, job, _PYTORCHJOB_PHASES)
 
@@ -194,11 +194,11 @@ GROUP = "trainer.kubeflow.org"
 API_VERSION = f"{GROUP}/v1alpha1"
 SHARED = "kubedet"  # Name of the runtime that deploy/ puts into a namespace.
 _RUNTIME = "TrainingRuntime"
-_ELASTIC = "kubedet/elastic"  # Annotation of an elastic job: its fewest and most nodes, MIN:MAX.
+_ELASTIC = "kubedet/elastic"  # Annotation of an elastic job: minimum and maximum number of nodes, MIN:MAX.
 _NODE = "node"  # Name of the replicated job and of its container, which the controller requires.
 _ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _MANAGER_NAME = "kubedet.dev/launcher"
-_RESTARTS_PER_BACKOFF = 10  # The launcher forgives restarts that a newer checkpoint followed.
+_RESTARTS_PER_BACKOFF = 10  # The launcher does not count restarts before a newer checkpoint.
 
 _RUNTIME_FIELDS = {"automountServiceAccountToken", "enableServiceLinks", "restartPolicy"}
 """Fields of all pods of kubedet that the runtime SHARED sets, and a TrainJob cannot."""
@@ -219,7 +219,7 @@ class TrainJob(Kind):
     attempt_label = "jobset.sigs.k8s.io/restart-attempt"
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        from kubeflow_trainer_api import models  # Its import takes a second.
+        from kubeflow_trainer_api import models  # Importing it takes a second.
 
         template, metadata = _template(job), to_body(pod_template.job_metadata(job))
         runtime = {**metadata, "name": f"{job.name}-{job.fingerprint[:8]}"}
@@ -274,7 +274,7 @@ class TrainJob(Kind):
             )
         return problems
 
-    def left_out(self, job: JobSpec) -> list[str]:
+    def unsupported_fields(self, job: JobSpec) -> list[str]:
         return ["ttl"] if job.ttl != JobSpec(command=("true",)).ttl else []
 
     def probe(self) -> Body:
@@ -302,7 +302,7 @@ def shared_runtime() -> Body:
     job = JobSpec(command=("true",))
     managed = {"app.kubernetes.io/name": "kubedet", LABEL_MANAGED: MANAGED_BY}
     own = {name: value for name, value in _template(job)["spec"].items() if name in _RUNTIME_FIELDS}
-    # Without any metadata the controller fails, for a moment, at jobs that Kueue has evicted.
+    # Without metadata the controller briefly fails for jobs that Kueue evicted.
     template = {"metadata": {"labels": managed}, "spec": {**own, "containers": [{"name": _NODE}]}}
     body: Body = _runtime({"name": SHARED, "labels": managed}, job, template).to_dict()
     return body
@@ -313,7 +313,7 @@ _TRAINER_FIELDS = {"image": "image", "command": "command", "env": "env", "resour
 
 
 def fits_shared(job: JobSpec) -> bool:
-    """Whether the runtime SHARED fits a job: a TrainJob has fields for all of its settings."""
+    """Whether a job can use the runtime SHARED, because a TrainJob has fields for all of its settings."""
     from kubeflow_trainer_api import models
 
     if job.elastic or job.backoff != JobSpec(command=("true",)).backoff:
@@ -325,7 +325,7 @@ def fits_shared(job: JobSpec) -> bool:
 
 
 def _template(job: JobSpec) -> Body:
-    # Trainer has no elastic jobs, and would fix their number: the nodes meet by torchrun's c10d.
+    # Trainer has no elastic jobs, and would fix the number of nodes: they use torchrun's c10d rendezvous.
     env = pod_template.rendezvous(job, f"{job.name}-{_NODE}-0-0.{job.name}") if job.elastic else {}
     return to_body(pod_template.template(job, container=_NODE, env=env, restart_policy="Never"))
 
@@ -360,7 +360,7 @@ def _runtime(metadata: Body, job: JobSpec, template: Body) -> "TrainerV1alpha1Tr
         rule = models.JobsetV1alpha2FailurePolicyRule(
             name="error", action="FailJobSet", on_job_failure_reasons=["PodFailurePolicy"]
         )
-        # Recreated after the old pods are gone: rank 0's name must be one.
+        # Recreate after the old pods are gone: rank 0's name must be unique.
         jobset_failures = models.JobsetV1alpha2FailurePolicy(
             max_restarts=restarts, restart_strategy="BlockingRecreate", rules=[rule]
         )

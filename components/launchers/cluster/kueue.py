@@ -9,7 +9,7 @@ from kubernetes import client
 
 from components.launchers.backend import JobStatus, Phase
 from components.launchers.cluster.client import ApiError, Cluster
-from components.launchers.cluster.kinds import KINDS, Kind, Resource, holding
+from components.launchers.cluster.kinds import KINDS, Kind, Resource, find_true_conditions
 from components.launchers.pod_template import Body
 
 GROUP = "kueue.x-k8s.io"
@@ -17,11 +17,11 @@ VERSIONS = ("v1beta2", "v1beta1")  # The newest first; Kueue before 0.15 serves 
 LABEL_JOB = f"{GROUP}/job-uid"
 
 # Reasons of suspended jobs.
-QUEUED = "Queued"  # It waits for its turn or for quota.
-INADMISSIBLE = "Inadmissible"  # Its queue admits nothing now.
+QUEUED = "Queued"  # Waiting for its turn or for quota.
+INADMISSIBLE = "Inadmissible"  # Its queue currently admits nothing.
 ADMITTED = "Admitted"  # Its controller has not started it yet.
 NO_QUEUE = "QueueMissing"
-DEACTIVATED = "Deactivated"  # Its Workload: by a person, or by Kueue after too many requeues.
+DEACTIVATED = "Deactivated"  # Its Workload was deactivated by a user, or by Kueue after too many requeues.
 UNSERVED = "Unserved"  # Kueue has no Workload for it.
 UNKNOWN = "QueueUnknown"  # Its Workload may not be read, or the API server has trouble.
 
@@ -29,11 +29,11 @@ HOPELESS = (UNSERVED, NO_QUEUE, DEACTIVATED, ADMITTED)
 """Reasons for which a job is given up after a while: its kind or its queue is not served. One that waits for
 quota is fine, and so is one whose Workload may not be read."""
 _TIMEOUT_SECONDS = 5.0
-_MESSAGE_LIMIT = 400  # Characters of a message of Kueue.
+_MESSAGE_LIMIT = 400  # Maximum length of a message of Kueue.
 
 
 def _workloads(cluster: Cluster, versions: Iterable[str], **options: Any) -> tuple[str, list[Body]]:
-    """Return the first of these versions of Kueue's API that is served ("" if none), and the Workloads."""
+    """Return the first version of Kueue's API that is served ("" if none), and the Workloads."""
     for version in versions:
         try:
             body = cluster.request("list", Resource(GROUP, version, "workloads"), **options)
@@ -46,21 +46,21 @@ def _workloads(cluster: Cluster, versions: Iterable[str], **options: Any) -> tup
 
 
 class Queues:
-    """The Workloads of a namespace's jobs; sends no requests for jobs outside of a queue."""
+    """Reads the Workloads of queued jobs in a namespace."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._version = ""
 
     def with_reasons(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
-        """Return jobs, the suspended ones with the reason why their queue holds them back; never fails."""
+        """Return jobs; add to suspended jobs the reason why their queue holds them back. Never fails."""
         waiting = [job for job in jobs if job.phase is Phase.SUSPENDED and job.queue]
         if not waiting:
             return list(jobs)
         longest = min(_TIMEOUT_SECONDS, self._cluster.timings.patience)
         patience = longest if patience is None else min(patience, longest)
         try:
-            workloads = self._by_job(waiting, patience)
+            workloads = self._workloads_by_uid(waiting, patience)
             updated = {job.uid: self._with_state(job, workloads.get(job.uid)) for job in waiting}
         except ApiError as error:
             text = error.message + (f" ({error.fix})" if error.status == 403 else "")
@@ -71,7 +71,7 @@ class Queues:
             }
         return [updated.get(job.uid, job) for job in jobs]
 
-    def _by_job(self, jobs: list[JobStatus], patience: float) -> dict[str, Body]:
+    def _workloads_by_uid(self, jobs: list[JobStatus], patience: float) -> dict[str, Body]:
         """Return the newest Workload of each job, by the job's uid (a label; in older versions the owner)."""
         versions = [self._version] if self._version else VERSIONS
         workloads: list[Body] = []
@@ -95,7 +95,7 @@ class Queues:
             missing = "Kueue has no Workload for it" if self._version else "no Kueue is installed"
             return replace(job, reason=UNSERVED, message=f"{where}: {missing}")
         reason, detail = _state(workload)
-        eviction = holding(workload).get("Evicted")
+        eviction = find_true_conditions(workload).get("Evicted")
         if eviction and reason not in (ADMITTED, DEACTIVATED, NO_QUEUE):
             reason = eviction.get("reason") or "Evicted"
             evicted = _message(eviction)
@@ -106,7 +106,7 @@ class Queues:
 
 def _state(workload: Body) -> tuple[str, str]:
     """Return reason and message of a job that waits."""
-    true_conditions = holding(workload)
+    true_conditions = find_true_conditions(workload)
     if workload["spec"].get("active") is False:
         return DEACTIVATED, _message(true_conditions.get("Evicted") or {}) or "its Workload is not active"
     if "Admitted" in true_conditions and "Evicted" not in true_conditions:
@@ -129,8 +129,8 @@ def _message(condition: Mapping[str, Any]) -> str:
     return message.partition("; preemptor path:")[0].rstrip("; ")[:_MESSAGE_LIMIT]
 
 
-def in_vain(job: JobStatus, seconds: float, now: datetime) -> bool:
-    """Whether a job waits in a queue that will never admit it; Kueue may take `seconds` to look at it."""
+def is_never_admitted(job: JobStatus, seconds: float, now: datetime) -> bool:
+    """Whether a job waits in a queue that will never admit it; Kueue may need `seconds` to process it."""
     if job.reason in (UNSERVED, ADMITTED) and job.phase is Phase.SUSPENDED:
         return (now - datetime.fromisoformat(job.created)).total_seconds() > seconds
     return job.reason in (NO_QUEUE, DEACTIVATED)
@@ -142,8 +142,8 @@ _SETUP_PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
-class Release:
-    """The installed Kueue, as far as RBAC lets us read it."""
+class InstalledKueue:
+    """The version and state of the installed Kueue, as far as RBAC allows to read them."""
 
     served: str = ""  # The newest version of its API; empty if there is no Kueue.
     ready: bool = True  # Whether its controller runs, if that may be read.
@@ -154,17 +154,17 @@ class Release:
         return f"Kueue (API {GROUP}/{self.served}){'' if self.ready else '; its controller does not run'}"
 
 
-def release(cluster: Cluster) -> Release:
-    """Return the Kueue of a cluster."""
+def find_installed(cluster: Cluster) -> InstalledKueue:
+    """Return the Kueue that is installed in a cluster."""
     served, _ = _workloads(cluster, VERSIONS, limit=1, patience=_SETUP_PATIENCE)
     if not served:
-        return Release()
+        return InstalledKueue()
     read = client.AppsV1Api(cluster.api).read_namespaced_deployment
     try:
         manager = cluster.call("get", "deployments", read, _MANAGER, NAMESPACE, patience=_SETUP_PATIENCE)
     except ApiError:
-        return Release(served)
-    return Release(served, bool(manager.status and manager.status.ready_replicas))
+        return InstalledKueue(served)
+    return InstalledKueue(served, bool(manager.status and manager.status.ready_replicas))
 
 
 def framework(kind: Kind) -> str:

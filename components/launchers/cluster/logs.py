@@ -1,4 +1,4 @@
-"""The logs of pods: one followed without loss or repetition, several merged, and the progress in them."""
+"""Follows the logs of one or several pods without loss or repetition, and reads the progress in them."""
 
 import logging
 from collections import Counter, deque
@@ -14,9 +14,9 @@ from components.launchers.cluster.pods import main_container
 
 logger = logging.getLogger(__name__)
 
-_OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
+_OVERLAP = timedelta(seconds=1)  # The lines of stdout and stderr may be slightly out of order.
 _MAX_UNREAD_LINES = 1000
-_PREVIOUS_TRIES = 5  # To read the log of a container's previous instance, which the node may have dropped.
+_PREVIOUS_TRIES = 5  # Attempts to read a container's previous log, which may be gone.
 
 
 class PodLog:
@@ -25,7 +25,7 @@ class PodLog:
     Every line has the time at which it was printed. A new stream asks for the lines since shortly before the
     last one, and drops those that were read: they are recognized by time and text, equal ones are counted.
 
-    `stopped` says whether to end the following. A pod of the same name with another uid is not followed.
+    Following ends when `stopped` returns true. A pod of the same name with another uid is not followed.
     `tail` is the number of last lines to read; 0 reads all.
     """
 
@@ -43,19 +43,19 @@ class PodLog:
         self._recent: deque[tuple[datetime, bytes]] = deque()
         self._seen: Counter[bytes] = Counter()
         self._since: datetime | None = None
-        self._rest = b""  # What was read after the last end of a line.
+        self._rest = b""  # Bytes after the last complete line.
         self._read_lines = 0
         self._container = ""
 
     def lines(self, *, follow: bool = True) -> Iterator[str]:
-        """Yield the lines until the pod has ended or is gone; without `follow` only those that exist now."""
+        """Yield lines until the pod has ended or is gone; without `follow` only the existing lines."""
         timings, clock = self._cluster.timings, self._cluster.clock
-        waits, progress, restarts, previous_tries, ends = timings.waits(), clock.monotonic(), 0, 0, 0
+        waits, progress, restarts, previous_tries, ends = timings.retry_delays(), clock.monotonic(), 0, 0, 0
         while not self._stopped() and (state := self._state()):
             present_restarts, started, ended = state
             if not follow or (ended and not started):
                 if started:
-                    yield from self._present()
+                    yield from self._existing_lines()
                 return
             read_before, rest = self._read_lines, self._rest
             if present_restarts > restarts:
@@ -68,12 +68,12 @@ class PodLog:
             else:
                 complete = started and (yield from self._read(follow=not ended))
             if self._read_lines > read_before:
-                waits, progress, ends = timings.waits(), clock.monotonic(), 0
+                waits, progress, ends = timings.retry_delays(), clock.monotonic(), 0
                 continue
             if not ended:
-                progress = clock.monotonic()  # A pod may print nothing for long.
+                progress = clock.monotonic()  # A pod may be silent for a long time.
             if complete and ended:
-                # A stream that the server lost ends like a complete one, so it is read again.
+                # A lost stream ends like a complete one, so it is read again.
                 ends = ends + 1 if self._rest == rest else 0
                 if ends > (1 if rest else 0):
                     if rest:
@@ -83,7 +83,7 @@ class PodLog:
                 raise ApiError(f"the end of the log of pod {self._pod} cannot be read")
             clock.sleep(min(next(waits), timings.backoff if ended else timings.poll))
 
-    def _present(self) -> Iterator[str]:
+    def _existing_lines(self) -> Iterator[str]:
         complete = yield from self._read()
         if self._rest:
             yield _split(self._rest)[1]
@@ -170,7 +170,7 @@ class PodLog:
             raise api_error(error, "get", "pods/log", self._pod, self._cluster.namespace)
 
     def _is_new(self, raw: bytes, replay: Counter[bytes]) -> bool:
-        """Record a line, unless `replay` says that it was read; keeps those of the last whole seconds."""
+        """Record a line and return whether it is new, i.e. not in `replay`; keep the last seconds."""
         if replay[raw] > 0:
             replay[raw] -= 1
             return False
@@ -192,7 +192,7 @@ class PodLog:
 
 
 def _split(raw: bytes) -> tuple[datetime | None, str]:
-    """Return a line's time and text; no time if the line does not begin with one."""
+    """Return the time (None if missing) and the text of a line."""
     stamp, space, text = raw.partition(b" ")
     try:
         printed = datetime.fromisoformat(stamp.decode()) if space else None
@@ -211,7 +211,7 @@ class MergedLogs:
         self._lines: deque[LogLine] = deque()
         self._changed = self._clock.condition()  # Notified after each change of these fields.
         self._followed: set[str] = set()  # Uids of pods.
-        self._reading: set[str] = set()  # Those of them whose logs have not ended.
+        self._reading: set[str] = set()  # Uids of the pods whose logs have not ended.
         self._stopped = False
 
     def __enter__(self) -> "MergedLogs":
@@ -223,7 +223,7 @@ class MergedLogs:
             self._changed.notify_all()
 
     def follow(self, pod: str, uid: str, *, tail: int = 0) -> None:
-        """Start to read a pod's log, or its `tail` last lines, unless that was started already."""
+        """Start to read a pod's log (only the last `tail` lines if set), unless already started."""
         if uid not in self._followed:
             log = PodLog(self._cluster, pod, uid, lambda: self._stopped, tail=tail)
             self._followed.add(uid)
@@ -231,16 +231,16 @@ class MergedLogs:
             self._clock.start(self._read, pod, uid, log)
 
     def lines(self, seconds: float) -> Iterator[LogLine]:
-        """Yield the lines that come within a time."""
+        """Yield the lines that arrive within a time."""
         end = self._clock.monotonic() + seconds
         while (remaining := end - self._clock.monotonic()) > 0:
             if line := self._next(remaining):
                 yield line
 
-    def rest(self, seconds: float, ended: Collection[str] | None = None) -> Iterator[LogLine]:
+    def drain(self, seconds: float, ended: Collection[str] | None = None) -> Iterator[LogLine]:
         """Yield lines until every log has ended; wait only a limited time for a log that does not end.
 
-        It waits `seconds` for a further line, and ten times as long in all. If the uids of the pods that have
+        Waits up to `seconds` for each line, and ten times as long in total. If the uids of the pods that have
         `ended` are known, logs of others are read while these are read, and for a sixth of the time.
         """
         monotonic = self._clock.monotonic
@@ -257,7 +257,7 @@ class MergedLogs:
         logger.warning("the logs did not come to an end in time; lines may be missing")
 
     def _next(self, seconds: float) -> LogLine | None:
-        """Return the next line, None if there is none within a time."""
+        """Return the next line; None if none arrives within a time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._lines, seconds):
                 return None

@@ -1,4 +1,4 @@
-"""The pod of this process: its image, the Workflow that owns its jobs, and whether the run ends with it."""
+"""The pod of this process: its image, the Workflow that owns its jobs, and whether its run has ended."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from components.launchers.kubernetes_names import LABEL_QUEUE
 logger = logging.getLogger(__name__)
 
 _WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
-_GLANCE: dict[str, Any] = {"patience": 0.0, "_request_timeout": (1.0, 1.0)}
+_SINGLE_ATTEMPT: dict[str, Any] = {"patience": 0.0, "_request_timeout": (1.0, 1.0)}
 """One try, with a second to connect and one to answer: after a stop signal few are left."""
 _POD_NAME = "KFP_POD_NAME"  # Kubeflow sets it in the pods of steps.
 _STEP = "main"  # Argo's name of the container that runs a step.
@@ -22,25 +22,25 @@ _STEP = "main"  # Argo's name of the container that runs a step.
 
 @dataclass(frozen=True)
 class OwnPod:
-    """What jobs inherit from the pod that starts them; all empty outside of a cluster."""
+    """Settings that jobs inherit from the pod that starts them; empty outside a cluster."""
 
     namespace: str = ""  # An owner reference across namespaces would get the job deleted at once.
     image: str = ""
     workflow: dict[str, str] | None = None  # An ownerReference: when the Workflow is deleted, so is the job.
-    queue: str = ""  # Kueue's queue in its label, which is meant for the task's job.
+    queue: str = ""  # Kueue's queue from the pod's label, which is meant for the job.
     name: str = ""
 
 
 def read_own_pod(cluster: Cluster) -> OwnPod:
     """Read the pod of this process; if it may not be read, the job has no owner and needs its own image.
 
-    ApiError: the API server is away, so it is not known whether the run owns the job; or this pod was deleted
-    and the step's next attempt has the job.
+    ApiError: the API server does not respond, so the owner is unknown; or this pod was deleted, and the
+    step's next attempt has the job.
     """
     try:
         return _read(cluster)
     except ApiError as error:
-        if _is_replaced(error):
+        if _may_be_retried(error):
             error.fix = "look at the step's next attempt, which continues with the job"
             raise
         if error.transient:
@@ -50,60 +50,60 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
 
 
 def delete(cluster: Cluster) -> None:
-    """Delete the pod of this process at once: Kubeflow then runs its step again."""
+    """Delete the pod of this process without a grace period, so that Kubeflow runs its step again."""
     name, home = _read_self(cluster)
     request = home.core.delete_namespaced_pod
     home.call("delete", "pods", request, name, home.namespace, name=name, grace_period_seconds=0)
 
 
 def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
-    """Whether the job ends together with this process.
+    """Whether to delete the job when this process is stopped.
 
-    It does if the run is terminated, deleted or over, and outside of a pipeline's pod. If only this pod is
+    True if the run was terminated or deleted or has ended, and outside of a pipeline. If only this pod is
     evicted or deleted, the next attempt of the step adopts the job. Kubeflow leaves about a second for
-    question and deletion; `termination` has mostly done both by then.
+    these requests; `termination` has usually sent them by then.
     """
     name, home = _read_self(cluster)
     if not name:
         return True
     try:
-        own = own or _read(cluster, glance=True)
+        own = own or _read(cluster, single_attempt=True)
         return own.workflow is None or run_has_ended(home, own.workflow["name"])
     except ApiError as error:
-        # A job whose launcher does not come back ends by itself: see `trainer.launching.heartbeat`.
-        return error.status == 404 and not _is_replaced(error)
+        # A job without a launcher ends itself: see `trainer.launching.heartbeat`.
+        return error.status == 404 and not _may_be_retried(error)
 
 
-def _is_replaced(error: ApiError) -> bool:
+def _may_be_retried(error: ApiError) -> bool:
     """Whether the pod of this step was deleted, so that its next attempt may have adopted the job."""
     return error.absent and _POD_NAME in os.environ
 
 
 def run_has_ended(cluster: Cluster, workflow: str) -> bool:
-    """Return whether a run has ended, by its Workflow; asks once."""
-    body = cluster.find(_WORKFLOWS, workflow, **_GLANCE)
+    """Return whether a run has ended according to its Workflow; sends one request without retries."""
+    body = cluster.find(_WORKFLOWS, workflow, **_SINGLE_ATTEMPT)
     return body is None or has_ended(body, cluster.clock.now())
 
 
 def read_workflow(cluster: Cluster) -> dict[str, Any]:
     """Return the Workflow that this process's pod belongs to; empty if none."""
     owner, (_, home) = _read(cluster).workflow, _read_self(cluster)
-    return (home.find(_WORKFLOWS, owner["name"], **_GLANCE) if owner else None) or {}
+    return (home.find(_WORKFLOWS, owner["name"], **_SINGLE_ATTEMPT) if owner else None) or {}
 
 
 def _read_self(cluster: Cluster) -> tuple[str, Cluster]:
-    """Return the name of this process's pod, "" outside of one, and its namespace of the cluster."""
+    """Return the name of this pod ("" outside a cluster), and a client for its namespace."""
     is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     name = os.environ.get(_POD_NAME, "") or (socket.gethostname() if is_pod else "")
     namespace = own_namespace() or cluster.namespace
-    return name, cluster if namespace == cluster.namespace else cluster.within(namespace)
+    return name, cluster if namespace == cluster.namespace else cluster.in_namespace(namespace)
 
 
-def _read(cluster: Cluster, *, glance: bool = False) -> OwnPod:
+def _read(cluster: Cluster, *, single_attempt: bool = False) -> OwnPod:
     name, home = _read_self(cluster)
     if not name:
         return OwnPod()
-    read, options = home.core.read_namespaced_pod, _GLANCE if glance else {}
+    read, options = home.core.read_namespaced_pod, _SINGLE_ATTEMPT if single_attempt else {}
     pod = home.call("get", "pods", read, name, home.namespace, name=name, **options)
     images = {container.name: container.image for container in pod.spec.containers}
     # Without blockOwnerDeletion, which RBAC may forbid and a stuck job would abuse.

@@ -1,4 +1,4 @@
-"""Runs a command in a pod, on this terminal if there is one.
+"""Runs a command in a pod, interactively if there is a terminal.
 
 Kubernetes' exec is a websocket with numbered channels: 0 stdin, 1 stdout, 2 stderr, 3 how it ended, 4 the
 terminal's size. Source: kubernetes/apimachinery, `util/remotecommand` (v4).
@@ -22,7 +22,7 @@ from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.roles import allow
 from trainer.base.errors import ConfigError, LaunchError
 
-_TICK_SECONDS = 0.25  # Between two looks at the terminal's size.
+_TICK_SECONDS = 0.25  # Seconds between two checks of the terminal's size.
 
 
 def interactive(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int:
@@ -43,7 +43,7 @@ def interactive(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int
             _preload_content=False,
         )
     except ApiException as error:
-        # The client puts all it knows of a refused handshake in one text.
+        # The client reports a refused handshake as one text.
         reason = str(error.reason or error)
         handshake = re.search(r"Handshake status (\d+)", reason)
         status = handshake[1] if handshake else ""
@@ -64,8 +64,8 @@ def interactive(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int
         attributes = termios.tcgetattr(terminal)
     try:
         if terminal is not None:
-            tty.setraw(terminal, termios.TCSADRAIN)  # What was typed ahead is the pod's too.
-        ended = _pass_through(client, terminal)
+            tty.setraw(terminal, termios.TCSADRAIN)  # Keys typed earlier also go to the pod.
+        ended = _forward_streams(client, terminal)
     except (OSError, WebSocketException) as error:
         raise LaunchError(f"the connection to {pod.name} was lost: {error}", fix="run it again") from None
     finally:
@@ -76,8 +76,8 @@ def interactive(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int
     return _exit_code(ended, pod.name, command)
 
 
-def _pass_through(client: ws_client.WSClient, terminal: int | None) -> bytes:
-    """Carry bytes both ways until the command has ended; return how, a Status. TLS may have read ahead."""
+def _forward_streams(client: ws_client.WSClient, terminal: int | None) -> bytes:
+    """Forward input and output until the command has ended; return its Status. TLS may have read ahead."""
     outputs = {ws_client.STDOUT_CHANNEL: sys.stdout.buffer, ws_client.STDERR_CHANNEL: sys.stderr.buffer}
     size: os.terminal_size | None = None
     status = b""

@@ -1,4 +1,4 @@
-"""Status of a job and its pods, how replaced pods ended, and the cluster's events about them."""
+"""The status of a job and its pods, the ends of replaced pods, and events about them."""
 
 import itertools
 from collections.abc import Iterable
@@ -17,22 +17,22 @@ from components.launchers.cluster.kinds import Kind
 from components.launchers.kubernetes_names import LABEL_QUEUE, LABEL_SPEC
 from components.launchers.pod_template import MAIN, Body
 
-_MAX_EVENTS = 5  # Events of one object that are shown.
-_EVENT_LENGTH = 400  # Characters of one event.
+_MAX_EVENTS = 5  # Maximum number of events to show for an object.
+_EVENT_LENGTH = 400  # Maximum length of an event.
 SLOW = 15.0  # Seconds after which the events of a starting pod, or of a job without its pods, are read.
-_NORMAL_REASONS = (None, "PodInitializing", "ContainerCreating")  # On the way of every pod.
-_WATCH_LAG = 1.0  # Seconds that the watch may be behind.
-_WATCH_SECONDS = 300  # The server ends a watch then, and the next one goes on.
+_NORMAL_REASONS = (None, "PodInitializing", "ContainerCreating")  # Normal states of a starting pod.
+_WATCH_LAG = 1.0  # Maximum delay of the watch in seconds.
+_WATCH_SECONDS = 300  # The server ends a watch after this time, and the next one continues it.
 
 
-def of_job(cluster: Cluster, kind: Kind, job: str, *, patience: float | None = None) -> list[Any]:
+def list_pods_of_job(cluster: Cluster, kind: Kind, job: str, *, patience: float | None = None) -> list[Any]:
     """Return the pods (V1Pod) of a job; of all jobs of the kind if its name is empty."""
     labels = f"{kind.pod_label}={job}" if job else kind.pod_label
-    return with_labels(cluster, labels, patience=patience)
+    return list_pods(cluster, labels, patience=patience)
 
 
-def with_labels(cluster: Cluster, labels: str, *, patience: float | None = None) -> list[Any]:
-    """Return the pods (V1Pod) that a selector of labels matches."""
+def list_pods(cluster: Cluster, labels: str, *, patience: float | None = None) -> list[Any]:
+    """Return the pods (V1Pod) that match a label selector."""
     call, listing = cluster.call, cluster.core.list_namespaced_pod
     return list(
         call("list", "pods", listing, cluster.namespace, label_selector=labels, patience=patience).items
@@ -80,7 +80,7 @@ def main_container(pod: Any) -> tuple[str, Any]:
 
 
 def reason_of(pod: Any, main: str = "") -> tuple[str, str, str]:
-    """Return why a pod waits or failed, the message, and the container that it is about."""
+    """Return the reason why a pod waits or failed, the message, and the container concerned."""
     if pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
         return pod.status.reason, pod.status.message or "", main
     for container in [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]:
@@ -103,7 +103,7 @@ def describe(pod: PodStatus) -> str:
 
 
 def events(cluster: Cluster, kind: str, name: str) -> list[str]:
-    """Return the newest events of an object, one line each; or one line on why they cannot be read."""
+    """Return the newest events of an object, or the reason why they cannot be read, as lines."""
     try:
         found = _events(cluster, kind, name)
     except ApiError as error:
@@ -116,8 +116,8 @@ def events(cluster: Cluster, kind: str, name: str) -> list[str]:
 
 
 def newest_failure(cluster: Cluster, objects: Iterable[tuple[str, str]], about: str = "") -> tuple[str, str]:
-    """Return reason and message of an event of these objects (kind, name) that reports a failure, if it is
-    the newest of the events whose reason contains `about`; empty if it is not, or if they cannot be read.
+    """Return reason and message of the newest event of these objects (kind, name) whose reason contains
+    `about`; empty if that event reports no failure, or if events cannot be read.
     """
     for kind, name in objects:
         with suppress(ApiError):
@@ -146,7 +146,7 @@ def _message(event: Any) -> str:
 
 
 def has_waited(created: Any, now: datetime) -> bool:
-    """Whether something that was created then (datetime or RFC 3339) had time to start."""
+    """Whether an object created at this time (datetime or RFC 3339) should have started."""
     moment = datetime.fromisoformat(created) if isinstance(created, str) else created
     return (now - moment).total_seconds() > SLOW
 
@@ -161,10 +161,10 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
     created = meta.get("creationTimestamp") or ""
 
     def age(pod: PodStatus) -> tuple[int, str, bool]:
-        # Of two pods of the same second the deleted or failed one is the older.
+        # Of two pods created in the same second, the deleted or failed one is the older.
         return pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving
 
-    # A job of this name that was deleted a moment ago leaves pods of the same labels.
+    # A recently deleted job of the same name leaves pods with the same labels.
     statuses = [
         status for status in (_status(pod, kind, job) for pod in job_pods) if status.created >= created
     ]
@@ -173,10 +173,10 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
         last = newest.get(pod.rank)
         newest[pod.rank] = replace(pod, before=pod.before or (_ending(last) if last else None))
     state = kind.state(job)
-    # The end by the job's conditions, the rest by the pods.
+    # The job's conditions decide the final phases, its pods the others.
     phase, reason, message = state.phase, state.reason, state.message
     if phase is None:
-        if sum(pod.counts for pod in newest.values()) >= state.needed:
+        if sum(pod.is_healthy for pod in newest.values()) >= state.needed:
             phase, reason, message = Phase.RUNNING, "", ""
         elif state.restarting:
             phase = Phase.RESTARTING
@@ -203,7 +203,7 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
 
 
 class PodHistory:
-    """How many pods of a job were replaced, and how each ended: controllers keep no record of either.
+    """Records how many pods of a job were replaced, and how each ended; controllers do not.
 
     The pods of each observed status are counted. A watch in a thread sees how pods end that are deleted at
     once; if RBAC forbids it, only the ends of observed pods are known.
@@ -215,7 +215,7 @@ class PodHistory:
         """How pods ended, by rank and uid; None for a pod whose end was not observed."""
         self._suspended: set[str] = set()
         """Pods from before a suspension, which may take a while to terminate."""
-        self._observed: set[str] = set()  # Pods of the statuses since the last suspension.
+        self._observed: set[str] = set()  # Observed pods since the last suspension.
         self._news = cluster.clock.condition()
         self._stopped = False
         self._watching = False
@@ -230,26 +230,24 @@ class PodHistory:
         """End the watch."""
         self._stopped = True
 
-    def completed(self, status: JobStatus) -> JobStatus:
-        """Return a status whose pods count the pods before them as restarts, and report how the last one
-        ended.
-        """
+    def with_restarts(self, status: JobStatus) -> JobStatus:
+        """Return a status whose pods count replaced pods as restarts, with the end of the last one."""
         with self._news:
             for pod in status.pods:
-                self._note(pod)
-            if status.phase is Phase.SUSPENDED:  # By a queue, which is no fault of the pods.
+                self._record(pod)
+            if status.phase is Phase.SUSPENDED:  # By a queue: pods that it deletes are no failures.
                 self._suspended.update(uid for endings in self._endings.values() for uid in endings)
                 self._observed.clear()
                 return status
-            # The status may be a moment ahead of the watch.
-            self._news.wait_for(lambda: not self._watching or not self._awaited(status), _WATCH_LAG)
-            for rank, uid in self._awaited(status):
+            # The status may be slightly newer than the watch.
+            self._news.wait_for(lambda: not self._watching or not self._missing_endings(status), _WATCH_LAG)
+            for rank, uid in self._missing_endings(status):
                 self._endings[rank][uid] = Ending()
             had_pods = bool(self._observed)
             self._observed.update({pod.uid for pod in status.pods} - self._suspended)
             pods = []
             for pod in status.pods:
-                earlier = self._earlier(pod)
+                earlier = self._predecessors(pod)
                 # The controller's own count, `attempt`, is of these, too.
                 uncounted = max(0, len(self._observed & earlier.keys()) - pod.attempt)
                 last = next((end for end in reversed(earlier.values()) if end), None)
@@ -260,25 +258,28 @@ class PodHistory:
         restarting = status.phase is Phase.PENDING and restarted
         return replace(status, pods=tuple(pods), phase=Phase.RESTARTING if restarting else status.phase)
 
-    def _awaited(self, status: JobStatus) -> list[tuple[int, str]]:
+    def _missing_endings(self, status: JobStatus) -> list[tuple[int, str]]:
         """Return rank and uid of each replaced pod whose end was not observed."""
         return [
-            (pod.rank, uid) for pod in status.pods for uid, end in self._earlier(pod).items() if end is None
+            (pod.rank, uid)
+            for pod in status.pods
+            for uid, end in self._predecessors(pod).items()
+            if end is None
         ]
 
-    def _earlier(self, pod: PodStatus) -> dict[str, Ending | None]:
-        """Return the pods before one in its rank, and how they ended. The watch may know later ones."""
+    def _predecessors(self, pod: PodStatus) -> dict[str, Ending | None]:
+        """Return the earlier pods of a pod's rank by uid, and how they ended. The watch may be ahead."""
         if pod.uid in self._suspended:
             return {}
         before = itertools.takewhile(lambda item: item[0] != pod.uid, self._endings[pod.rank].items())
         return {uid: end for uid, end in before if uid not in self._suspended}
 
-    def _note(self, pod: PodStatus, *, deleted: bool = False) -> None:
+    def _record(self, pod: PodStatus, *, deleted: bool = False) -> None:
         with self._news:
             endings = self._endings.setdefault(pod.rank, {})
             if endings.get(pod.uid) in (None, Ending()):
                 endings[pod.uid] = _ending(pod) or endings.get(pod.uid)
-            if deleted:  # By somebody, or with its node, before it could end.
+            if deleted:  # Deleted by a user or with its node while it ran.
                 endings[pod.uid] = endings[pod.uid] or Ending("deleted")
             self._news.notify_all()
 
@@ -289,15 +290,15 @@ class PodHistory:
             "timeout_seconds": _WATCH_SECONDS,
             "_request_timeout": (timings.connect, timings.quiet),
         }
-        watch, waits = Watch(), timings.waits()
+        watch, waits = Watch(), timings.retry_delays()
         while not self._stopped:
             begin = {"resource_version": watch.resource_version} if watch.resource_version else {}
             try:
                 for change in watch.stream(
                     cluster.core.list_namespaced_pod, cluster.namespace, **options, **begin
                 ):
-                    waits = timings.waits()
-                    self._note(_status(change["object"], kind, job), deleted=change["type"] == "DELETED")
+                    waits = timings.retry_delays()
+                    self._record(_status(change["object"], kind, job), deleted=change["type"] == "DELETED")
                     if self._stopped:
                         return
             except ApiException as error:
@@ -306,8 +307,10 @@ class PodHistory:
                     return
                 if error.status == 401:
                     cluster.refresh()
-                if error.status == 410:  # The changes since then are not kept: begin with what exists.
+                if (
+                    error.status == 410
+                ):  # The server no longer has these changes: restart with the existing pods.
                     watch = Watch()
             except (HTTPError, OSError, ValueError, LookupError):
-                pass  # A stream that broke, or was silent for long: the next one goes on where it was.
+                pass  # The stream broke or timed out; the next one continues.
             cluster.clock.sleep(next(waits))

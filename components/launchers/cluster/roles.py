@@ -23,7 +23,7 @@ _GROUPS |= {"deployments": "apps", "selfsubjectaccessreviews": "authorization.k8
 
 
 def allow(resource: str, verbs: Iterable[str], namespace: str) -> str:
-    """Return the remedy for missing verbs on a resource (`pods/log`); an empty namespace is all of them."""
+    """Return the remedy for missing verbs on a resource (`pods/log`); an empty namespace means all."""
     missing, group = list(verbs), _GROUPS.get(resource, "")
     where = f"Role in namespace {namespace}" if namespace else "ClusterRole"
     rule = f'apiGroups ["{group}"], resources ["{resource}"], verbs {json.dumps(missing)}'

@@ -1,9 +1,9 @@
-"""Deletes a training job as soon as its run ends, from a small process that is already connected.
+"""A small process that deletes a training job as soon as its run ends.
 
 A terminated run leaves its step 0.3 to 2 s between SIGTERM and SIGKILL, too little on a busy node to open a
 connection. So the launcher starts this file as a program, which imports only the standard library, when it
 submits the job. It watches the run's Workflow and sends the DELETE when that has ended, mostly before the
-signal arrives. If only the step's pod is evicted or deleted, the job stays for the step's next attempt.
+signal arrives. If only the step's pod is evicted or deleted, the job continues for the step's next attempt.
 """
 
 import http.client
@@ -52,9 +52,9 @@ def has_ended(workflow: Mapping[str, Any], now: datetime) -> bool:
 def delete_with_run(
     client: Any, namespace: str, workflow: str, pod: str, kinds: Iterable[tuple[str, str, str]], job: str
 ) -> subprocess.Popen[bytes]:
-    """Start the process, which ends with this one.
+    """Start the process; it ends when this process ends.
 
-    `client` is the configuration of Kubernetes' client; `kinds` have group, version and plural of each kind.
+    `client` is the configuration of Kubernetes' client; `kinds` are (group, version, plural).
     """
 
     def path(group: str, version: str, plural: str, name: str) -> str:
@@ -71,14 +71,14 @@ def delete_with_run(
     }
     process = subprocess.Popen([sys.executable, "-I", __file__], stdin=subprocess.PIPE)
     assert process.stdin
-    # Through a pipe, for others may read the arguments and the environment of a process.
+    # Through a pipe: arguments and environment of a process may be visible to others.
     with process.stdin as pipe:
         pipe.write(json.dumps(request).encode())
     return process
 
 
 class _Server:
-    """One connection to the API server, which is opened again when it breaks."""
+    """A connection to the API server that reconnects when it breaks."""
 
     def __init__(self, request: Mapping[str, Any], timeout: float) -> None:
         self._url, self._timeout = urlsplit(request["server"]), timeout
@@ -86,7 +86,7 @@ class _Server:
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> Any:
-        """Send a request, on a new connection if the old one fails; returns the response."""
+        """Send a request, on a new connection if the old one fails, and return the response."""
         headers = {"Accept": accept, "Content-Type": "application/json"}
         token = f"Bearer {_TOKEN.read_text().strip()}" if _TOKEN.exists() else self._authorization
         headers |= {"Authorization": token} if token else {}
@@ -105,7 +105,7 @@ class _Server:
         return None
 
     def status(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> int:
-        """Send a request and return the status of the response; 0 if there is no answer."""
+        """Send a request and return the status of the response; 0: no response."""
         try:
             response = self.ask(method, path, body, accept)
             response.read()
@@ -124,7 +124,7 @@ class _Server:
 
 
 class _Watch:
-    """The last known fields of an object; None before the first answer."""
+    """Watches an object; its last fields are None before the first response."""
 
     def __init__(self, request: Mapping[str, Any], path: str) -> None:
         self.seen: Mapping[str, Any] | None = None
@@ -157,7 +157,7 @@ class _Watch:
 
 
 def _ask(server: _Server, workflow: str) -> bool | None:
-    """Return whether the run has ended, by a request; None if there is no answer."""
+    """Request whether the run has ended; None: no response."""
     try:
         response = server.ask("GET", workflow)
         text = response.read()
@@ -169,7 +169,7 @@ def _ask(server: _Server, workflow: str) -> bool | None:
 
 
 def _delete(server: _Server, jobs: Iterable[str]) -> None:
-    """Delete the job, whichever kind it has, and once more after a creation that was under way."""
+    """Delete the job of any kind, and again later, in case a creation was in progress."""
     paths, end = list(jobs), time.monotonic() + _DELETE_SECONDS
     body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
     while time.monotonic() < end:

@@ -15,21 +15,21 @@ from components.launchers.backend import Backend, Ending, JobStatus, Phase, PodS
 from components.launchers.cluster import kueue
 from components.launchers.cluster.client import ApiError
 from components.launchers.obstacles import NOT_EXECUTABLE, RESUME_FIX, ROOT_REFUSED, START_REASONS, remedy
-from components.launchers.output import LAST_LINES, Hints, failure_message, indented
+from components.launchers.output import LAST_LINES, Hints, failure_message, indent_lines
 from components.launchers.spec import JobSpec
 from trainer.base import events
 from trainer.base.errors import EXIT_RETRY, EXIT_USAGE, Interrupted, KubedetError, LaunchError
 from trainer.launching.heartbeat import EXIT_ABANDONED
 from trainer.launching.stop_signals import handling
 
-_MAX_EXTRA_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
-_NUMBERS = re.compile(r"\d\S*\s*")  # In a reason of a queue, which may change all the time.
+_MAX_EXTRA_STARTS = 2  # Further attempts, possibly on other nodes, to start a container that fails to start.
+_NUMBERS = re.compile(r"\d\S*\s*")  # Numbers in the message of a queue, which may change often.
 MEMORY_KILLS = 3
-"""Kills for too much memory, without a newer checkpoint between, after which the job is given up."""
+"""Number of out-of-memory kills without a newer checkpoint after which the job is given up."""
 
 
 class Restarts:
-    """Counts restarts since the last newer checkpoint: preempted jobs are healthy if they get on."""
+    """Counts restarts without a newer checkpoint: preempted jobs that make progress are healthy."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -38,14 +38,14 @@ class Restarts:
         self._step = 0
 
     def resume(self, step: int) -> None:
-        """Forgive earlier restarts if the training resumed from a newer checkpoint."""
+        """Forget earlier restarts if the training resumed from a newer checkpoint."""
         if step > self._step:
             self._step = step
             self._forgiven = dict(self._known)
             self._kills.clear()
 
-    def is_new(self, pod: PodStatus) -> bool:
-        """Record a pod's restarts; returns whether there are more than before."""
+    def record(self, pod: PodStatus) -> bool:
+        """Record a pod's restarts; return whether there are more than before."""
         before = self._known.get(pod.rank, 0)
         self._known[pod.rank] = pod.restarts
         # After an eviction by the queue the count starts at zero.
@@ -56,8 +56,8 @@ class Restarts:
             self._kills[pod.rank] = self._kills.get(pod.rank, 0) + pod.restarts - before
         return True
 
-    def counted(self, pod: PodStatus) -> int:
-        """Return a pod's restarts that are not forgiven."""
+    def unforgiven(self, pod: PodStatus) -> int:
+        """Return a pod's restarts without a newer checkpoint."""
         return pod.restarts - min(self._forgiven.get(pod.rank, 0), pod.restarts)
 
     def out_of_memory(self, pods: Iterable[PodStatus]) -> PodStatus | None:
@@ -65,36 +65,36 @@ class Restarts:
         return next((pod for pod in pods if self._kills.get(pod.rank, 0) >= MEMORY_KILLS), None)
 
 
-def of_job(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
-    """Return the error of a job that failed, was stopped or is gone, from its pods' last lines, by name."""
+def job_error(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
+    """Return the error of a job that failed, was stopped or is gone. `last_lines` are keyed by pod name."""
     if status.phase is Phase.GONE:
         return LaunchError(
             f"the job {status.name} no longer exists: it or its workflow was deleted", fix=RESUME_FIX
         )
-    pod = culprit(status.pods)
+    pod = first_failed_pod(status.pods)
     if pod is None:
         reason = ": ".join(filter(None, [status.reason, status.message]))
         return LaunchError(f"the job {status.name} failed: {reason or 'the cluster does not say why'}")
     if pod.exit_code == EXIT_RETRY:
-        return Interrupted(f"the training was stopped: {_ended(pod)}", fix=RESUME_FIX)
+        return Interrupted(f"the training was stopped: {_describe_failure(pod)}", fix=RESUME_FIX)
     if pod.exit_code == EXIT_ABANDONED:
         return LaunchError(
             "the training saved its state and ended, because it received no heartbeat from this step; "
-            f"{_ended(pod)}",
+            f"{_describe_failure(pod)}",
             fix=f"{RESUME_FIX}; job.launcher_timeout sets the limit",
             transient=True,
         )
     lines = list(last_lines.get(pod.name, ()))
     message = failure_message(lines)
-    text = f"{_ended(pod)}: {message}" if message else _ended(pod) + _last_lines(lines)
-    # Some runtimes do not say that a kill was one for memory; mostly it was.
+    text = f"{_describe_failure(pod)}: {message}" if message else _describe_failure(pod) + _last_lines(lines)
+    # Some runtimes do not report OOMKilled, the usual cause of a kill.
     fix = remedy(pod.reason, pod.message) or (remedy("OOMKilled") if pod.exit_code == 137 else "")
     return hints.error(text, fix, pod.exit_code)
 
 
-def culprit(pods: Iterable[PodStatus]) -> PodStatus | None:
-    """Return the pod that failed first, if possible one that was not killed: a failure ends its peers."""
-    # In CrashLoopBackOff its own state only says that it waits.
+def first_failed_pod(pods: Iterable[PodStatus]) -> PodStatus | None:
+    """Return the pod that failed first; killed pods come last, because a failure ends the peers."""
+    # In CrashLoopBackOff the state of a pod only says that it waits.
     ended = [
         replace(pod, reason=end.reason, message=end.message, exit_code=end.exit_code)
         if (end := pod.before) and pod.reason == "CrashLoopBackOff"
@@ -109,8 +109,8 @@ def culprit(pods: Iterable[PodStatus]) -> PodStatus | None:
     return min((pod for pod in ended if pod.phase == "Failed" or pod.exit_code), key=order, default=None)
 
 
-def _ended(pod: PodStatus) -> str:
-    """Return one line on how a pod ended."""
+def _describe_failure(pod: PodStatus) -> str:
+    """Return one line that describes how a pod failed."""
     reason = "" if pod.reason in ("", "Error") else f" ({pod.reason})"
     message = f": {' '.join(pod.message.split())}" if pod.message else ""
     how = "failed" if pod.exit_code is None else f"failed with exit code {pod.exit_code}"
@@ -120,12 +120,12 @@ def _ended(pod: PodStatus) -> str:
 
 
 def _last_lines(lines: Iterable[str]) -> str:
-    text = indented(lines)
+    text = indent_lines(lines)
     return f"; its last lines:\n{text}" if text else ""
 
 
 class _StopRequest(BaseException):
-    """A stop signal was received. Not an Exception: no handler of errors may catch it."""
+    """A stop signal was received. Not an Exception, so that no error handler catches it."""
 
 
 PrintLine = Callable[[str], None]  # Takes a line.
@@ -135,8 +135,8 @@ _print = partial(print, flush=True)
 def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
     """Run a job to its end, or adopt the same one if it runs already.
 
-    On SIGTERM or SIGINT the job is deleted before anything else; but if this is a step's pod whose run
-    continues, the job is left to the next attempt.
+    On SIGTERM or SIGINT the job is deleted before anything else; but if this is the pod of a step
+    and its run continues, the next attempt adopts the job.
     """
     submitted = None
     delete = f"kubedet job stop{backend.options} {job.name}"
@@ -150,7 +150,7 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
     with handling(raise_first):
         try:
             submitted = backend.submit(job)
-            Watch(backend, job, submitted, out).to_the_end()
+            Watch(backend, job, submitted, out).run_to_end()
             return
         except ApiError as error:
             if submitted is not None and error.transient:
@@ -167,7 +167,7 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
             )
         try:
             backend.withdraw(job.name, wait=False)
-            # A creation that was under way may arrive late.
+            # A creation in progress may succeed late.
             clock = backend.clock
             end = clock.monotonic() + (backend.timings.late if submitted is None else 0.0)
             while clock.monotonic() < end:
@@ -183,7 +183,7 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
 
 
 class Watch:
-    """Watches one job and enforces its limits; `out` takes each line."""
+    """Watches one job and enforces its limits; `out` prints a line."""
 
     def __init__(self, backend: Backend, job: JobSpec, fingerprint: str, out: PrintLine) -> None:
         self._backend, self._job, self._out = backend, job, out
@@ -199,14 +199,14 @@ class Watch:
         self._queue_reason, self._queue_since = "", 0.0
         self._status = JobStatus(job.name, Phase.GONE)
         self._clock = backend.clock
-        self._phase_since = self._spoken = self._clock.monotonic()
+        self._phase_since = self._last_printed = self._clock.monotonic()
         self._waiting_since: float | None = None
 
-    def to_the_end(self) -> None:
+    def run_to_end(self) -> None:
         """Watch until the job has succeeded, and all its lines are printed."""
         for event in self._backend.follow(self._job.name):
             if isinstance(event, JobStatus):
-                self._look(event)
+                self._process_status(event)
                 continue
             rank = self._ranks.get(event.pod, 0)
             reported = events.parse(event.text)
@@ -216,9 +216,9 @@ class Watch:
                 self._last.setdefault(rank, deque(maxlen=LAST_LINES)).append(event.text)
             if reported:
                 continue
-            self._tell(f"[{event.pod}] {event.text}")
+            self._print(f"[{event.pod}] {event.text}")
             if hint := self._hints.line(event.text):
-                self._tell(f"hint: {hint}")
+                self._print(f"hint: {hint}")
         timings = self._backend.timings
         end = self._clock.monotonic() + timings.replaced
         # Another job may replace ours in a moment.
@@ -230,25 +230,25 @@ class Watch:
                 break
         if self._status.phase is not Phase.SUCCEEDED:
             last = {pod.name: self._last.get(pod.rank, ()) for pod in self._status.pods}
-            raise of_job(self._status, last, self._hints)
+            raise job_error(self._status, last, self._hints)
 
-    def _tell(self, text: str) -> None:
-        self._spoken = self._clock.monotonic()
+    def _print(self, text: str) -> None:
+        self._last_printed = self._clock.monotonic()
         self._out(text)
 
-    def _look(self, status: JobStatus) -> None:
+    def _process_status(self, status: JobStatus) -> None:
         self._check_identity(status)
         before, self._status = self._status, status
         now = self._clock.monotonic()
         if status.phase is not before.phase:
             self._phase_since = now
-        if self._is_queue_news(status) or status.phase is not before.phase:
-            self._tell(f"job {self._job.name}: {_phase(status)}")
+        if self._update_queue_message(status) or status.phase is not before.phase:
+            self._print(f"job {self._job.name}: {_describe_phase(status)}")
         for pod in status.pods:
             self._ranks[pod.name] = pod.rank
             self._report(pod)
         job = self._job
-        # The controller may have been first.
+        # The controller may enforce the deadline first.
         is_late = status.phase is Phase.FAILED and status.reason == "DeadlineExceeded"
         if job.deadline and not status.phase.final:
             age = self._clock.now() - datetime.fromisoformat(status.created)
@@ -260,17 +260,17 @@ class Watch:
             )
         if status.phase.final:
             return
-        for line in self._obstacles.news(obstacles.of_job(status)):
-            self._tell(line)
+        for line in self._obstacles.report_changes(obstacles.find_obstacles(status)):
+            self._print(line)
         self._check_pods()
         self._check_waiting(now)
-        silent = now - self._spoken
+        silent = now - self._last_printed
         if silent >= self._backend.timings.heartbeat:
-            since, silence = _span(now - self._phase_since), _span(silent)
-            self._tell(f"job {job.name}: {_phase(status)}, for {since}; no line for {silence}")
+            since, silence = _format_duration(now - self._phase_since), _format_duration(silent)
+            self._print(f"job {job.name}: {_describe_phase(status)}, for {since}; no line for {silence}")
 
-    def _is_queue_news(self, status: JobStatus) -> bool:
-        """Whether a queued job has a new reason, and not only new numbers in it."""
+    def _update_queue_message(self, status: JobStatus) -> bool:
+        """Store the message of a queued job; return whether it is new apart from numbers."""
         if status.phase is not Phase.SUSPENDED or not status.queue:
             self._queue_message = ""
             return False
@@ -291,19 +291,19 @@ class Watch:
 
     def _report(self, pod: PodStatus) -> None:
         """Print what happened to a pod: a restart each time, its end once."""
-        if self._restarts.is_new(pod):
+        if self._restarts.record(pod):
             end = f" ({pod.before})" if str(pod.before or "") else ""
-            self._tell(
-                f"pod {pod.name}: restarted, {self._restarts.counted(pod)} of {self._job.backoff}{end}"
+            self._print(
+                f"pod {pod.name}: restarted, {self._restarts.unforgiven(pod)} of {self._job.backoff}{end}"
             )
         if pod.phase == "Failed" or pod.exit_code:
             key = (pod.uid, str(pod.restarts))
             if key not in self._reported:
                 self._reported.add(key)
-                self._tell(_ended(pod))
+                self._print(_describe_failure(pod))
 
     def _check_waiting(self, now: float) -> None:
-        """Give the job up if it has waited too long for its pods, or waits for a queue in vain."""
+        """Give up if the job has waited too long for its pods, or if its queue will never admit it."""
         status, job = self._status, self._job
         limit = job.start_timeout / obstacles.PERSON_SHARE
         if status.phase not in (Phase.PENDING, Phase.RESTARTING):
@@ -312,11 +312,11 @@ class Watch:
             self._waiting_since = now
         elif now - self._waiting_since > job.start_timeout:
             self._give_up(
-                f"the job {job.name} does not run after {job.start_timeout} s ({_count(status)}):\n"
-                + indented(self._backend.explain(status)),
+                f"the job {job.name} does not run after {job.start_timeout} s ({_describe_pods(status)}):\n"
+                + indent_lines(self._backend.explain(status)),
                 "fix what holds the pods back, or set start_timeout higher if the cluster is only busy",
             )
-        elif now - self._waiting_since > limit and (obstacle := self._obstacles.lasting(limit)):
+        elif now - self._waiting_since > limit and (obstacle := self._obstacles.find_lasting(limit)):
             self._give_up(
                 f"the job {job.name} was given up after {limit:.0f} s: {obstacle.name} cannot start: "
                 f"{obstacle}",
@@ -331,15 +331,15 @@ class Watch:
             longest = min(longest, self._backend.timings.unserved)
         if reason in kueue.HOPELESS and waited > longest:
             text = f"the job {job.name} was given up after {waited:.0f} s {status.message}"
-            explanation = indented(self._backend.explain(status))
+            explanation = indent_lines(self._backend.explain(status))
             self._give_up("\n".join(filter(None, [text, explanation])), kueue.remedy(status))
 
     def _check_pods(self) -> None:
-        """Give the job up if a pod can never run as specified, or was restarted too often."""
+        """Give up if a pod can never run as specified, or was restarted too often."""
         job, pods = self._job, self._status.pods
         given_up = f"the job {job.name} was given up"
         for pod in pods:
-            # How the pod, or the one before it, failed to start.
+            # The failed start of the pod or its predecessor.
             end = Ending(pod.reason, pod.message, pod.exit_code)
             if pod.before and pod.before.reason in START_REASONS and pod.reason not in START_REASONS:
                 end = pod.before
@@ -362,8 +362,8 @@ class Watch:
                 + _last_lines(self._last.get(killed.rank, ())),
                 remedy("OOMKilled"),
             )
-        worst = max(pods, key=self._restarts.counted, default=None)
-        if worst and (count := self._restarts.counted(worst)) > job.backoff:
+        worst = max(pods, key=self._restarts.unforgiven, default=None)
+        if worst and (count := self._restarts.unforgiven(worst)) > job.backoff:
             end = worst.before or Ending()
             reason = f" ({end})" if str(end) else ""
             self._give_up(
@@ -381,16 +381,16 @@ class Watch:
         raise self._hints.error(message, fix, code)
 
 
-def _count(status: JobStatus) -> str:
-    return f"{sum(pod.counts for pod in status.pods)} of {status.nodes} pods run"
+def _describe_pods(status: JobStatus) -> str:
+    return f"{sum(pod.is_healthy for pod in status.pods)} of {status.nodes} pods run"
 
 
-def _phase(status: JobStatus) -> str:
+def _describe_phase(status: JobStatus) -> str:
     if status.phase is Phase.SUSPENDED:
         queue = status.message if status.queue else ""
         return f"suspended, {queue}" if queue else "suspended: by its queue, or by a person"
-    return str(status.phase) if status.phase.final else f"{status.phase}, {_count(status)}"
+    return str(status.phase) if status.phase.final else f"{status.phase}, {_describe_pods(status)}"
 
 
-def _span(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min"

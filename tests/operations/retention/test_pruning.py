@@ -172,7 +172,7 @@ def test_data_that_a_run_reuses_is_young_again(root, tmp_path):
 def test_the_number_of_kept_runs_is_positive(root, caplog):
     with pytest.raises(ConfigError, match="newest 0 runs cannot be kept"):
         prune(root[0], keep=0)
-    retention.prune_after(str(root[0]), 0)
+    retention.prune_after_step(str(root[0]), 0)
     assert "nothing was deleted" in caplog.text
 
 

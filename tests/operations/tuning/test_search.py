@@ -218,7 +218,7 @@ def open_study(asked):
 
 def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_path, training, monkeypatch):
     recorded = []
-    monkeypatch.setattr(steps, "record", recorded.append)
+    monkeypatch.setattr(steps, "record_outcome", recorded.append)
     ended = [search.train_trial(open_study(asked), number, 2) for number in (2, 0, 1)]
     assert [line.split(":")[0] for line in ended] == ["trial 2", "trial 0", "trial 1"]
     study = tmp_path / "tuning" / "tune-debug"

@@ -25,14 +25,14 @@ WEBHOOK = 'admission webhook "validator.pytorchjob.training-operator.kubeflow.or
 def test_what_passes_is_tried_again(cluster, simulated, fault):
     times = 1 if "delay" in fault else 3
     simulated.faults.append(Fault("GET", "pods", times=times, **fault))
-    assert pods.of_job(cluster, KIND, "train", patience=5) == []
+    assert pods.list_pods_of_job(cluster, KIND, "train", patience=5) == []
     assert len(simulated.requests("GET", "pods")) == times + 1
 
 
 def test_retry_after_is_obeyed(cluster, simulated):
     simulated.faults.append(Fault("GET", "pods", status=429, retry_after=1))
     begun = simulated.clock.monotonic()
-    pods.of_job(cluster, KIND, "train")
+    pods.list_pods_of_job(cluster, KIND, "train")
     assert simulated.clock.monotonic() - begun >= 1.0
 
 
@@ -41,14 +41,14 @@ def test_patience_has_an_end(cluster, simulated, fault):
     simulated.faults.append(Fault("GET", times=1000, **fault))
     begun = simulated.clock.monotonic()
     with pytest.raises(ApiError, match="cannot list pods in namespace default") as error:
-        pods.of_job(cluster, KIND, "train", patience=0.3)
+        pods.list_pods_of_job(cluster, KIND, "train", patience=0.3)
     assert simulated.clock.monotonic() - begun < 20
     assert error.value.transient and error.value.exit_code == 1 and error.value.fix
 
 
 def test_a_token_that_was_rotated_is_read_again(cluster, simulated):
     simulated.token = simulated.valid_token = "second"
-    assert pods.of_job(cluster, KIND, "train") == []
+    assert pods.list_pods_of_job(cluster, KIND, "train") == []
     assert len(simulated.seen) == 2
 
 

@@ -243,7 +243,7 @@ def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
 @pytest.mark.parametrize("title", [kind.title for kind in KINDS.values()])
 def test_pods_that_end_slowly_when_their_job_is_taken_back_are_no_restarts(cluster, title):
     """A TrainJob's pods have other names each time: old ones and new ones are there side by side."""
-    count = PodHistory(cluster).completed
+    count = PodHistory(cluster).with_restarts
     of = partial(JobStatus, "train", kind=title, queue="gpus")
     first, second, third = (PodStatus(f"train-{uid}", "Running", 0, uid=uid) for uid in "123")
     count(of(Phase.RUNNING, pods=(first,)))

@@ -205,7 +205,7 @@ def test_lines_of_pods_come_with_their_names(start, cluster):
     with MergedLogs(cluster) as feed:
         for pod in [*pods, *pods]:  # A pod is followed once.
             feed.follow(pod.name, pod.uid)
-        lines = sorted((line.pod, line.text) for line in feed.rest(5.0))
+        lines = sorted((line.pod, line.text) for line in feed.drain(5.0))
     assert lines == [("other-worker-0", "c"), ("train-worker-0", "a"), ("train-worker-0", "b")]
 
 
@@ -215,7 +215,7 @@ def test_a_log_that_stays_unreadable_is_given_up_and_reported(start, simulated, 
     pod, _ = start(talker(TILE_ID_STEP))
     with MergedLogs(cluster) as feed:
         feed.follow(pod.name, pod.uid)
-        assert list(feed.rest(30.0)) == []
+        assert list(feed.drain(30.0)) == []
     assert "the end of the log of pod train-worker-0 cannot be read" in caplog.text
 
 

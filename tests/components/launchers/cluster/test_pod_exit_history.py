@@ -29,7 +29,7 @@ def look(ends, backend):
         while True:
             status = backend.status("train")
             if [pod.phase for pod in status.pods] == ["Running"]:
-                return ends.completed(status).pods[0].before
+                return ends.with_restarts(status).pods[0].before
 
     return look
 

@@ -21,9 +21,9 @@ def test_a_start_from_the_same_checkpoint_forgives_nothing():
     restarts = Restarts()
     restarts.resume(100)
     for number in range(1, MEMORY_KILLS + 1):
-        restarts.is_new(pod(number))
+        restarts.record(pod(number))
         restarts.resume(100)
-    assert restarts.counted(pod(MEMORY_KILLS)) == MEMORY_KILLS
+    assert restarts.unforgiven(pod(MEMORY_KILLS)) == MEMORY_KILLS
     assert restarts.out_of_memory([pod(MEMORY_KILLS)])
 
 

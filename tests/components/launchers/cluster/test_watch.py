@@ -12,7 +12,7 @@ from kinds import both, plain
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster import pods
-from components.launchers.cluster.watch import culprit, of_job
+from components.launchers.cluster.watch import first_failed_pod, job_error
 from components.launchers.output import Hints
 from components.launchers.spec import Network
 from trainer.base.errors import Interrupted, LaunchError
@@ -282,7 +282,7 @@ def pod(rank, code, *, reason="Error", ended="", phase="Failed", message=""):
 
 def failure(*pods, last=None, **fields):
     status = JobStatus("train", Phase.FAILED, pods=pods, **fields)
-    return of_job(status, last or {}, Hints(rdma=False))
+    return job_error(status, last or {}, Hints(rdma=False))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def failure(*pods, last=None, **fields):
     ],
 )
 def test_the_first_that_failed_by_itself_is_the_culprit(pods, rank):
-    assert culprit(pods).rank == rank
+    assert first_failed_pod(pods).rank == rank
 
 
 def test_a_job_whose_pods_are_gone_is_reported_by_its_condition():

@@ -121,7 +121,7 @@ def test_a_deadline_enforced_by_the_controller_is_reported(run, simulated):
 def test_an_elastic_job_replaces_only_the_lost_node(backend, job, simulated):
     simulated.lives |= {FIRST: endless, SECOND: endless}
     backend.submit(job(nodes=2, elastic=TWO))
-    simulated.clock.until(lambda: sum(pod.counts for pod in backend.status("train").pods) == 2)
+    simulated.clock.until(lambda: sum(pod.is_healthy for pod in backend.status("train").pods) == 2)
     first, second = (pod.uid for pod in backend.status("train").pods)
     simulated.pod(SECOND).exit(137, "OOMKilled")
     simulated.clock.until(lambda: backend.status("train").pods[1].uid != second)
