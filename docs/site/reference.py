@@ -19,7 +19,7 @@ PAGE = ROOT / "docs/reference.md"
 TITLES = {
     "run": "Options of a run",
     "access": "Options for Kubeflow",
-    "place": "Options for jobs",
+    "target": "Options for jobs",
     "options": "Options of the compiler",
     "job": "Options of a job",
 }
