@@ -14,7 +14,7 @@ _AUTHOR = "kubedet"
 
 
 def register_model(uri: str, server: str, run_id: str) -> dict[str, str]:
-    """Register the version of the bundle at a URI, where it is missing; return the ids in the registry."""
+    """Register the version of the bundle at a URI unless it exists; return the ids in the registry."""
     check_server(server)
     metadata = bundle.load(uri).metadata
     try:
@@ -45,7 +45,7 @@ def register_model(uri: str, server: str, run_id: str) -> dict[str, str]:
 
 
 def check_server(server: str) -> None:
-    """Raise ConfigError for the URL of a registry that cannot be used."""
+    """Raise ConfigError if the URL of a registry cannot be used."""
     parts = urlsplit(server)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(

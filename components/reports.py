@@ -1,4 +1,4 @@
-"""What the steps leave in Kubeflow: the artifacts' files, what the UI shows with them, and the run's outcome.
+"""Publishes the results of steps in Kubeflow: artifacts, their metadata in the UI, and the run's outcome.
 
 An artifact holds the step's manifest, not the data: KFP's launcher copies whole artifacts into every pod.
 """
@@ -44,7 +44,7 @@ def report_download(result: RawData | NothingNew, raw: Any, *, keep_runs: int) -
 
 @steps.retry_publishing
 def report_shards(result: Shards, shards: Any, statistics: Any, *, keep_runs: int) -> None:
-    """Publish the shards and the page with their statistics, and prune the data root if that is asked for."""
+    """Publish the shards and the page with their statistics, and prune the data root if requested."""
     shown: dict[str, object] = {"uri": result.uri, "fingerprint": result.fingerprint}
     for split, samples in result.samples.items():
         shown |= {f"{split}_samples": samples, f"{split}_boxes": result.boxes[split]}
@@ -88,7 +88,7 @@ def report_bundle(result: Bundle, model: TrainedModel, exported: Any) -> None:
 
 
 def _report_end(step: str, outcome: Outcome, *, folder: str) -> None:
-    """Report how the run ends: to the webhook, once for `folder`, and in the pod's status."""
+    """Report the outcome of the run to the webhook (once per `folder`) and in the pod's status."""
     hooks.on_step_end(StepEnd(step, outcome, folder))
     steps.record_outcome(f"{outcome.event}\n{outcome.reason}")
 

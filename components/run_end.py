@@ -1,4 +1,4 @@
-"""The work of the clean-up step, which has no Secret and no claim: it must run if these are wrong."""
+"""The work of the clean-up step. It mounts no Secret or claim, so it runs even if these are missing."""
 
 import logging
 import os
@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 
 _NODE_NAME = "workflows.argoproj.io/node-name"
 """Annotation of a pod: its path in the workflow, e.g. run.root(0).exit-handler-1(0).train(0).executor(0)."""
-_SIGNAL_BASE = 128  # The first exit code of a process that a signal ended.
+_SIGNAL_BASE = 128  # Exit codes from here on mean that a signal ended the process.
 _UNKNOWN_REASON = "The reason is unknown: the pods of the run are gone, or cannot be read."
 _STOPPED_BY_USER = "The run was stopped by a user"
 
 
 class Failure(NamedTuple):
-    """A step that failed; sorted by its end."""
+    """A failed step; sorted by time of its end."""
 
     when: str
     step: str
@@ -34,7 +34,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     local runner, FAILED, ...; `path` is a local file that receives the report, as Markdown. Returns the
     outcome as `state`, "succeeded" or one of `hooks.EVENTS`, and the `reason` if there is one.
 
-    What the steps recorded has priority over `state`: Kubeflow Pipelines 2.17 leaves the graph of a skipped
+    An outcome in a pod takes precedence over `state`: Kubeflow Pipelines 2.17 leaves the graph of a skipped
     step RUNNING (`UpdateDAGExecutionsState` in backend/src/v2/metadata/client.go).
     """
     pods = _pods(run_id)
@@ -44,7 +44,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
         event = "succeeded"
     elif not event:
         failed, ended = failures(pods), _ended_from_outside(state)
-        if ended:  # Steps that a signal ended did not fail: the end of the run stopped them.
+        if ended:  # Steps that were ended by a signal did not fail: they were stopped with the run.
             stopped = [failure.step for failure in failed if failure.code >= _SIGNAL_BASE]
             failed = [failure for failure in failed if failure.code < _SIGNAL_BASE]
             ended += f" during {', '.join(stopped)}" if stopped else ""
@@ -61,7 +61,10 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
         if launcher:
             jobs.remove(launcher, run_id)
     finally:
-        if event in (hooks.STOPPED, hooks.FAILED):  # The step that decided another outcome reported it.
+        if event in (
+            hooks.STOPPED,
+            hooks.FAILED,
+        ):  # Other outcomes were reported by their steps.
             outcome = hooks.Outcome(event, run_id, reason)
             # The folder is on this pod's disk: retries of the step send no second notice.
             hooks.on_step_end(hooks.StepEnd("cleanup", outcome, str(Path(path).parent)))
@@ -69,7 +72,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
 
 
 def _ended_from_outside(state: str) -> str:
-    """Return what ended the run other than its steps: a user, or its deadline; empty if nothing did.
+    """Return whether a user or the deadline ended the run; empty if its steps did.
 
     Kubeflow terminates a run by setting activeDeadlineSeconds of its Workflow to 0; Argo's own commands set
     `shutdown`. (`TerminateRun` and `patchWorkflow` in backend/src/apiserver of Kubeflow Pipelines 2.17.)
@@ -117,7 +120,7 @@ def termination(pod: Any) -> Any:
 
 
 def _find_outcome(pods: list[Any]) -> tuple[str, str]:
-    """Return the outcome that a step recorded in its pod's status, and its reason; both may be empty."""
+    """Return the outcome and the reason that a step recorded in its pod's status; both may be empty."""
     for ended in filter(None, map(termination, pods)):
         event, _, reason = (ended.message or "").partition("\n")
         if event in hooks.DECIDED and ended.exit_code == 0:

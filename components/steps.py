@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 TERMINATION_LOG = Path("/dev/termination-log")
 """The content of this file becomes part of the pod's status, and of the workflow's message in Kubeflow."""
 
-_MESSAGE_BYTES = 4096  # Kubernetes keeps no more.
-_DELETION_SECONDS = 60.0  # Until the signal that follows the pod's own deletion.
+_MESSAGE_BYTES = 4096  # Maximum length that Kubernetes keeps.
+_DELETION_SECONDS = 60.0  # Time until the signal that follows the deletion of this pod.
 TRIES_VARIABLE = "KUBEDET_STEP_TRIES"
 """Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere."""
 
@@ -48,10 +48,10 @@ _POLL_SECONDS = 0.2
 class RetryPolicy:
     """Maximum number of attempts, and the waits between them in seconds."""
 
-    tries: int = 1  # 1 works in this very process.
-    first_wait: float = 5.0  # Wait after the first try; each further one is three times as long.
+    tries: int = 1  # 1: work in this process.
+    first_wait: float = 5.0  # Wait after the first try; it triples after each further try.
     longest_wait: float = 120.0
-    steady: float = 600.0  # A try that lasted this long resets the count of tries.
+    steady: float = 600.0  # A try that lasts this long resets the count.
 
     @classmethod
     def from_environment(cls) -> "RetryPolicy":
@@ -107,9 +107,9 @@ def run_step(step: str, work: Callable[[], T], *, secret: str = "", adopts: bool
 
 
 def retry_publishing(publish: Callable[P, T]) -> Callable[P, T]:
-    """Let a function that publishes the result of a step end as its work does: with retries and a message.
+    """Decorate a function that publishes a step's result: retry it, and report its errors like the step's.
 
-    It runs in the waiting process, whose artifacts Kubeflow reads.
+    It runs in the parent process, whose artifacts Kubeflow reads.
     """
 
     @wraps(publish)
@@ -132,7 +132,7 @@ def retry_publishing(publish: Callable[P, T]) -> Callable[P, T]:
 
 
 def _restart_orphaned_step(step: str) -> None:
-    """Report that the waiting process was killed, and delete this pod: then Kubeflow runs the step again."""
+    """Report that the parent process was killed, and delete this pod: Kubeflow then repeats the step."""
     _report(
         ProcessKilled(
             f"the main process of the step {step} was killed",
@@ -148,7 +148,7 @@ def _restart_orphaned_step(step: str) -> None:
 
 
 def record_outcome(text: str) -> None:
-    """Write a text to the pod's status, where the clean-up finds it: an error, or how the run ends."""
+    """Write an error or the outcome of the run to the pod's status, where the clean-up step reads it."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         with suppress(OSError):
             TERMINATION_LOG.write_text(text.encode()[:_MESSAGE_BYTES].decode(errors="ignore"))
@@ -158,7 +158,7 @@ def _report(error: KubedetError) -> None:
     """Print an error, and write it to the pod's status."""
     record_outcome(str(error))
     events.emit(events.Failed(message=str(error), exit_code=error.exit_code))
-    # Last: it is the end of the log.
+    # Print it last, so that it ends the log.
     print(f"error: {error}", file=sys.stderr, flush=True)
 
 
@@ -172,9 +172,9 @@ def supervise(
 ) -> T:
     """Run work in child processes until an attempt succeeds, and return its result, which is pickled.
 
-    SIGTERM and SIGINT are passed on to the work's process, and nothing is retried after them. If an
-    attempt `adopts` what an earlier one started elsewhere, such as a job, a crash is retried, too.
-    `on_orphaned` is called in the work's process if this one is killed; then the work's process ends.
+    SIGTERM and SIGINT are forwarded to the child process, and nothing is retried after them. With
+    `adopts`, an attempt can continue a job that an earlier one started, so crashes are retried too.
+    `on_orphaned` is called in the child process if this process is killed; then the child ends.
     """
     if patience.tries == 1:
         return work()
@@ -224,7 +224,7 @@ def _run_once(work: Callable[[], T], on_orphaned: Callable[[], None], stops: lis
             child.terminate()
         outcome: tuple[T | KubedetError] | None = None
         is_alive = True
-        while outcome is None and is_alive:  # The child's own children may hold the pipe open.
+        while outcome is None and is_alive:  # Child processes of the child may keep the pipe open.
             is_alive = child.exitcode is None
             if receiver.poll(_POLL_SECONDS if is_alive else 0):
                 try:

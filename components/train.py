@@ -1,4 +1,4 @@
-"""Step 3: train the detector by a training job."""
+"""Step 3: train the detector with a training job."""
 
 from kfp import dsl
 

@@ -1,4 +1,4 @@
-"""The training of a run by a launcher: the job's specification, its heartbeat, and what is left of it."""
+"""Trains with a launcher: the job's specification, its heartbeat and its result."""
 
 import logging
 from contextlib import nullcontext
@@ -20,9 +20,9 @@ _HEARTBEAT = "launcher.json"
 def train(
     shards: Shards, request: Request, output: str = "", *, rules: str = "", warm_start: str = ""
 ) -> TrainedModel:
-    """Train by a launcher to the end, or resume; for `output` see `trainer.steps.train.run_folder`.
+    """Train to the end with a launcher, or resume; for `output` see `trainer.steps.train.run_folder`.
 
-    `rules` are those of the gate, `warm_start` see `trainer.steps.train.train`.
+    `rules` are the rules of the gate; for `warm_start` see `trainer.steps.train.train`.
     """
     in_pods = launchers.in_pods(request.launcher)
     folder = training.run_folder(output, shards, request.run_id)
@@ -39,7 +39,7 @@ def train(
                 raise
             logger.warning("the training is complete, although its job failed: %s", error)
 
-    # Before anything else: a job of an earlier attempt waits for the heartbeat.
+    # Start this first: a job of an earlier attempt needs the heartbeat.
     with heartbeat.renewed(storage.join(folder, _HEARTBEAT)) if in_pods else nullcontext():
         return training.train(
             shards,

@@ -1,1 +1,1 @@
-"""Operation over months by the records of runs, whose steps never import this package."""
+"""Long-term operation, based on the records of runs. Steps never import this package."""

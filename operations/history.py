@@ -21,7 +21,7 @@ class Run:
 
     run_id: str
     began: datetime
-    hours: float | None  # None while it goes on.
+    hours: float | None  # None while it runs.
     state: str
     verdict: str = ""  # "passed", "held back", "nothing new", or empty if unknown.
     ap: float | None = None  # coco/AP of its evaluation, 0 to 1.
@@ -35,7 +35,7 @@ class Run:
 
 
 def add_verdicts(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
-    """Add verdicts from the data root to runs; also return why it could not be read, if so."""
+    """Add verdicts from the data root to runs; also return the error if it cannot be read."""
     try:
         if storage.is_local(data_root) and not Path(storage.absolute(data_root)).is_dir():
             raise KubedetError(f"{data_root} does not exist on this machine")
@@ -45,7 +45,7 @@ def add_verdicts(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
         return list(runs), error.message
     completed = []
     for run in runs:
-        # A folder's name is the run's id, after the version of the data.
+        # A folder's name ends with the run's id.
         record = next((record for name, record in verdicts.items() if name.endswith(run.run_id)), None)
         verdict, ap = NOTHING_NEW if f"{run.run_id}.json" in without_news else "", None
         if record:

@@ -1,10 +1,10 @@
-"""What operations does in the steps of a run; the entry point `operations` of the group `kubedet.hooks`."""
+"""Hooks of operations in the steps of a run; the entry point `operations` of the group `kubedet.hooks`."""
 
 from components.hooks import Hooks, StepEnd
 
 
 class _Operations(Hooks):
-    """Imports each feature when it is needed: the process that waits for a step's work stays small."""
+    """Imports features lazily, so that the parent process of a step stays small."""
 
     def on_step_end(self, end: StepEnd) -> None:
         if end.outcome is not None:

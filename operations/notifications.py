@@ -1,4 +1,4 @@
-"""Notifications to a webhook when runs end. Its secret address is in no log, error, job or artifact."""
+"""Notifications to a webhook when runs end. Its secret URL is never in a log, error, job or artifact."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from trainer.storage import environment
 
 logger = logging.getLogger(__name__)
 
-NOTIFY = "kubedet-notify"  # Default name of the Secret. Without it nothing is sent.
+NOTIFY = "kubedet-notify"  # Default name of the Secret. Without the Secret nothing is sent.
 
 URL, KIND, ON = "KUBEDET_NOTIFY_URL", "KUBEDET_NOTIFY_KIND", "KUBEDET_NOTIFY_ON"
 
@@ -34,19 +34,19 @@ _HEADLINES = {
     NOTHING_NEW: "had nothing new to train on",
 }
 _SHOWN_METRICS = ("coco/AP", "coco/AP50")
-_MAX_REASON_LENGTH = 3000  # Characters of a reason in the text.
+_MAX_REASON_LENGTH = 3000  # Maximum length of a reason in the text.
 _TIMEOUT = urllib3.Timeout(connect=5, read=10)
-_RETRY_WAITS = (1.0, 3.0)  # Seconds before the second try and the third.
-_RETRY_STATUSES = (429, 500, 502, 503, 504)  # HTTP codes after which another try may succeed.
+_RETRY_WAITS = (1.0, 3.0)  # Seconds before the second and third attempts.
+_RETRY_STATUSES = (429, 500, 502, 503, 504)  # HTTP status codes to retry.
 
 
 def _setting(name: str) -> str:
-    """Return an environment variable without surrounding space, which a Secret's file may have."""
+    """Return an environment variable without surrounding whitespace, which a Secret may contain."""
     return os.environ.get(name, "").strip()
 
 
 def _post(url: str, body: bytes, variable: str) -> str:
-    """Post JSON; return the problem, in which `variable` replaces the address, or nothing."""
+    """Post JSON; return an error (with `variable` in place of the URL), or an empty string."""
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         return f"{variable} is no address that begins with https://"
     client = environment.web_client(url)
@@ -54,7 +54,7 @@ def _post(url: str, body: bytes, variable: str) -> str:
     for wait in (0.0, *_RETRY_WAITS):
         time.sleep(wait)
         try:
-            # A redirect would send it to another server than the configured one.
+            # A redirect would send it to a server that was not configured.
             response = client.request(
                 "POST",
                 url,
@@ -78,7 +78,7 @@ def _post(url: str, body: bytes, variable: str) -> str:
 
 
 def notify(outcome: Outcome, folder: str = "") -> bool:
-    """Post a notice if a webhook wants it, once for a run's `folder` (a URI); return whether it was sent."""
+    """Post a notification if the webhook wants it, once per `folder` (URI); return whether it was sent."""
     headline = _HEADLINES[outcome.event]
     try:
         chosen = {word.strip().replace("-", " ") for word in _setting(ON).lower().split(",")} - {""}
@@ -95,7 +95,7 @@ def notify(outcome: Outcome, folder: str = "") -> bool:
             logger.warning("%s: a notice may be sent twice", error.message)
         name, body = f"{URL} (`url` of the Secret)", json.dumps(_body(outcome)).encode()
         problem = _post(_setting(URL), body, name)
-    except Exception as error:  # Its text may contain the address.
+    except Exception as error:  # Its text may contain the URL.
         problem = type(error).__name__
     if problem:
         logger.warning("no notification was sent that the run %s: %s", headline, problem)
@@ -105,7 +105,7 @@ def notify(outcome: Outcome, folder: str = "") -> bool:
 
 
 def _body(outcome: Outcome) -> dict[str, object]:
-    """Return the content of a post; its kind follows from the environment, or else from the address."""
+    """Return the body of a notification; its kind is set in the environment or derived from the URL."""
     lines = [f"kubedet: run {outcome.run} {_HEADLINES[outcome.event]}"]
     if outcome.model:
         lines.append(f"model {outcome.model} {outcome.model_version}".rstrip())
@@ -119,6 +119,6 @@ def _body(outcome: Outcome) -> dict[str, object]:
     of_slack = (urlsplit(_setting(URL)).hostname or "").endswith("slack.com")
     if kind == SLACK or (of_slack and not kind):
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
-    # The id is the same however often a notice is sent.
+    # Repeated notifications have the same id.
     notice_id = f"{outcome.run}/{outcome.event}"
     return {"kind": "notice", "version": 1, "id": notice_id, **asdict(outcome), "text": text}

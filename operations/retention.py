@@ -1,9 +1,9 @@
-"""Frees space in a data root: deletes old runs, versions of models and data that nothing kept needs.
+"""Frees space in a data root: deletes old runs, model versions, and data that nothing else needs.
 
 An artifact is a run, a version of a model, shards, raw tables, the images of a source, or the
 trial runs of a search; its name is its path below the data root, such as `runs/20261121-4f0c`. The old images
-of a kept source that no kept raw table has are an artifact, too. Steps set the
-time of the data that they reuse (`storage.touch`), so whatever a starting run needs is young.
+of a kept source that no kept raw table has are an artifact, too. Steps update
+the time of data that they reuse (`storage.touch`), so the data of a starting run is recent.
 
 Files that mark a folder as complete are deleted first: an interrupted prune leaves no partial data that looks
 complete, and the next one continues it.
@@ -51,7 +51,7 @@ class Artifact:
     size: int = 0  # Bytes.
     modified: float | None = 0.0
     """Time of its newest file, in seconds since 1970; None if the store does not report it."""
-    files: set[str] = field(default_factory=set)  # Names in its folder; not of images, which may be millions.
+    files: set[str] = field(default_factory=set)  # File names; empty for images, which may be millions.
     reasons: list[str] = field(default_factory=list)  # Why it is kept.
 
     @property
@@ -74,7 +74,7 @@ def inventory(data_root: str) -> dict[str, Artifact]:
     for kind, depth in _DEPTH.items():
         for path, state in storage.scan(storage.join(data_root, kind)):
             parts = path.split("/")
-            if len(parts) > depth:  # Else it is a file beside the artifacts.
+            if len(parts) > depth:  # Otherwise the file belongs to no artifact.
                 name = "/".join([kind, *parts[:depth]])
                 artifact = artifacts.setdefault(name, Artifact(name, storage.join(data_root, name)))
                 artifact.add("/".join(parts[depth:]), state)
@@ -82,7 +82,7 @@ def inventory(data_root: str) -> dict[str, Artifact]:
 
 
 def check(keep: int) -> None:
-    """Raise ConfigError for a number of runs that cannot be kept."""
+    """Raise ConfigError if the number of runs to keep is invalid."""
     if keep < 1:
         raise ConfigError(
             f"the newest {keep} runs cannot be kept", fix="use 1 or more: --keep N, or --prune N for a run"
@@ -92,15 +92,15 @@ def check(keep: int) -> None:
 class Pruning:
     """Decides which artifacts are kept, and why: runs first, then versions of models, then data.
 
-    An artifact that cannot be judged is kept.
+    An artifact is kept if its use cannot be determined.
     """
 
     def __init__(self, data_root: str, keep: int, days: float = DAYS, *, now: float | None = None) -> None:
-        """Judge without deleting; `keep` is the number of runs, and of earlier versions of a model."""
+        """Decide without deleting; `keep` is the number of runs and of earlier versions of each model."""
         check(keep)
         self._root, self._keep_last, self._now = data_root, keep, time.time() if now is None else now
         self._young_seconds = days * _DAY_SECONDS
-        # Records first: what is written after them is young.
+        # Read records first: anything written later is recent.
         records = sorted(RunRecord.read_all(data_root, strict=True), key=attrgetter("started"))
         self._records = {record.run: record for record in records}
         self.artifacts = inventory(data_root)
@@ -143,7 +143,7 @@ class Pruning:
         ]
 
     def _keep_runs(self) -> None:
-        """Keep the newest and the unfinished runs, and the data of all that are kept."""
+        """Keep the newest and the unfinished runs, and their data."""
         verdicts = {record.run: record for record in VerdictRecord.read_all(self._root)}
         published = {record.run for record in PublishedRecord.read_all(self._root)}
         runs = {*[name for name in self._records if f"runs/{name}" in self.artifacts][-self._keep_last :]}
@@ -154,7 +154,7 @@ class Pruning:
             if not ended and self._is_recent(datetime.fromisoformat(record.started).timestamp()):
                 runs.add(name)
                 self._keep(f"runs/{name}", "unfinished")
-                for artifact in self.artifacts.values():  # The root may have had another address then.
+                for artifact in self.artifacts.values():  # The URI of the data root may have changed since.
                     if f"/{artifact.name}/" in f"/{record.weights}":
                         artifact.reasons.append(f"run {name} began with its weights")
         for name in runs | {name for name, artifact in self.select("runs") if artifact.reasons}:
@@ -171,7 +171,7 @@ class Pruning:
         return self._now - seconds < MAX_RUN_DAYS * _DAY_SECONDS
 
     def _keep_versions(self) -> None:
-        """Keep current, earlier, signed and registered versions of models, and the data of all kept ones."""
+        """Keep current, recent, signed and registered versions of models, and their data."""
         published = {record.name: record for record in PublishedRecord.read_all(self._root)}
         bundles: dict[str, bundle.Bundle] = {}
         for name in published_models.names(self._root):
@@ -226,7 +226,7 @@ class Pruning:
                     self._keep_all("raw", f"the raw tables of shards/{name} are unknown")
 
     def _keep_images(self) -> None:
-        """Keep the images of kept raw tables, but for old ones that none of them has."""
+        """Keep the images of kept raw tables, except old images that are in no table."""
         from trainer.data import raw_folder, raw_manifest  # numpy and pyarrow.
 
         needed: dict[str, set[int]] = defaultdict(set)  # Digests of the images of kept tables, by source.
@@ -241,7 +241,7 @@ class Pruning:
                     table = raw_folder.read_images(raw_folder.read_manifest(raw.uri))
                     needed[images].update(table["place"].tolist())
                 else:
-                    self._knows_images = False  # They are being downloaded.
+                    self._knows_images = False  # The images are being downloaded.
             except (StorageError, DataError):
                 self._keep_all("images", f"the images of raw/{name} are unknown")
                 self._knows_images = False
@@ -298,14 +298,14 @@ def _newest(states: Iterable[storage.FileState | None]) -> float:
 
 
 def _remove_folders(folder: Path) -> None:
-    with suppress(OSError):  # Another process removes them, too.
+    with suppress(OSError):  # Another process may remove them too.
         for path in [*sorted(folder.rglob("*"), reverse=True), folder]:
             with suppress(OSError):  # It is not empty.
                 path.rmdir()
 
 
 def prune_after_step(data_root: str, keep: int) -> None:
-    """Prune at the end of a step of the data. A problem is only logged."""
+    """Prune at the end of a data step. Errors are only logged."""
     try:
         logger.info("deleted %s", prune(data_root, keep).summary)
     except KubedetError as error:

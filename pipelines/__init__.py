@@ -1,4 +1,4 @@
-"""The pipeline and the operator's command line. Importing this package imports neither kfp nor torch."""
+"""The pipeline, and clients of clusters. Importing this package imports neither kfp nor torch."""
 
 import os
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ CLEANUP = {"cleanup": "Clean up"}  # The step that ends every run in a cluster.
 HOSTS = ("KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT")
 """Variables with the API's URL: of kfp's command line, and of its client."""
 
-UI = "KF_PIPELINES_UI_ENDPOINT"  # Variable with the URL of the UI if it differs, as in kfp's client.
+UI = "KF_PIPELINES_UI_ENDPOINT"  # Variable with the URL of the UI if different, as in kfp's client.
 
 NAMESPACE = "KFP_NAMESPACE"  # Variable with the namespace, as in kfp's command line.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How to reach Kubeflow Pipelines.
+    """Address and credentials of Kubeflow Pipelines.
 
     A token, if needed, is read from the variable KFP_EXISTING_TOKEN, as by kfp, or from the pod.
 
@@ -55,7 +55,7 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class JobTarget:
-    """Where training jobs are.
+    """The namespace and backend of training jobs.
 
     Args:
         namespace: namespace of the jobs (default: KUBECONFIG's, or that of the pod)

@@ -10,7 +10,7 @@ from pipelines.submission import Submission
 
 
 def connect(access: Access) -> Server:
-    """Return the server, and warn if it does not have the tested version."""
+    """Return the server, and warn if its version was not tested."""
     server = Server(Access.find(access.host, access.namespace, access.ca))
     if warning := check_version(server.version):
         print(f"warning: Kubeflow Pipelines: {warning}", file=sys.stderr)

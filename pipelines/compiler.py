@@ -30,10 +30,10 @@ def compile_pipeline(path: Path, options: CompileOptions | None = None) -> None:
 def to_yaml(options: CompileOptions) -> str:
     """Return the pipeline as YAML; compiling takes a second."""
     with temporary_folder() as folder:
-        path = folder / "pipeline.yaml"  # kfp decides on the format by the suffix.
+        path = folder / "pipeline.yaml"  # kfp selects the format by the suffix.
         compiler.Compiler().compile(make_pipeline(options), str(path))
         text = path.read_text()
-    # The comment at the beginning lists the parameters for people.
+    # The comment at the beginning describes the parameters.
     head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
     documents = list(yaml.safe_load_all(text))
     inline_conditions(documents[0])
@@ -41,7 +41,7 @@ def to_yaml(options: CompileOptions) -> str:
 
 
 def inline_conditions(spec: Spec) -> None:
-    """Replace every conditional graph of one task by that task, under the same condition.
+    """Replace every conditional graph of one task with that task, under the same condition.
 
     kfp compiles `dsl.If` to a group, which has its own pod (kubeflow/pipelines#10013: about 10 s). Its
     specification has conditions of tasks, too (PipelineTaskSpec.trigger_policy), which the driver checks.
@@ -65,7 +65,7 @@ def inline_conditions(spec: Spec) -> None:
             component = components[task["componentRef"]["name"]]
             definitions = component["inputDefinitions"].setdefault("parameters", {})
             for item in _PARAMETER_REFERENCE.findall(outer["triggerPolicy"]["condition"]):
-                # Only the driver reads it, for the condition.
+                # Only the driver reads it, to evaluate the condition.
                 read[item] = outer_inputs["parameters"][item]
                 definitions[item] = group["inputDefinitions"]["parameters"][item] | {"isOptional": True}
             before = {*outer.get("dependentTasks", []), *task.get("dependentTasks", [])}

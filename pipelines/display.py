@@ -1,4 +1,4 @@
-"""The display of a run on this machine, from the events of its steps: bars or plain lines."""
+"""Displays the progress of a local run from the events of its steps, as bars or plain lines."""
 
 import sys
 import time
@@ -36,10 +36,10 @@ class Step:
     started: float = 0.0  # time.monotonic() at its start.
     seconds: float = 0.0  # Its duration, after its end.
     bar: Progress | None = None  # Its latest progress.
-    main_bar: Progress | None = None  # That of its first task: a training also predicts images at its end.
-    reused: bool = False  # An earlier run had done its work.
+    main_bar: Progress | None = None  # Progress of its first task: training also predicts images at its end.
+    reused: bool = False  # Its work was finished by an earlier run.
     note: str = ""  # Why it was skipped.
-    message: str = ""  # The error that it reported; empty after a crash.
+    message: str = ""  # Its error message; empty after a crash.
     exit_code: int = 0
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))  # Its last lines of output.
 
@@ -56,7 +56,7 @@ class RunProgress:
         """Follow a run whose steps append their events to the file `events`."""
         self.steps = {name: Step(name, title) for name, title in TITLES.items()}
         self.running: Step | None = None
-        self.since = ""  # The model version since which nothing is new, if the run skips training for that.
+        self.since = ""  # The unchanged model version, if the run therefore skips training.
         self.events = events
         self._position = 0
 
@@ -66,7 +66,7 @@ class RunProgress:
         return next((step for step in self.steps.values() if step.state in ("failed", "stopped")), None)
 
     def begin(self, name: str) -> None:
-        """Note that a step begins."""
+        """Record that a step begins."""
         self.running = self.steps[name]
         self.running.state, self.running.started = "running", time.monotonic()
 
@@ -76,7 +76,7 @@ class RunProgress:
             self.running.lines.append(line)
 
     def end(self, name: str, exit_code: int, *, stopped: bool) -> None:
-        """Note that a step has ended; `stopped` if the run was asked to stop."""
+        """Record that a step has ended; `stopped`: the run was asked to stop."""
         self.read_events()
         step = self.steps[name]
         step.seconds, step.exit_code = step.elapsed, exit_code
@@ -93,7 +93,7 @@ class RunProgress:
             text = file.read()
         complete = text[: text.rfind(b"\n") + 1]
         self._position += len(complete)
-        # A line may be cut by a full disk; the next one replaces it.
+        # A full disk may truncate a line; the next one replaces it.
         for event in events.select(complete.decode(errors="replace").splitlines()):
             if self.running is None:
                 continue
@@ -160,7 +160,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
             if running and running.bar and running.bar is not self._bar and not running.bar.end:
                 self._bar = running.bar
                 self._print("  " + describe(running.bar))
-            elif silence > _PLAIN_SECONDS + 1:  # After the lines that a step itself prints every ten seconds.
+            elif silence > _PLAIN_SECONDS + 1:  # Longer than the ten seconds between lines of a step.
                 self._print(f"  still running, {clock(running.elapsed)}" if running else "starting ...")
 
     def _print(self, text: str) -> None:
@@ -190,7 +190,7 @@ class TerminalDisplay:
         self._rows: dict[str, TaskID] = {}
 
     def line(self, text: str) -> None:
-        # Wrapped between words, so that paths stay whole if they fit on a line.
+        # Wrap between words, so that paths are not split if they fit on a line.
         console = self._progress.console
         for part in Text(text, style="dim").wrap(console, console.width - 2):
             part.rstrip()

@@ -19,7 +19,7 @@ from trainer.launching.stop_signals import stop_request
 from trainer.storage import outputs
 
 _CONFIG = "config.json"
-_GRACE_SECONDS = 10.0  # Time for stopped processes to end; they have nothing to save.
+_GRACE_SECONDS = 10.0  # Grace period of stopped processes, which have nothing to save.
 
 
 def evaluate_model(
@@ -32,8 +32,7 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Score a model with the configuration of its training; return the content of metrics.json.
 
-    `processes` share the images; None is one for each GPU, or one. The command's own process works if it
-    is one.
+    `processes` share the images (None: one per GPU, or one). A single process is not started separately.
     """
     check(rules)
     trained = parsing.from_json(json.dumps(loading.trained_with(model)), where=model)

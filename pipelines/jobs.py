@@ -1,4 +1,4 @@
-"""Training jobs in a cluster, as their operator handles them: found by name, watched, explained."""
+"""The commands on training jobs in a cluster: submit, list, find, watch, explain."""
 
 import logging
 import sys
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Backends: TypeAlias = "ClusterBackend | RunaiBackend"
 
-_PATIENCE_SECONDS = 15.0  # For an API server that does not answer.
+_PATIENCE_SECONDS = 15.0  # Time limit for an API server that does not respond.
 
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job that was started, or that ran already."""
+    """A job that was started or adopted."""
 
     name: str
     next_steps: str  # Commands that show it.
@@ -37,14 +37,14 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class StatusExplanation:
-    """A job's status, with the reasons of its state and remedies."""
+    """A job's status, with the reasons for it and remedies."""
 
     job: JobStatus
     reasons: Sequence[str] = ()
 
 
 def connect(target: JobTarget, *, patience: float = _PATIENCE_SECONDS, namespace: str = "") -> Backends:
-    """Return the jobs of a namespace (a job's own wins over the place's), or of a project of Run:ai."""
+    """Return the backend of the target; `namespace`, that of a job, takes precedence."""
     # For messages about adopted or replaced jobs, and repeated requests.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("components").setLevel(logging.INFO)
@@ -133,7 +133,7 @@ def find(backend: Backends, name: str) -> JobStatus:
 
 
 def find_pod(job: JobStatus, rank: int | None, name: str) -> PodStatus:
-    """Return the pod of a job that has a name, or a rank (default: 0)."""
+    """Return the pod of a job with this name, or else with this rank (default: 0)."""
     for pod in job.pods:
         if pod.name == name or (not name and pod.rank == (rank or 0)):
             return pod
@@ -145,7 +145,7 @@ def find_pod(job: JobStatus, rank: int | None, name: str) -> PodStatus:
 
 
 def explain(backend: Backends, name: str) -> StatusExplanation:
-    """Return the status of a job with the reasons of its state."""
+    """Return the status of a job with the reasons for it."""
     from components.launchers.cluster import kueue
 
     job = backend.with_progress(find(backend, name))

@@ -43,9 +43,9 @@ OLDEST = (2, 16)
 """Earlier versions refuse `literals` in the compiled pipeline, and end the runs of a deleted schedule."""
 
 _TAG = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?")
-_MESSAGE_LIMIT = 500  # Characters of a message.
+_MESSAGE_LIMIT = 500  # Maximum length of a message.
 
-_SECONDS = (10, 60)  # To connect, and to wait for an answer.
+_SECONDS = (10, 60)  # Seconds to connect, and to wait for a response.
 _PAGE = 100
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")  # States of runs that have ended.
@@ -64,7 +64,7 @@ class ServiceUnavailable(LaunchError):
 
 
 class _Client(kfp.Client):
-    """kfp's client, without its half minute of tracebacks and its file in the user's home."""
+    """kfp's client, without half a minute of logged retries and a file in the home directory."""
 
     def _load_config(self, *arguments: Any) -> kfp_server_api.Configuration:
         config = super()._load_config(*arguments)
@@ -73,7 +73,7 @@ class _Client(kfp.Client):
 
         def refresh_token(changed: kfp_server_api.Configuration) -> None:
             refresh(changed)
-            # A kubeconfig's hook removes itself, and the path of the service behind the API server.
+            # A kubeconfig's hook removes itself and the service's path behind the API server.
             changed.host, changed.refresh_api_key_hook = host, refresh_token
 
         if refresh is not None:
@@ -122,7 +122,7 @@ class Server:
         token_file = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
         projected = ServiceAccountTokenVolumeCredentials() if Path(token_file).exists() else None
         with warnings.catch_warnings(), self._translate_errors("connect"):
-            warnings.simplefilter("ignore")  # About versions before 2.0.
+            warnings.simplefilter("ignore")  # kfp warns about versions before 2.0.
             self._client = _Client(
                 host=access.host or None,
                 existing_token=os.environ.get(TOKEN, "").strip() or None,
@@ -135,10 +135,10 @@ class Server:
             print(f"warning: {ignored}", file=sys.stderr)
             self.access = replace(access, namespace="")
         self.namespace = self.access.namespace or self._client.get_user_namespace() or ""
-        self.version = str(health.get("tag_name") or "")  # Of a custom build: none, or any text.
+        self.version = str(health.get("tag_name") or "")  # A custom build may have no version or any text.
 
     def experiment(self, name: str) -> str:
-        """Return the id of the experiment of a name; create it if there is none."""
+        """Return the id of the experiment `name`; create it if it does not exist."""
         service, request = self._client.experiments, f"look for the experiment {name}"
         call = service.experiment_service_list_experiments
         if found := self._pages(request, call, "experiments", "display_name", name):
@@ -155,7 +155,7 @@ class Server:
         parameters: Values,
         description: str = "",
     ) -> str:
-        """Start a run of a compiled pipeline in the experiment of an id; return its id."""
+        """Start a run of a compiled pipeline in the experiment with this id; return the id of the run."""
         body = kfp_server_api.V2beta1Run(
             display_name=name,
             experiment_id=experiment,
@@ -167,7 +167,7 @@ class Server:
         return self._create(f"the run {name}", call, "run_id", run=body)
 
     def run(self, run_id: str) -> kfp_server_api.V2beta1Run:
-        """Return a run with its state and its tasks, which it has as `run_details`."""
+        """Return a run with its state and, in `run_details`, its tasks."""
         api = self._client.runs.api_client
         with self._translate_errors(f"look at the run {run_id}"):
             # Without ML Metadata the API has `tasks` (PipelineTask in its run.proto), and only in this view.
@@ -254,7 +254,7 @@ class Server:
         base = (os.environ.get(UI) or self.access.host).rstrip("/")
         if base and not base.startswith(("http://", "https://")):
             base = f"https://{base}"
-        # Inside the cluster the UI's public name is unknown.
+        # Inside the cluster, the public URL of the UI is unknown.
         return f"{base or '<Kubeflow Pipelines>'}/#/{kind}/details/{item_id}"
 
     @property
@@ -273,7 +273,7 @@ class Server:
             try:
                 response = json.loads(body)
                 message = response.get("message") or response.get("error") or ""
-            except (ValueError, AttributeError):  # Not an object of JSON.
+            except (ValueError, AttributeError):  # Not a JSON object.
                 message = "" if is_page else body.strip()
             text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
             text += f": {str(message)[:_MESSAGE_LIMIT]}" if message else ""

@@ -23,7 +23,7 @@ from trainer.launching.stop_signals import STOP_SIGNALS, handling
 from trainer.steps import manifests
 from trainer.steps.manifests import Bundle, Manifest, NothingNew, RawData, Scores, Shards, TrainedModel
 
-# Longer than a training's grace period, after which torchrun kills its processes.
+# Longer than the grace period after which torchrun kills training processes.
 _GRACE_SECONDS = 90.0
 _TICK_SECONDS = 0.2
 _STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
@@ -47,7 +47,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
     def __init__(
         self, folder: Path, progress: RunProgress, display: Display, temporary: Path, lock: IO[str]
     ) -> None:
-        """Run in the run's `folder`; processes keep its `lock`."""
+        """Store files in `folder`; child processes hold its `lock`."""
         self._folder, self._progress, self._display = folder, progress, display
         self._temporary, self._lock = temporary, lock
         self._process: GuardedProcess | None = None
@@ -124,12 +124,12 @@ class LocalRun(AbstractContextManager["LocalRun"]):
         output = self._folder / "manifests" / f"{name}.json"
         command = [sys.executable, "-m", "trainer", "step", verb]
         command += ["--input", str(request), "--output", str(output)]
-        output.unlink(missing_ok=True)  # Of an earlier attempt.
+        output.unlink(missing_ok=True)  # Manifest of an earlier attempt.
         self._progress.begin(name)
         with GuardedProcess(
             command, env=self._environment(), grace_seconds=_GRACE_SECONDS, keep_open=[self._lock.fileno()]
         ) as self._process:
-            if self.stopped:  # While it was started.
+            if self.stopped:  # Stopped while the process was started.
                 self._process.stop()
             self._show(self._process)
             code = self._process.wait()
@@ -141,7 +141,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
 
     def _environment(self) -> dict[str, str]:
         defaults = {
-            "OMP_WAIT_POLICY": "PASSIVE",  # Spinning threads halve the speed beside other programs.
+            "OMP_WAIT_POLICY": "PASSIVE",  # Spinning threads halve the speed if other programs run.
             "LOGLEVEL": "ERROR",  # Of torchrun, which warns of every stop.
         }
         defaults |= {} if ALLOCATORS & os.environ.keys() else {ALLOCATOR: EXPANDABLE}
@@ -150,7 +150,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
             **os.environ,
             environment.RUN_ID: self._folder.name,
             events.FILE: str(self._progress.events),
-            "PYTHONUNBUFFERED": "1",  # Otherwise a step's lines arrive when it has ended.
+            "PYTHONUNBUFFERED": "1",  # Otherwise a step's output arrives only at its end.
             "TMPDIR": str(self._temporary),
         }
 

@@ -29,7 +29,7 @@ def check_sizes(cpu: str, memory: str) -> None:
 
 
 def check_all(*checks: Callable[[], object]) -> None:
-    """Make every check, which raises a KubedetError if it finds a problem; raise one with all problems."""
+    """Call every check and collect the KubedetErrors; raise one error with all problems."""
     problems: list[str] = []
     for check in checks:
         try:

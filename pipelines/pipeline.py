@@ -34,7 +34,7 @@ GPU = "nvidia.com/gpu"
 
 _RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 _REQUIRED: Any = inspect.Parameter.empty
-_WAITING = ("20m", "512Mi")  # CPU and memory of a step that starts something and waits.
+_WAITING = ("20m", "512Mi")  # CPU and memory of a step that only waits.
 _RETRY_LIMIT = "2592000s"
 """For 30 days a step may be retried, and then run. Kubeflow's default of an hour would end a training that
 started again after an eviction."""
@@ -108,18 +108,18 @@ def make_pipeline(options: CompileOptions) -> Any:
         """
 
         def step(task: dsl.PipelineTask, cpu: Any = step_cpu, memory: Any = step_memory) -> dsl.PipelineTask:
-            """Give a task the keys of the object store, and the volume."""
+            """Configure a task's pod: object store keys, volume, resources."""
             kubernetes.use_secret_as_env(task, credentials, SECRET_KEYS, optional=True)
             if claim:
                 kubernetes.mount_pvc(task, claim, jobs.VOLUME)
             return configure_pod(task, (TITLES | SEARCH)[task.component_spec.name], cpu, memory)
 
         def add_webhook(task: dsl.PipelineTask) -> dsl.PipelineTask:
-            """Give a task that may end the run the webhook's address."""
+            """Give a task the webhook's URL, so that it can report the end of the run."""
             return kubernetes.use_secret_as_env(task, notify, NOTIFY_KEYS, optional=True)
 
         def add_job_limits(task: dsl.PipelineTask) -> dsl.PipelineTask:
-            """Let the namespace's owner, not the run, limit what `job` may request."""
+            """Pass the ConfigMap with the namespace's limits for `job` to a task."""
             return kubernetes.use_config_map_as_env(task, jobs.CONFIG_MAP, jobs.LIMITS, optional=True)
 
         data_job = {
@@ -190,7 +190,7 @@ def make_pipeline(options: CompileOptions) -> Any:
     only = dict.fromkeys(TRAINING, not (options.until or options.trials))
     only |= {"claim": options.volume, "min_new_images": options.conditional}
     only |= {"study": bool(options.trials), "space": bool(options.trials)}
-    # All three: Kubeflow's defaults are an hour each, and those of success and failure have priority.
+    # Set all three: each defaults to an hour, and those for success and failure take precedence.
     limits = {f"ttl_seconds_after_{end}": options.ttl for end in ("finished", "success", "failure")}
     limits |= {"active_deadline_seconds": options.deadline}
     config = dsl.PipelineConfig(**{name: value for name, value in limits.items() if value})
@@ -216,19 +216,19 @@ def search(
 
 
 def configure_pod(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.PipelineTask:
-    """Set what the pods of all steps have in common: title, security, resource requests, retries."""
+    """Set the common options of all pods: title, security, resource requests, retries."""
     task.set_display_name(title)
     kubernetes.use_field_path_as_env(task, environment.RUN_ID, f"metadata.labels['{environment.RUN_LABEL}']")
     # No user id: OpenShift assigns one to each namespace, and the image has one.
     kubernetes.set_security_context(task, run_as_non_root=True)
-    # Requests, not limits: a step that needs more on a big set is slow, not killed.
+    # Requests, not limits: a step that needs more for a large dataset is slowed down, not killed.
     task.set_cpu_request(cpu).set_memory_request(memory)
     # kfp 2.17 does not pass parameters of requests into groups by itself, and its driver then refuses them.
     task.register_pipeline_channels([value for value in (cpu, memory) if not isinstance(value, str)])
-    # For pods that were deleted or evicted; the step retries other failures. Finished shards, checkpoints
+    # Retry pods that were deleted or evicted; the step retries other failures itself. Finished shards, checkpoints
     # and the training job are reused.
     task.set_retry(num_retries=3, backoff_duration="30s", backoff_factor=2, backoff_max_duration=_RETRY_LIMIT)
-    # Kubeflow's cache does not notice changed sources or deleted data; the steps find finished work.
+    # Kubeflow's cache does not notice changed sources or deleted data; steps reuse finished work.
     return task.set_caching_options(False)
 
 
@@ -241,7 +241,7 @@ def default_parameters(*, volume: bool) -> Mapping[str, Any]:
 
 
 def without_parameters(pipeline: Callable[..., None], absent: Collection[str]) -> Callable[..., None]:
-    """Return a pipeline without the parameters of other variants, which keep their defaults."""
+    """Return the pipeline without the parameters in `absent`, which keep their defaults."""
     signature = inspect.signature(pipeline)
     present = [item for name, item in signature.parameters.items() if name not in absent]
 

@@ -1,4 +1,4 @@
-"""Checks of a cluster and Kubeflow Pipelines: all of them, and those before a run is sent."""
+"""Checks of a cluster and Kubeflow Pipelines: a full check, and a check before a run is submitted."""
 
 import os
 import sys
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _STANDALONE = "kubeflow"  # Usual namespace of Kubeflow Pipelines for a single user, and of its runs.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
-_KEYS_NEEDED = ("s3://", "minio://")  # Data roots that mostly need the keys of a Secret.
+_KEYS_NEEDED = ("s3://", "minio://")  # Data roots that usually need the keys of a Secret.
 
 
 def check(submission: "Submission", namespace: str) -> None:
-    """Print warnings about what the pods of a run lack; raise ConfigError if its Secret or claim is missing.
+    """Print warnings about missing resources of a run; raise ConfigError if its Secret or claim is missing.
 
-    `namespace` is that of a profile, or empty. Only the image is checked if the cluster's API does not
-    answer, or if the namespace of the runs is unknown.
+    `namespace` is that of a profile, or empty. Checks only the image if the cluster's API does not
+    respond, or if the namespace of the runs is unknown.
     """
     findings = [image()]
     required: set[str] = set()
@@ -53,7 +53,7 @@ def check(submission: "Submission", namespace: str) -> None:
 
 
 def image() -> Check:
-    """Check whether the image of the steps was chosen: a cluster does not have the default one."""
+    """Check whether the image of the steps was set: a cluster does not have the default image."""
     is_set = bool(os.environ.get("KUBEDET_IMAGE"))
     detail = COMPONENT_IMAGE if is_set else f"KUBEDET_IMAGE is not set: nodes must have {COMPONENT_IMAGE}"
     return Check.ok_if(is_set, "image", detail, "push it (`make images`), and set KUBEDET_IMAGE to its name")
@@ -69,15 +69,15 @@ def _cluster_of_runs(namespace: str) -> Cluster | None:
     if namespace:
         return cluster
     for name in dict.fromkeys([_STANDALONE, cluster.namespace]):
-        with suppress(ApiError):  # Another user may not look into it.
+        with suppress(ApiError):  # This user may not read that namespace.
             if list_pods(cluster.in_namespace(name), "app=ml-pipeline"):
                 return cluster.in_namespace(name)
     return None
 
 
 def _pod_requests(submission: "Submission") -> Iterator[PodRequests]:
-    """Yield what a step's pod, and the pods of the training unless it waits in a queue, request."""
-    from pipelines.pipeline import GPU  # kfp, which takes a while.
+    """Yield the requests of a step's pod, and of the training pods unless they wait in a queue."""
+    from pipelines.pipeline import GPU  # Importing kfp takes a while.
 
     options, job = submission.options, submission.job()
     step = {"cpu": submission.get("step_cpu"), "memory": submission.get("step_memory")}
@@ -120,7 +120,7 @@ def check_cluster(
     if not access.host:
         yield Check(title, "ok", f"not checked: neither --host nor {HOSTS[0]} names it")
         return
-    from pipelines.kubeflow import Server, check_version  # kfp, which takes a while.
+    from pipelines.kubeflow import Server, check_version  # Importing kfp takes a while.
 
     yield image()
     try:

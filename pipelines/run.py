@@ -135,10 +135,10 @@ class RunRecord:
         storage.write_json(str(folder / "summary.json"), tree, indent=2)
 
     def end(self, progress: RunProgress, *, stopped: bool = False, broken: str = "") -> None:
-        """Record the steps, and an error unless the run succeeded; `broken` is an error of this process."""
+        """Record the steps and the error, if any; `broken` is an error of this process."""
         failed = progress.failed
         done = {step.name for step in progress.steps.values() if step.state == "done"}
-        # Without an export the run is complete if the gate failed.
+        # A run without an export is complete if the gate failed.
         held_back = self.gate and not self.gate["passed"]
         optional = (
             set(progress.steps) - {"download"} if progress.since else {"export"} if held_back else set()
@@ -192,8 +192,8 @@ class RunRecord:
 
 
 def check(options: Options) -> None:
-    """Refuse a run that cannot work before anything is started or written."""
-    if not find_spec("torch"):  # Its steps need it, which is not to show after minutes.
+    """Raise an error for a run that cannot work, before anything is started or written."""
+    if not find_spec("torch"):  # The steps need it: report it now, not after minutes.
         raise ModuleNotFoundError(name="torch")
     from trainer.data import sources
 
@@ -285,7 +285,7 @@ def run(options: Options) -> RunRecord:
 
 
 def execute(options: Options) -> tuple[RunRecord, RunProgress]:
-    """Run the pipeline and show its progress, unless it has finished before with the same parameters.
+    """Run the pipeline and show its progress, unless it has already finished with the same parameters.
 
     A failed step is an error in the record.
     """
@@ -298,7 +298,7 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
             print(f"run {options.name} has finished; to train again, choose another --name", flush=True)
             return earlier, RunProgress(folder / "progress.jsonl")
         storage.remove_stale(str(folder))
-        versions = {"python": platform.python_version()}  # Those that affect results.
+        versions = {"python": platform.python_version()}  # The parameters that affect results.
         for package in _PACKAGES:
             with suppress(PackageNotFoundError):  # An extra that is not installed.
                 versions[package] = version(package)
@@ -356,7 +356,7 @@ def _run_steps(options: Options, progress: RunProgress, temporary: Path, lock: T
 
 
 def _outcome(run: str, results: Results) -> Outcome | None:
-    """Return how a run ended whose steps decided it; None for one that failed or was stopped."""
+    """Return the outcome that the steps decided; None if the run failed or was stopped."""
     scores, bundle, ended = results.scores, results.bundle, results.nothing_new
     if ended:
         reason = f"{NOTHING_NEW} since {ended.since}: {ended.found}"
@@ -370,7 +370,7 @@ def _outcome(run: str, results: Results) -> Outcome | None:
 
 
 def _lock(folder: Path) -> TextIO:
-    """Create the run's folder, and return the file whose closing ends its lock."""
+    """Create and lock the run's folder; closing the returned file releases the lock."""
     import fcntl
 
     try:
@@ -392,7 +392,7 @@ def _lock(folder: Path) -> TextIO:
 
 
 def _is_finished(earlier: RunRecord, options: Options) -> bool:
-    """Return whether a run has succeeded with the same parameters, and its results are there."""
+    """Return whether a run has succeeded with the same parameters and its results exist."""
     if earlier.status != "succeeded" or earlier.nothing_new_since:
         return False
     same = earlier.arguments == json.loads(json.dumps(options.arguments()))
@@ -400,13 +400,13 @@ def _is_finished(earlier: RunRecord, options: Options) -> bool:
 
 
 def _check_unchanged(folder: Path, options: Options) -> RunRecord | None:
-    """Return the record of the earlier run of that name, if it has trained.
+    """Return the record of the earlier run with that name, if it has trained.
 
     Refuses to continue it with other settings: its checkpoint would not fit, or would mislead.
     """
     path = folder / "summary.json"
     if not path.exists() or not (folder / "train").exists():
-        return None  # A mistake that ended it before the training may be corrected under the same name.
+        return None  # A run that failed before training can be repeated with corrected settings.
     try:
         earlier = storage.read_model(str(path), RunRecord, "delete it")
     except (DamagedError, FormError) as error:

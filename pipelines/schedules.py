@@ -1,4 +1,4 @@
-"""Recurring runs of the pipeline: one for each name, never two."""
+"""Recurring runs of the pipeline, with unique names."""
 
 import hashlib
 import json
@@ -40,13 +40,13 @@ class Schedule:
     """A recurring run."""
 
     name: str
-    cron: str  # Six fields, the second first.
+    cron: str  # Six fields, starting with seconds.
     parameters: Mapping[str, Any]  # The pipeline's parameters that differ from their defaults.
-    status: str = ""  # "enabled" or "disabled"; what was done to one that was created or changed.
+    status: str = ""  # "enabled" or "disabled"; after a change, the change.
     link: str = ""  # Address in the UI.
     experiment: str = ""
     compiled: Sequence[str] = ()  # Options of the compiled pipeline.
-    next_times: Sequence[datetime] = ()  # When it is due next, if the cluster's time is UTC.
+    next_times: Sequence[datetime] = ()  # Time of the next run, if the cluster's time zone is UTC.
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def create(run: PipelineRun, cron: str, name: str, access: Access, *, dry_run: b
     """Create a recurring run, or replace the one of the same name."""
     cron = parse_cron(cron)
     if run.output:
-        # Every run would find the first run's finished training there.
+        # All runs would reuse the training of the first run.
         raise ConfigError("output would make all runs of a schedule share one folder", fix="leave it out")
     submission = Submission.make(run, name)
     done, link = "", ""
@@ -133,7 +133,7 @@ def read_history(name: str, data_root: str, access: Access) -> History:
 
 
 def parse_cron(text: str) -> str:
-    """Return a cron expression of five fields, or six with the second first, as Kubeflow takes it: six.
+    """Convert a cron expression of five fields, or six starting with seconds, to Kubeflow's six fields.
 
     Kubeflow's parser, https://pkg.go.dev/github.com/robfig/cron@v1.2.0, rejects `L`, `#` and 7 for Sunday.
     """
@@ -164,7 +164,7 @@ def due_times(cron: str, after: datetime) -> Iterator[datetime]:
 
 
 def _create_or_replace(server: Server, submission: Submission, cron: str) -> tuple[str, str]:
-    """Create or replace the schedule of a submission's name; return its id and what was done.
+    """Create or replace the schedule with a submission's name; return its id and the action.
 
     Kubeflow Pipelines cannot change a recurring run. The old one is deleted after the new one was created:
     if the deletion fails there are two, and the next call leaves one.
@@ -208,7 +208,7 @@ def _connect(access: Access) -> Server:
 
 
 def _find_schedules(server: Server, name: str, *, required: bool = True) -> list[Any]:
-    """Return the schedules of a name, the newest last; refuse one that kubedet did not create."""
+    """Return the schedules with a name, newest last; raise an error if kubedet did not create one."""
     schedules = [item for item in server.schedules() if item.display_name == name]
     if any(not (item.description or "").startswith(_MARK) for item in schedules):
         raise ConfigError(
@@ -221,7 +221,7 @@ def _find_schedules(server: Server, name: str, *, required: bool = True) -> list
 
 
 def _runs(server: Server, name: str) -> list[Any]:
-    """Return the runs of a schedule, of those that it replaced, and of `kubedet schedule run`."""
+    """Return the runs of a schedule and its predecessors, including those of `kubedet schedule run`."""
     ids = dict.fromkeys(each for item in _find_schedules(server, name) for each in _ids(item))
     started = [run for run in server.find_runs("display_name", f"{name} now") if run.description == _STARTED]
     return [*(run for each in ids for run in server.find_runs("recurring_run_id", each)), *started]
@@ -233,5 +233,5 @@ def _parameters(schedule: Any) -> dict[str, Any]:
 
 
 def _ids(item: Any) -> list[str]:
-    """Return the ids of a recurring run and of those that it replaced, the oldest first."""
+    """Return the ids of a recurring run and its predecessors, oldest first."""
     return [*(item.description or "").partition(_FORMER)[2].split(), item.recurring_run_id]

@@ -1,4 +1,4 @@
-"""A run or schedule to send to a cluster: its checks, and the same as `kfp` commands."""
+"""A run or schedule to submit to a cluster: its checks, and the equivalent `kfp` commands."""
 
 import json
 import shlex
@@ -35,7 +35,7 @@ FILE = "pipeline.yaml"  # Name of the compiled pipeline in the commands that are
 
 @dataclass(frozen=True)
 class Submission:
-    """One run, or what a schedule runs."""
+    """A run, or the run of a schedule."""
 
     name: str
     experiment: str
@@ -83,7 +83,7 @@ class Submission:
         return CompileOptions(volume="claim" in self.parameters, conditional=conditional, **self.settings)
 
     def check(self) -> None:
-        """Refuse now what a step would refuse hours later."""
+        """Detect errors now that a step would detect hours later."""
         get = self.get
         check_all(
             lambda: self.options,
@@ -131,7 +131,7 @@ class Submission:
             check_name(self.get("study") or recipe, "study")
 
     def _check_names_and_paths(self) -> None:
-        """Refuse parameters without effect, invalid names, and folders of this machine, which no pod has."""
+        """Refuse parameters without effect, invalid names, and local folders, which pods cannot access."""
         until, mount = self.settings.get("until"), jobs.VOLUME if "claim" in self.parameters else ""
         kind = f"run until {until}" if until else "search" if self.settings.get("trials") else ""
         useless = [name for name in TRAINING if kind and name in self.parameters]
@@ -180,7 +180,7 @@ def compile_arguments(options: CompileOptions) -> list[str]:
 
 
 def format_argument(value: Any) -> str:
-    """Write a value so that `kfp run create`, which parses JSON, numbers and truth values, reads the same."""
+    """Format a value so that `kfp run create` parses it (as JSON, number or boolean) to the same value."""
     is_json = not isinstance(value, str) or value.lower() in ("true", "false")
     for read in (json.loads, float) if not is_json else ():
         try:

@@ -27,7 +27,7 @@ from trainer.base import events
 from trainer.base.errors import ConfigError, LaunchError
 from trainer.base.log import clock
 
-SECONDS = 5.0  # Between two requests.
+SECONDS = 5.0  # Seconds between two requests.
 
 PATIENCE = 900.0  # Seconds of an outage of Kubeflow Pipelines after which `follow` gives up.
 
@@ -38,15 +38,15 @@ _NAMES = _STEPS | {title: title for title in _STEPS.values()}
 _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
 """The state of a step with several pods is the first that any of them has."""
 
-_DRIVER = " (its driver)"  # Follows a step's title: the pod of Kubeflow Pipelines that prepares it.
+_DRIVER = " (its driver)"  # Suffix of a step's title for the pod of Kubeflow Pipelines that prepares it.
 _LABEL = "pipeline/runid"  # Label of a run's pods, with the run's id.
 _MAIN = "main"  # The container of a step's code.
 _NODE = "workflows.argoproj.io/node-name"  # Annotation with the names of a pod's step and its graphs.
 _STANDALONE = "kubeflow"  # Namespace of the runs if Kubeflow Pipelines is not for several users.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
-_LINES = 200  # Of a log, which are searched for the error.
+_LINES = 200  # Lines at the end of a log to search for the error.
 _LAST = 5  # Lines to show of a log without an error.
-_REASON_LIMIT = 500  # Characters of a reason.
+_REASON_LIMIT = 500  # Maximum length of a reason.
 _FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # The last line of a driver that fails.
 _AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # Lines of Kubeflow and Argo.
 _FIX = re.compile(r"\n\s*fix: ")  # Between the message and the remedy of a printed error.
@@ -76,7 +76,7 @@ class Pods:
         self._places = [cluster.in_namespace(name) for name in dict.fromkeys(names)]
 
     def step_obstacles(self) -> list[Obstacle]:
-        """Return what keeps the pods of steps from starting."""
+        """Return the obstacles of the steps' pods."""
         found = []
         for cluster, pod in self._last_pods():
             if pod.status.phase == "Pending":
@@ -87,9 +87,9 @@ class Pods:
         return found
 
     def training_obstacles(self) -> list[Obstacle] | None:
-        """Return what keeps the pods of the run's training from starting; None if its job is over."""
+        """Return the obstacles of the training job's pods; None if the job has ended."""
         for cluster in self._places[:1] if self._last_pods() else ():
-            with suppress(LaunchError, ConfigError):  # The launcher's own log has it, too.
+            with suppress(LaunchError, ConfigError):  # The log of the launcher also shows it.
                 job = ClusterBackend(cluster).status(jobs.job_name(self._run_id))
                 if not job.phase.final:
                     title = TITLES["train"]
@@ -99,13 +99,13 @@ class Pods:
         return None
 
     def find_causes(self) -> Iterator[Cause]:
-        """Yield why steps failed: those whose last pod failed."""
+        """Yield the cause for each step whose last pod failed."""
         for cluster, pod in self._last_pods():
             if text := _failure_of(cluster, pod):
                 yield Cause(_step_of(pod), *_FIX.split(text, maxsplit=1))
 
     def recorded_outcomes(self) -> Iterator[str]:
-        """Yield what steps recorded in their pods' status: how the run ended, the best trial of a search."""
+        """Yield the texts that steps recorded in their pods' status: the outcome, or the best trial."""
         for _, pod in self._last_pods():
             ended = termination(pod)
             if ended and ended.exit_code == 0 and ended.message:
@@ -186,7 +186,7 @@ def _failure_of(cluster: Cluster, pod: Any) -> str:
 
 
 def find_error(log: str) -> str:
-    """Return the error at the end of a log, or else its last lines."""
+    """Return the error at the end of a log, or its last lines if there is none."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     if message := output.failure_message(lines):
         return message
@@ -206,9 +206,8 @@ def follow(
 ) -> None:
     """Print the states of a run and its steps, and reasons for waiting, until it has ended.
 
-    `deadline` is in seconds (0 is none); a `conditional` run may skip training. A run is stopped if a step's
-    pod cannot start and only a person can change that, after the same part of `start_timeout` as a training
-    job.
+    `deadline` is in seconds (0 is none); a `conditional` run may skip training. If a step's pod cannot
+    start and only a user can fix that, the run is stopped after the same part of `start_timeout` as a job.
     """
     shown: dict[str, str] = {}
     of_steps, of_training = Obstacles(), Obstacles()
@@ -234,7 +233,7 @@ def follow(
             show("it answers again")
         last_answer, away = time.monotonic(), False
         states = _states(run)
-        # Kubeflow records the end of a run a moment before that of its last steps.
+        # Kubeflow records the end of a run slightly before the end of its last steps.
         if run.state in ENDED and not has_ended and {"PENDING", "RUNNING"} & {*states.values()}:
             has_ended = True
             time.sleep(SECONDS)
@@ -268,14 +267,14 @@ def _states(run: Any) -> dict[str, str]:
 
 
 def _results(pods: Pods, *, skipped: bool) -> Iterator[str]:
-    """Yield what to print at the end of a run that succeeded, and perhaps `skipped` its training."""
+    """Yield the lines to print at the end of a successful run; `skipped`: it did not train."""
     if skipped:
         yield "nothing new: nothing was trained; see the step that prepares the data"
     yield from pods.recorded_outcomes()
 
 
 def _stop_if_blocked(server: Server, run: Any, of_steps: Obstacles, seconds: float) -> None:
-    """Stop a run and raise LaunchError if an obstacle lasts for longer and only a person can remove it."""
+    """Stop a run and raise LaunchError if an obstacle that only a user can remove lasts for longer."""
     if obstacle := of_steps.find_lasting(seconds):
         server.stop_run(run.run_id)
         name, again = run.display_name or run.run_id, "then start the run again: it reuses finished work"
@@ -309,7 +308,7 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
     for cause in causes:
         first, *rest = f"{cause.step}: {cause.text.strip()}".splitlines()
         rest = textwrap.dedent("\n".join(rest)).splitlines()
-        # The fix of a single cause is that of the whole error.
+        # A single cause determines the fix of the error.
         rest += [f"fix: {cause.fix}"] if cause.fix and len(causes) > 1 else []
         lines += [f"  {first}", *(f"    {line}" for line in rest)]
     if len(causes) == 1 and causes[0].fix:
@@ -327,10 +326,10 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
 
 
 def _causes(run: Any, pods: Pods) -> list[Cause]:
-    """Return why steps failed, by Kubeflow's API and by the pods."""
+    """Return the causes of failed steps, from Kubeflow's API and the pods."""
     failed = [item for item in _tasks(run) if item.state == "FAILED"]
     steps: dict[str, Any] = {}
-    for item in failed:  # Without graphs around steps, and attempts.
+    for item in failed:  # Skip graphs around steps, and attempts.
         plain = (item.display_name or "").removesuffix("-driver")
         driver = _DRIVER if plain != item.display_name else ""
         if driver or plain in _NAMES:

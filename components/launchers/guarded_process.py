@@ -27,11 +27,11 @@ _ORPHAN_SECONDS = 2.0
 
 
 class GuardedProcess:
-    """A command that is stopped, with all it started, when this process ends in any way.
+    """Runs a command that is stopped, with its child processes, when this process ends in any way.
 
     A context manager: leaving the block stops what still runs and waits for it.
-    `env` is the whole environment and `cwd` the folder (None: those of this process). It has `grace_seconds`
-    to end before it is killed. The guard holds the file descriptors `keep_open` (a lock) until all is over.
+    `env` is the whole environment and `cwd` the folder (None: those of this process). It is killed
+    `grace_seconds` after a stop. The guard holds the file descriptors `keep_open` (a lock) until all have ended.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GuardedProcess:
                 env=env,
                 cwd=cwd,
                 pass_fds=(lifeline, *keep_open),
-                # Out of the terminal's foreground group: Ctrl-C reaches it through `stop` alone.
+                # Outside the terminal's foreground group, so that Ctrl-C reaches it only through `stop`.
                 start_new_session=True,
             )
         finally:
@@ -67,15 +67,15 @@ class GuardedProcess:
             yield line.decode(errors="replace").rstrip("\r\n")
 
     def stop(self) -> None:
-        """Stop it; a second call kills it."""
+        """Stop the command; a second call kills it."""
         self._process.terminate()
 
     def poll(self) -> int | None:
-        """Return the exit code if it has ended; None while it runs."""
+        """Return the exit code if the command has ended; None while it runs."""
         return None if self._process.poll() is None else self.wait()
 
     def wait(self) -> int:
-        """Return its exit code when it has ended: 128 + n if signal n ended it."""
+        """Wait for the end and return the exit code, 128 + n after signal n."""
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
@@ -83,9 +83,9 @@ class GuardedProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._lifeline)  # The guard takes it for our end, and stops what still runs.
+        os.close(self._lifeline)  # The guard then stops all processes, as if this process had ended.
         for _ in self.lines():
-            pass  # Until the end: a process that cannot write its last lines may fail to save.
+            pass  # Read to the end: a process that cannot write its output may fail to save.
         self._process.wait()
 
 
@@ -101,7 +101,7 @@ class _Guard:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
-        # A group of its own: the command may signal its whole group and not mean the guard.
+        # A separate process group: the command may signal its group, which must not reach the guard.
         self._pid = subprocess.Popen(command, process_group=0, stdin=subprocess.DEVNULL).pid
 
     def _stop(self, *_: object) -> None:
@@ -118,7 +118,7 @@ class _Guard:
         next_look = 0.0
         while True:
             if select.select(watched, [], [], _POLL_SECONDS)[0]:
-                watched = []  # It ended: reading on would spin.
+                watched = []  # End of the pipe: polling it again would spin.
                 self._stop()
             if self._reap() and self._code is not None:
                 return self._code
@@ -128,7 +128,7 @@ class _Guard:
                     _signal(pid, signal.SIGKILL)
             elif now > next_look:
                 next_look = now + _LOOK_SECONDS
-                # An orphan has a moment to end; then come SIGTERM and, after the grace period, SIGKILL.
+                # An orphan gets a moment to end, then SIGTERM and, after the grace period, SIGKILL.
                 pids = [pid for pid in _children().get(os.getpid(), []) if pid != self._pid]
                 self._orphans = {pid: self._orphans.get(pid, now) for pid in pids}
                 for pid, since in self._orphans.items():
@@ -138,7 +138,7 @@ class _Guard:
                         _signal(pid, signal.SIGTERM)
 
     def _reap(self) -> bool:
-        """Take the exit codes of children that ended; return whether none is left."""
+        """Reap children that have ended; return whether none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -165,7 +165,7 @@ def _children() -> dict[int, list[int]]:
                     # pid (name, which may hold anything) state ppid ...
                     parent = int(file.read().rpartition(b")")[2].split()[1])
             except (OSError, IndexError):
-                continue  # It ended while we looked.
+                continue  # It ended in the meantime.
             children.setdefault(parent, []).append(int(name))
     return children
 
@@ -184,5 +184,5 @@ if __name__ == "__main__":
     except OSError as error:
         print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(127)
-    # Without the interpreter's clean-up: subprocess would warn of a child we reaped ourselves.
+    # Without the interpreter's clean-up: subprocess would warn about a child that was reaped here.
     os._exit(guard.run())

@@ -12,7 +12,7 @@ from components.launchers.spec import JobSpec, from_fields
 from trainer.base.errors import ConfigError, refuse_userinfo
 from trainer.base.safe_text import whole_number, yaml_value
 
-_MAX_BYTES = 200_000  # Characters of a specification; most have a thousand.
+_MAX_BYTES = 200_000  # Maximum length of a specification; most have a thousand characters.
 
 _SPECIFICATION = "the job's specification"
 _FIX = "correct these; `kubedet job fields` explains each"
@@ -31,7 +31,7 @@ def read_job(
     env: Annotated[Sequence[str], "NAME=VALUE"] = (),
     mount: Annotated[Sequence[str], "CLAIM:PATH"] = (),
 ) -> JobSpec:
-    """Return a job: the fields of the file, replaced by those of `fields`, and by the other arguments.
+    """Return a job from a file; `fields` and the other arguments override its fields.
 
     Args:
         command: what each pod runs; after -- it may have options
@@ -46,7 +46,7 @@ def read_job(
         mount: mount a PersistentVolumeClaim in every pod; may be repeated
 
     Raises:
-        ConfigError: names every field that cannot be used.
+        ConfigError: lists every invalid field.
     """
     tree = _from_file(spec) if spec else {}
     texts = [*fields, *(f"env.{text}" for text in env)]
@@ -65,7 +65,7 @@ def read_job(
         if not error.message.startswith(f"{_SPECIFICATION} cannot be used:"):
             raise
         problems += error.message.splitlines()[1:]
-    # A job with a default name would replace another's.
+    # With a default name, a job would replace those of others.
     problems += [f"  {field}: is missing" for field in ("name", "image") if not tree.get(field)]
     if problems:
         raise ConfigError("\n".join([f"{_SPECIFICATION} cannot be used:", *problems]), fix=_FIX)
@@ -73,7 +73,7 @@ def read_job(
 
 
 def read_fields(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a job, FIELD=VALUE each, as a tree."""
+    """Parse FIELD=VALUE texts into a tree of fields."""
     tree: dict[str, Any] = {}
     if problems := [problem for text in texts for problem in set_field(tree, JobSpec, text)]:
         raise ConfigError("\n".join(["fields of the job cannot be used:", *problems]), fix=_FIX)
@@ -117,8 +117,8 @@ def set_field(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
 def _put(node: Any, kind: Any, path: str, value: str) -> str:
     """Set the value at a path below a node whose type is `kind`; return the problem, if any.
 
-    The types of the fields decide: a mapping's key may contain dots (kubernetes.io/arch), a list's is a
-    number, and a string's value is not parsed (cpu_limit=4).
+    The types of the fields matter: a mapping's key may contain dots (kubernetes.io/arch), a list's is a
+    number, and the value of a string field is not parsed (cpu_limit=4).
     """
     container = get_origin(kind) or kind
     key, _, rest = (path, "", "") if container is Mapping else path.partition(".")
@@ -140,7 +140,7 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
     if not rest:
         node[part] = value
         if inner is not str:
-            with suppress(ValueError):  # Else the specification reports the expected type.
+            with suppress(ValueError):  # Otherwise the specification reports the expected type.
                 node[part] = yaml_value(value, _MAX_BYTES)
         return ""
     if not is_dataclass(inner) and get_origin(inner) not in (Mapping, tuple):

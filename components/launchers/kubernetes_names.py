@@ -1,4 +1,4 @@
-"""Checks of names, quantities and paths: each returns its text, or raises ValueError with the problem.
+"""Checks of names, quantities and paths: each returns its text, or raises ValueError.
 
 Source: Kubernetes' apimachinery, `validation` (names, qualified names) and `resource.Quantity`.
 """
@@ -6,7 +6,7 @@ Source: Kubernetes' apimachinery, `validation` (names, qualified names) and `res
 import re
 from decimal import Decimal
 
-MAX_JOB_NAME_LENGTH = 50  # Characters of a job's name: its pods append `-worker-NNN`, and a label holds 63.
+MAX_JOB_NAME_LENGTH = 50  # Maximum length: pods append `-worker-NNN`, and a label has at most 63 characters.
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -23,7 +23,10 @@ _FACTORS = {
 
 LABEL_SPEC = "kubedet/spec-hash"  # Hash of the specification, by which a job is adopted or replaced.
 LABEL_NAME = "app.kubernetes.io/instance"  # Name of the job, on each of its pods.
-LABEL_MANAGED, MANAGED_BY = "app.kubernetes.io/managed-by", "kubedet"  # Other objects are never touched.
+LABEL_MANAGED, MANAGED_BY = (
+    "app.kubernetes.io/managed-by",
+    "kubedet",
+)  # Objects without it are never touched.
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's queue that admits a job.
 
 
@@ -34,7 +37,7 @@ def _checked(text: str, valid: object, problem: str) -> str:
 
 
 def job(text: str) -> str:
-    """A job's name."""
+    """Check the name of a job."""
     problem = "is not a DNS-1035 label: lower-case letters, digits and '-', beginning with a letter"
     _checked(text, _DNS_1035.fullmatch(text), problem)
     problem = f"has {len(text)} characters, more than the allowed {MAX_JOB_NAME_LENGTH}"
@@ -42,53 +45,53 @@ def job(text: str) -> str:
 
 
 def dns(text: str) -> str:
-    """A name of another object, or nothing."""
+    """Check the name of an object; it may be empty."""
     valid = not text or (len(text) <= 253 and _DNS_SUBDOMAIN.fullmatch(text))
     return _checked(text, valid, "is not a name of Kubernetes: lower-case letters, digits, '-' and '.'")
 
 
 def dns_required(text: str) -> str:
-    """A name of another object."""
+    """Check the name of an object."""
     if not text:
         raise ValueError("must not be empty")
     return dns(text)
 
 
 def qualified(text: str) -> str:
-    """A key of a label, annotation or resource: `name` or `domain/name`."""
+    """Check the key of a label, annotation or resource: `name` or `domain/name`."""
     domain, slash, name = text.rpartition("/")
     valid = (not slash or _DNS_SUBDOMAIN.fullmatch(domain)) and len(name) <= 63 and _QUALIFIED.fullmatch(name)
     return _checked(text, valid, "is not of the form name or domain/name")
 
 
 def environment(text: str) -> str:
-    """A name of an environment variable."""
+    """Check the name of an environment variable."""
     return _checked(text, _ENVIRONMENT.fullmatch(text), "cannot be a variable's name")
 
 
 def quantity(text: str) -> str:
-    """An amount of a resource, e.g. 500m or 128Gi, or nothing."""
+    """Check the amount of a resource, e.g. 500m or 128Gi; it may be empty."""
     return _checked(text, not text or _QUANTITY.fullmatch(text), "is not an amount like 4, 500m or 128Gi")
 
 
 def amount(text: str) -> Decimal:
-    """The number that a quantity represents; 0 if it is empty."""
+    """Return the number that a quantity represents; 0 if it is empty."""
     match = _QUANTITY.fullmatch(text)
     return Decimal(match[1]) * _FACTORS[match[2]] if match else Decimal(0)
 
 
 def mount_path(text: str) -> str:
-    """An absolute path in a container."""
+    """Check an absolute path in a container."""
     valid = text.startswith("/") and ":" not in text and ".." not in text.split("/") and text.strip("/")
     return _checked(text, valid, "is not an absolute path below /").rstrip("/")
 
 
 def working_dir(text: str) -> str:
-    """An absolute path in a container, the root too, or nothing."""
+    """Check an absolute path in a container; it may be / or empty."""
     return text if text in ("", "/") else mount_path(text)
 
 
 def image(text: str) -> str:
-    """A container image, or nothing."""
+    """Check the name of a container image; it may be empty."""
     forbidden = sorted(set(text) & set("\"'\\ \t\n"))
     return _checked(text, not forbidden, f"is no container image: it holds {' '.join(map(repr, forbidden))}")

@@ -17,7 +17,7 @@ from trainer.launching.stop_signals import handling
 
 
 def run(job: JobSpec) -> None:
-    """Run a job of one node here to its end, its output on stdout; pass stop signals on, for a checkpoint."""
+    """Run a job of one node here to its end, print its output, and forward stop signals, to save a checkpoint."""
     if job.nodes != 1:
         raise ConfigError(
             f"the launcher local runs on this machine only, not on {job.nodes} nodes",
@@ -36,7 +36,7 @@ def run(job: JobSpec) -> None:
     stopped: list[int] = []
 
     def forward_signal(number: int, frame: FrameType | None) -> None:
-        if not stopped:  # A second one would end the guard's patience with a checkpoint that is written.
+        if not stopped:  # A second stop would kill it while it writes a checkpoint.
             process.stop()
         stopped.append(number)
 
@@ -73,9 +73,9 @@ def command(job: JobSpec) -> list[str]:
 
 
 def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
-    """Return the environment of a job: this process's, the job's, and threads that share `cores` (0: all)."""
+    """Return the environment of a job. Its processes share `cores` (0: all) for their threads."""
     threads = str(threads_of_process(job.processes, cores))
-    # LOGLEVEL is torchrun's: it warns of every stop.
+    # For torchrun, which warns about every stop.
     defaults = {
         "OMP_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
@@ -83,7 +83,7 @@ def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
         events.FILE: events.LOG,
     }
     chosen = {**os.environ, **job.env}
-    # As in pods: torchrun's own patience after SIGTERM is 30 s, whatever the job is given.
+    # As in pods: by default torchrun kills 30 s after SIGTERM, regardless of the job's grace period.
     defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(math.ceil(job.grace_seconds) - 5, 1))
     defaults |= {} if ALLOCATORS & chosen.keys() else {ALLOCATOR: EXPANDABLE}
     return {**defaults, **chosen, "PET_NPROC_PER_NODE": str(job.processes)}

@@ -1,4 +1,4 @@
-"""Why pods do not start or end: the remedy of each reason, and which obstacles only a person can remove."""
+"""Obstacles that keep pods from starting: their remedies, and which of them only a user can remove."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,13 +12,13 @@ PERSON_SHARE = 10
 """An obstacle that only a person can remove ends a job after this part of its start_timeout."""
 
 START_REASONS = ("StartError", "ContainerCannotRun", "RunContainerError")
-ROOT_REFUSED = re.compile("runAsNonRoot|breaks non-root policy")  # In messages of the kubelet.
+ROOT_REFUSED = re.compile("runAsNonRoot|breaks non-root policy")  # Patterns of messages of the kubelet.
 NOT_EXECUTABLE = re.compile(
     r"exec:|executable|no such file or directory|permission denied|format error|not a directory|chdir", re.I
 )
 """Messages of a runtime that cannot execute the program; other messages may be about the node."""
 
-_PULLS = ("ErrImagePull", "ImagePullBackOff")  # They alternate.
+_PULLS = ("ErrImagePull", "ImagePullBackOff")  # The kubelet alternates between these.
 _PULL, _PENDING = "|".join((*_PULLS, "Failed")), "Unschedulable|FailedScheduling"
 _CREATE = "FailedCreate(Pod)?|JobCreationFailed"  # Events of a job whose pods cannot be created.
 _MOUNT, _START = "FailedMount|FailedAttachVolume", "|".join(START_REASONS)
@@ -28,8 +28,8 @@ _PULL_FIX = (
     "(image_pull_secrets; of a step's pod those of its service account)"
 )
 
-# Remedies by patterns of the whole reason and in the message, of which the first that matches applies: first
-# obstacles that only a person can remove, then those of which a message does not say that, then passing ones.
+# Remedies by patterns of the whole reason and in the message; the first match applies. In order: obstacles
+# that only a user can remove, obstacles of unknown kind, temporary obstacles.
 _Rules = dict[tuple[str, str], str]
 _PERSON: _Rules = {
     (
@@ -87,7 +87,7 @@ _PASSING: _Rules = {
 
 
 def _find_remedy(reason: str, message: str) -> tuple[str, bool | None]:
-    """Return the remedy of a reason, and whether only a person can remove it; None if that is unknown."""
+    """Return the remedy of a reason, and whether only a user can apply it (None: unknown)."""
     for rules, needs_person in ((_PERSON, True), (_UNKNOWN, None), (_PASSING, False)):
         for (of_reason, of_message), fix in rules.items():
             if re.fullmatch(of_reason, reason) and re.search(of_message, message):
@@ -101,9 +101,9 @@ def remedy(reason: str, message: str = "") -> str:
 
 
 class Obstacle(NamedTuple):
-    """What keeps a pod from starting, or a job from getting its pods."""
+    """A reason why a pod does not start, or why a job has no pods."""
 
-    name: str  # What it keeps, for messages: `pod train-worker-0`.
+    name: str  # The affected object, for messages: `pod train-worker-0`.
     reason: str
     message: str = ""
 
@@ -118,7 +118,7 @@ class Obstacle(NamedTuple):
 
 
 def find_obstacles(status: JobStatus) -> list[Obstacle]:
-    """Return what keeps the pods of a job from starting, by its status."""
+    """Return the obstacles that a job's status shows."""
     found = [
         Obstacle(f"pod {pod.name}", pod.reason, pod.message)
         for pod in status.pods
@@ -130,7 +130,7 @@ def find_obstacles(status: JobStatus) -> list[Obstacle]:
 
 
 class Obstacles:
-    """Reports each obstacle once, and its end; measures how long those last that only a person can remove."""
+    """Reports obstacles and their ends once; measures the duration of those only a user can remove."""
 
     def __init__(self, clock: Clock = CLOCK) -> None:
         self._clock = clock
@@ -138,7 +138,7 @@ class Obstacles:
         self._since: dict[str, tuple[float, Obstacle]] = {}
 
     def report_changes(self, current: Iterable[Obstacle]) -> Iterator[str]:
-        """Yield a line for each new obstacle, and for each name that has none any more."""
+        """Yield a line for each new obstacle, and for each object that has none any more."""
         now, by_name = self._clock.monotonic(), {item.name: item for item in current}
         for name in self._reported.keys() - by_name.keys():
             del self._reported[name]
@@ -157,6 +157,6 @@ class Obstacles:
                 yield f"{name} waits: {item}{f' (fix: {fix})' if fix else ''}"
 
     def find_lasting(self, seconds: float) -> Obstacle | None:
-        """Return an obstacle that has lasted for longer and that only a person can remove; None if none."""
+        """Return an obstacle that lasts for longer and that only a user can remove; None if none."""
         now = self._clock.monotonic()
         return next((item for since, item in self._since.values() if now - since > seconds), None)

@@ -1,4 +1,4 @@
-"""The messages in the output of a training: its error, and hints on wrong settings."""
+"""Finds messages in the output of a training run: its error, and hints on wrong settings."""
 
 import re
 from collections.abc import Iterable
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from trainer.base import events
 from trainer.base.errors import LaunchError
 
-LAST_LINES = 20  # Lines that an error shows of a training that ended without a message of its own.
+LAST_LINES = 20  # Number of log lines in the error of a training run that ended without a message.
 
 
 def failure_message(lines: Iterable[str]) -> str:
-    """Return the message of the last failure among the events in a log, or nothing."""
+    """Return the message of the last failure event in a log; empty if there is none."""
     failures = [event for event in events.select(lines) if isinstance(event, events.Failed)]
     return failures[-1].message if failures else ""
 
@@ -20,7 +20,7 @@ def indent_lines(lines: Iterable[str]) -> str:
     return "\n".join(f"  {line}" for line in lines if not events.parse(line))
 
 
-# Patterns of log lines, and the hints on them: of every job, of jobs in pods, and of those that ask for RDMA.
+# Patterns of log lines and their hints: for every job, for jobs in pods, and for jobs that request RDMA.
 _ANYWHERE = {
     r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)": "the GPU's memory is full: "
     "halve train.batch_size and set train.global_batch, which keeps the images of a step; "
@@ -48,14 +48,14 @@ _BUS_ERROR = 135  # 128 + SIGBUS
 
 
 class Hints:
-    """Collects hints, each once; on RDMA and on the settings of pods only if the job uses them."""
+    """Collects each hint once; hints on RDMA or pods only if the job uses them."""
 
     def __init__(self, *, rdma: bool, pods: bool = True) -> None:
         self._rules = _ANYWHERE | (_SETTINGS if pods else {}) | (_SOCKET if rdma else {})
         self.hints: list[str] = []  # The hints so far.
 
     def line(self, text: str) -> str:
-        """Match a log line; return its hint if it is new, or nothing."""
+        """Match a log line; return its hint if it is new, otherwise an empty string."""
         for pattern, hint in self._rules.items():
             if hint not in self.hints and re.search(pattern, text):
                 self.hints.append(hint)
@@ -63,7 +63,7 @@ class Hints:
         return ""
 
     def error(self, message: str, fix: str, code: int | None) -> LaunchError:
-        """Return the error of a training with all hints, and with its exit code if that is below 128."""
+        """Return the error of a training run with all hints, and its exit code if below 128."""
         if code == _BUS_ERROR:
             self.line("Bus error")
         error = LaunchError(message, fix="\n  ".join(filter(None, [*self.hints, fix])))

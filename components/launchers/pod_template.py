@@ -39,13 +39,13 @@ from components.launchers.kubernetes_names import (
 from components.launchers.process_variables import process_variables
 from components.launchers.spec import JobSpec
 
-Body = dict[str, Any]  # An object of the cluster, as it is written in YAML.
+Body = dict[str, Any]  # A Kubernetes object as parsed from YAML.
 
 
 def pod_labels(job: JobSpec) -> dict[str, str]:
     """Return the labels of every pod of a job."""
     managed = {"app.kubernetes.io/name": "kubedet", LABEL_MANAGED: MANAGED_BY, LABEL_NAME: job.name}
-    # Istio looks at the label, older ones at the annotation: a sidecar breaks the rendezvous.
+    # Read by Istio (older versions read the annotation): a sidecar breaks the rendezvous.
     mesh = {"sidecar.istio.io/inject": "false"}
     return mesh | ({"runai/queue": job.runai_queue} if job.runai_queue else {}) | dict(job.labels) | managed
 
@@ -59,15 +59,15 @@ def job_metadata(job: JobSpec) -> V1ObjectMeta:
 
 
 def is_suspended(job: JobSpec) -> bool | None:
-    """Whether a job is created suspended, and not started before somebody resumes it; None if it is not."""
-    return job.suspend or bool(job.kueue_queue) or None  # Kueue starts what it admits.
+    """Whether to create a job suspended until it is resumed; None: not suspended."""
+    return job.suspend or bool(job.kueue_queue) or None  # Kueue resumes jobs when it admits them.
 
 
 PORT = 29400  # Of torchrun's c10d rendezvous.
 
 
 def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
-    """Return torchrun's variables for nodes that meet by c10d at the node of the name `first`."""
+    """Return torchrun's variables for a c10d rendezvous at the node with the host name `first`."""
     bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}" if job.elastic else str(job.nodes)
     return {
         "PET_NNODES": bounds,
@@ -80,7 +80,7 @@ def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
 
 
 CONTAINER = "pytorch"  # The Training Operator requires this name.
-# Annotation: the container that trains; others may be added.
+# Annotation with the name of the training container; others may be added.
 MAIN = "kubectl.kubernetes.io/default-container"
 _TMP = "/tmp"  # noqa: S108
 
@@ -90,7 +90,7 @@ def template(
 ) -> V1PodTemplateSpec:
     """Return the pod template of a job.
 
-    `env` wins over the job's variables; `pod` are fields of V1PodSpec that depend on the kind of job.
+    `env` overrides the job's variables; `pod` are fields of V1PodSpec that depend on the kind of job.
     """
     volumes, mounts = _volumes(job)
     annotations = {"sidecar.istio.io/inject": "false", MAIN: container, **job.annotations}
@@ -98,7 +98,7 @@ def template(
         scheduler_name=job.scheduler or ("runai-scheduler" if job.runai_queue else None),
         priority_class_name=job.priority_class or None,
         service_account_name=job.service_account or None,
-        # Training asks nothing of the cluster: no token that could be stolen, no list of services.
+        # Training needs no access to the API: no token that could be stolen, no service variables.
         automount_service_account_token=False,
         enable_service_links=False,
         image_pull_secrets=[V1LocalObjectReference(name) for name in job.image_pull_secrets] or None,
@@ -127,7 +127,7 @@ def template(
             run_as_user=job.run_as_user,
             run_as_group=job.run_as_group,
             fs_group=job.fs_group,
-            # A volume of millions of images is not walked through at every start.
+            # Do not change the group of millions of files at every start.
             fs_group_change_policy="OnRootMismatch" if job.fs_group is not None else None,
             seccomp_profile=V1SeccompProfile(type="RuntimeDefault"),
         ),
@@ -142,7 +142,7 @@ def template(
 
 
 def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1VolumeMount]) -> V1Container:
-    # torchrun's own patience after SIGTERM is 30 s, whatever the pod is given to save its state.
+    # By default torchrun kills 30 s after SIGTERM, regardless of the pod's grace period.
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
     variables = [V1EnvVar(name, value) for name, value in (patience | process_variables(job) | env).items()]
     for item in job.secret_env:
@@ -158,7 +158,7 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1Volu
     }
     added = list(job.capabilities)
     if job.network.profile == "rdma" and "IPC_LOCK" not in added:
-        added.append("IPC_LOCK")  # Registering memory with the network card locks it.
+        added.append("IPC_LOCK")  # Memory that is registered with the network card is locked.
     # An image that runs as root needs root's capabilities to read volumes of other users.
     dropped = ["ALL"] if job.run_as_non_root else []
     return V1Container(
@@ -180,7 +180,7 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1Volu
 
 
 def _set(amounts: dict[str, str]) -> dict[str, str] | None:
-    """Return the amounts that are set; None if none is, so that the cluster's defaults apply."""
+    """Return the non-empty amounts; None if there are none, so that the cluster's defaults apply."""
     return {name: amount for name, amount in amounts.items() if amount} or None
 
 
@@ -219,6 +219,6 @@ def _serializer() -> ApiClient:
 
 
 def to_body(model: Any) -> Body:
-    """Return an object of a Kubernetes client's models as it is sent: without the fields that are None."""
+    """Convert an object of the Kubernetes client's models to JSON fields, without those that are None."""
     body: Body = _serializer().sanitize_for_serialization(model)
     return body

@@ -6,12 +6,12 @@ Sources: NCCL's user guide; PyTorch, "CUDA semantics".
 from components.launchers.spec import JobSpec
 
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
-ALLOCATORS = frozenset((ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))  # The older name wins.
-EXPANDABLE = "expandable_segments:True"  # Otherwise batches of several sizes fragment a GPU's memory.
+ALLOCATORS = frozenset((ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))  # The older name takes precedence.
+EXPANDABLE = "expandable_segments:True"  # Prevents fragmentation of GPU memory by batches of several sizes.
 
 
 def process_variables(job: JobSpec) -> dict[str, str]:
-    """Return the variables of every process: of network profile and allocator, and the job's, which win."""
+    """Return the variables of every process for network and allocator; the job's variables override them."""
     network = job.network
     named = {*job.env, *(item.name for item in job.secret_env)}
     nvidia = job.gpus > 0 and job.gpu_resource.startswith("nvidia.com/")

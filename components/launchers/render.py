@@ -46,7 +46,7 @@ def render(target: str, job: JobSpec) -> str:
     command = runai.command(job, target)
     options = command[: command.index("--")]
     lines.append(options[0])
-    # One option a line; what follows `--` stays together: it is another program's.
+    # One option per line; the command after `--` stays on one line.
     for word in options[1:]:
         if word.startswith("--") and word != "--name":
             lines.append(f" \\\n  {word}")
@@ -64,7 +64,7 @@ _RETRIED_EXIT_CODES = [130, 134, 135, 137, 139, 143]
 
 
 def _indexed_job(job: JobSpec) -> list[Body]:
-    """Return a plain Job, whose pods are the nodes, and the Service by which they find each other."""
+    """Return an indexed Job, whose pods are the nodes, and the Service for their host names."""
     metadata = pod_template.job_metadata(job)
     service = V1Service(
         api_version="v1",
@@ -84,7 +84,7 @@ def _indexed_job(job: JobSpec) -> list[Body]:
         subdomain=job.name,
         restart_policy="Never",
     )
-    # As the operator: a lost node is replaced, a program's error fails the Job.
+    # Like the operator: a lost node is replaced, an error of the program fails the Job.
     lost = V1PodFailurePolicyOnPodConditionsPattern(type="DisruptionTarget", status="True")
     codes = V1PodFailurePolicyOnExitCodesRequirement(
         container_name=pod_template.CONTAINER, operator="NotIn", values=_RETRIED_EXIT_CODES

@@ -26,7 +26,7 @@ from trainer.base.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
 
-_KINDS = ("pytorch", "standard")  # In the order in which a name is looked up.
+_KINDS = ("pytorch", "standard")  # In the order of look-up.
 _OLDER = {
     "runai-submit-dist": ["runai", "submit-dist", "pytorch", "--name"],
     "runai-submit-pytorch": ["runai", "submit-pytorch", "--name"],
@@ -36,7 +36,7 @@ _UNSUPPORTED_FIELDS = ("name", "command", "namespace", "nproc", "gpu_resource", 
 
 
 def command(job: JobSpec, target: str) -> list[str]:
-    """Return the arguments of the command of a target that submits a job."""
+    """Return the command line for submitting a job; `target` selects the version of `runai`."""
     if job.elastic:
         raise ConfigError(
             "Run:ai's command line does not support elastic jobs",
@@ -54,9 +54,9 @@ def command(job: JobSpec, target: str) -> list[str]:
 
 
 def unsupported_fields(job: JobSpec, target: str) -> list[str]:
-    """Return the fields that a job sets, or has by default, and that a command has no option for."""
+    """Return the fields of a job (set or default) that the command line of `target` cannot express."""
     older = target in _OLDER
-    # What the older commands do by themselves: any user, and Kubernetes' grace period.
+    # Defaults of the older commands: any user, and Kubernetes' grace period.
     usual = JobSpec(job.command, run_as_non_root=not older, grace_seconds=30.0 if older else 60.0)
     changed = [item.name for item in fields(JobSpec) if getattr(job, item.name) != getattr(usual, item.name)]
     supported = {*_UNSUPPORTED_FIELDS, *(field for field, _, _ in _options(job, older=older))}
@@ -70,7 +70,7 @@ def unsupported_fields(job: JobSpec, target: str) -> list[str]:
 
 
 def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
-    """Return each field's option and its values: "" and None are left out, True is a switch."""
+    """Return (field, option, values); "" and None are omitted, True is a flag without value."""
     resources, gpus = dict(job.resources), job.gpus
     if gpus and job.gpu_resource != "nvidia.com/gpu":
         resources, gpus = {job.gpu_resource: gpus} | resources, 0
@@ -106,7 +106,7 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
         ("run_as_non_root", "run-as-non-root", "", [job.run_as_non_root or None]),
         ("env", "environment-variable", "environment", _pairs(env)),
         ("secret_env", "env-secret", "environment", [secret.format(item) for item in job.secret_env]),
-        # The nearest to the Training Operator's ExitCode.
+        # The closest equivalent of the Training Operator's ExitCode.
         ("", "restart-policy", "", ["OnFailure"]),
         ("", "master-restart-policy", "", ["OnFailure" if job.nodes > 1 else None]),
         ("backoff", "backoff-limit", "backoff-limit", [job.backoff]),
@@ -124,7 +124,7 @@ def _pairs(values: Mapping[str, Any]) -> list[str]:
 
 
 _VERSION = "install the command line of v2.20 or later"
-_REFUSALS = {  # Patterns of what the program says if the user must act, and the fixes.
+_REFUSALS = {  # Patterns of error messages that the user must act on, and the fixes.
     r"unknown (?:command|flag|shorthand flag)": f"{_VERSION}; for an older one, print the command: kubedet "
     "job render --target runai-submit-dist (or runai-submit-pytorch)",
     r"logged in|\blog ?in\b|(?:token|session)[^.\n]*(?:expired|invalid|missing)|unauthenticated|"
@@ -138,7 +138,7 @@ class _WorkloadNotFoundError(LaunchError):
     """Run:ai has no workload of that name, kind and project."""
 
 
-_PHASES = {  # By Run:ai's names; any other is pending.
+_PHASES = {  # Phases by Run:ai's names; any other is pending.
     "stopped": Phase.SUSPENDED, "stopping": Phase.SUSPENDED, "preempted": Phase.SUSPENDED,
     "running": Phase.RUNNING, "degraded": Phase.RUNNING, "restarting": Phase.RESTARTING,
     "terminating": Phase.RESTARTING, "error": Phase.RESTARTING, "crashloopbackoff": Phase.RESTARTING,
@@ -151,7 +151,7 @@ _POD_PHASES = {
 
 
 def _status(values: Mapping[str, Any], name: str) -> JobStatus:
-    """Return the status of a workload from the fields of an answer of `describe`."""
+    """Return the status of a workload from the output of `describe`."""
     word = str(values.get("phase") or values.get("status") or "")
     requested = values.get("requestedpods", 1)
     phase = _PHASES.get(word.lower(), Phase.PENDING)
@@ -186,7 +186,7 @@ def _status(values: Mapping[str, Any], name: str) -> JobStatus:
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an answer and of its sections by their names in lower case."""
+    """Return the fields of all sections of a response by their lower-case names."""
     sections = [value for value in tree.values() if isinstance(value, dict)]
     return {key.lower(): value for part in [*sections, tree] for key, value in part.items()}
 
@@ -195,7 +195,7 @@ _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\
 
 
 class RunaiBackend(Backend):
-    """Runs jobs in a project of Run:ai; empty is a job's runai_queue, or that of `runai project set`."""
+    """Runs jobs in a project of Run:ai (default: the job's runai_queue, or `runai project set`)."""
 
     def __init__(self, project: str = "", timings: Timings | None = None, clock: Clock = CLOCK) -> None:
         self.clock = clock
@@ -235,14 +235,14 @@ class RunaiBackend(Backend):
         return self._find(name)[0]
 
     def list_trainings(self) -> str:
-        """Return the list of the project's trainings as Run:ai prints it."""
+        """Return the list of the project's training workloads as printed by Run:ai."""
         return self._call("training", "list")
 
     def follow(
         self, name: str, *, once: bool = False, rank: int | None = None
     ) -> Iterator[LogLine | JobStatus]:
         """See `Backend.follow`; with `rank` only the lines of that pod are read."""
-        read: dict[str, tuple[str, str]] = {}  # Of each pod the time of the last line: seconds and fraction.
+        read: dict[str, tuple[str, str]] = {}  # The time of the last line of each pod: seconds and fraction.
         answered, final, began = self.clock.monotonic(), False, self.clock.now().isoformat()
         while True:
             try:
@@ -252,7 +252,7 @@ class RunaiBackend(Backend):
                 for pod in status.pods:
                     if pod.rank == rank or (rank is None and (pod.rank == 0 or pod.phase == "Failed")):
                         yield from self._new_lines(name, pod.name, read)
-            except LaunchError as error:  # The connection broke, or the pod does not run yet or no more.
+            except LaunchError as error:  # The connection broke, or the pod is not running.
                 if once or self.clock.monotonic() - answered > self.timings.outage:
                     raise
                 if final:
@@ -340,7 +340,7 @@ class RunaiBackend(Backend):
             return result.stdout
         output = result.stderr.strip() or result.stdout
         lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {result.returncode}"
-        text = f"`runai {' '.join(words[:4])}` failed: {lines}"  # Values of options may be private.
+        text = f"`runai {' '.join(words[:4])}` failed: {lines}"  # Option values may be secret.
         if _NOT_FOUND.search(output):
             raise _WorkloadNotFoundError(text, fix="see `kubedet job list --backend runai`")
         for pattern, fix in _REFUSALS.items():
@@ -349,7 +349,7 @@ class RunaiBackend(Backend):
         raise LaunchError(text, fix="follow the message; `runai training list` shows the workloads")
 
     def _command(self, *words: str) -> list[str]:
-        """Return a command line with the project, behind `training KIND VERB NAME`."""
+        """Return a command line with the project inserted after `training KIND VERB NAME`."""
         path = shutil.which("runai")
         if path is None:
             raise ConfigError(

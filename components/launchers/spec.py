@@ -23,7 +23,7 @@ Quantity = Annotated[str, AfterValidator(kubernetes_names.quantity)]
 Path = Annotated[str, AfterValidator(kubernetes_names.mount_path)]
 EnvName = Annotated[str, AfterValidator(kubernetes_names.environment)]
 Labels = Mapping[Annotated[str, AfterValidator(kubernetes_names.qualified)], str]
-START_TIMEOUT = 1800  # Default of the field of that name.
+START_TIMEOUT = 1800  # Default of the field with this name.
 Nodes = Annotated[Positive, Field(le=4096)]
 
 
@@ -273,7 +273,7 @@ FIELDS: Mapping[str, FieldInfo] = vars(JobSpec)["__pydantic_fields__"]
 
 
 def field_phrase(name: str) -> str:
-    """Return what a field means as a phrase: without capital and full stop."""
+    """Return the docstring of a field as a phrase, without capital letter and full stop."""
     text = " ".join((FIELDS[name].description or "").split()).removesuffix(".")
     return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
@@ -286,7 +286,7 @@ def training_command(
 
 
 def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
-    """Return a job (of `training`) that ends if the heartbeat at `uri` stops, if it has a limit for that."""
+    """Return a job of `training_command` that ends if the heartbeat at `uri` stops, unless its limit is 0."""
     if not job.launcher_timeout:
         return job
     options = ("--heartbeat", uri, "--heartbeat-timeout", str(job.launcher_timeout))
@@ -294,7 +294,7 @@ def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
 
 
 def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:
-    """Build a specification strictly from fields as in JSON; `where` is their name in the error."""
+    """Build a specification strictly from parsed JSON; `where` describes the source in errors."""
     try:
         return _ADAPTER.validate_json(json.dumps(fields))
     except (TypeError, ValueError, RecursionError) as error:

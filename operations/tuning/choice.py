@@ -1,4 +1,4 @@
-"""The result of a search for hyper-parameters, and what it leaves in Kubeflow."""
+"""The result of a hyper-parameter search, and its report in Kubeflow."""
 
 from dataclasses import dataclass
 from pathlib import Path

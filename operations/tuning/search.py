@@ -1,4 +1,4 @@
-"""A search: Optuna's study of it, the trainings of its trials, some at a time, and its results.
+"""A search: its Optuna study, the parallel training of its trials, and its results.
 
 On a disk or a volume the study is Optuna's journal, shared by any number of processes. In a bucket a trial's
 values follow from the study's seed and the trial's number, and its result is a JSON object.
@@ -49,11 +49,11 @@ _POLL_SECONDS = 0.5
 
 @models.dataclass(config=json_files.STRICT, frozen=True)
 class _EndedTrial:
-    """The file of a trial of a search in a bucket."""
+    """The result of a trial, as stored by a search in a bucket."""
 
     number: int
     params: dict[str, Any]
-    state: str  # Of Optuna, in lower case.
+    state: str  # Name of the TrialState, in lower case.
     value: float | None
     validations: list[float]
     kind: Literal["trial"] = "trial"
@@ -61,10 +61,10 @@ class _EndedTrial:
 
 
 class Study:
-    """The search `name` in a data root, which is created if it does not exist, of a number of `trials`.
+    """The search `name` in a data root, with a number of `trials`. It is created if it does not exist.
 
     Each trial trains `recipe` with `overrides` on the shards at the URI `shards`. A search on this machine
-    has a folder `output` for its trainings, and copies of its results.
+    stores its training runs and copies of its results in the folder `output`.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class Study:
             )
 
     def trials(self) -> list[FrozenTrial]:
-        """Return the known trials by our number; in a bucket only those that have ended."""
+        """Return the trials by kubedet's number; in a bucket only those that have ended."""
         trials = []
         if self.journal:
-            # One without a number was begun by a process that was killed at that moment.
+            # A trial without a number was begun by a process that was killed immediately.
             trials = [trial for trial in self.journal.trials if _NUMBER in trial.user_attrs]
         folder = storage.join(self.uri, "trials")
         for name in () if self.journal else storage.list_files(folder):
@@ -157,7 +157,7 @@ class Study:
             return None
         if known and self.journal:
             return optuna.Trial(self.journal, known._trial_id)
-        storage.delete(storage.join(self.uri, ENDED))  # A search that goes on with more trials.
+        storage.delete(storage.join(self.uri, ENDED))  # The search is extended by more trials.
         seeded = samplers.RandomSampler(seed=(self._seed + number) % 2**32)
         study = self.journal or optuna.create_study(
             direction="maximize", sampler=seeded, pruner=pruners.NopPruner()
@@ -167,7 +167,7 @@ class Study:
         return trial
 
     def end(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> FrozenTrial:
-        """Record how a trial ended; of a pruned one Optuna takes the last validation as its value."""
+        """Record how a trial ended; Optuna uses the last validation of a pruned trial as its value."""
         trial.study.tell(trial, value, state)
         ended = trial.study.trials[trial.number]
         ended.number = ended.user_attrs[_NUMBER]
@@ -197,8 +197,8 @@ def _abbreviate(value: object) -> str:
 
 
 def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: int = 1) -> None:
-    """Train trials, `parallel` at once, each with `processes`; wait for those that other processes train."""
-    import fcntl  # Only Unix has it.
+    """Train trials, `parallel` at a time, each with `processes`; wait for trials of other processes."""
+    import fcntl  # Only available on Unix.
 
     locks = Path(storage.absolute(study.uri), "locks")
     if study.journal:
@@ -222,7 +222,7 @@ def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: in
                             print(describe(ended), flush=True)
                             publish(study)
                 except BaseException:
-                    stop.requested = True  # The other trainings save their state and end.
+                    stop.requested = True  # The other training runs save their state and end.
                     raise
             return True
 
@@ -235,12 +235,12 @@ def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: in
 def _follow(
     study: Study, trial: optuna.Trial, stop: StopRequest, lock: IO[str], parallel: int, processes: int
 ) -> FrozenTrial | None:
-    """Train a trial, stop it if it is behind, and record its end; return None if it is to be continued."""
+    """Train a trial, prune it if it is behind, and record its end; return None if it can be continued."""
     given = {**study.overrides, **trial.params}
     values = starting_weights.implied(study.recipe, given, study.data_root) | given
     folder = storage.join(study.trainings, f"{trial.user_attrs[_NUMBER]:05d}")
     output, config = storage.join(folder, "train"), storage.join(folder, "config.json")
-    # Trials share the machine: a limit of the recipe would let the speed decide.
+    # Trials share the machine, so with a time limit their speed would affect the result.
     parsing.write(config, recipes.load(study.recipe, {MINUTES: 0.0} | values))
     command = [
         sys.executable,
@@ -266,13 +266,13 @@ def _follow(
         GuardedProcess(
             command,
             env={"OMP_NUM_THREADS": str(threads_of_process(processes * parallel)), **os.environ},
-            keep_open=(lock.fileno(),),  # Locked until the last process of the training has ended.
+            keep_open=(lock.fileno(),),  # Locked until all training processes have ended.
             stdout=log.fileno() if log else None,
         ) as process,
     ):
         while code is None and not is_behind and not stop.requested:  # Leaving the block stops it.
             time.sleep(_POLL_SECONDS)
-            code = process.poll()  # First: the files of an ended training are then complete.
+            code = process.poll()  # Poll first, so that the files of an ended process are complete.
             rows = read_rows(output) if code is not None or study.journal else []
             scores = [row[study.metric] for row in rows if row["kind"] == "val" and study.metric in row]
             for score in scores[reported:]:

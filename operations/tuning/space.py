@@ -21,8 +21,8 @@ class Range:
 
     low: int | float
     high: int | float
-    log: bool = False  # Draw the logarithm.
-    step: int | float | None = None  # Distance between values; None: any number, or 1 for whole numbers.
+    log: bool = False  # Sample on a logarithmic scale.
+    step: int | float | None = None  # Distance between values; None: continuous, or 1 for integers.
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low < self.high < math.inf:
