@@ -225,7 +225,7 @@ def configure_pod(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> 
     task.set_cpu_request(cpu).set_memory_request(memory)
     # kfp 2.17 does not pass parameters of requests into groups by itself, and its driver then refuses them.
     task.register_pipeline_channels([value for value in (cpu, memory) if not isinstance(value, str)])
-    # Retry pods that were deleted or evicted; the step retries other failures itself. Finished shards, checkpoints
+    # Retry pods that were deleted or evicted; steps retry other failures. Finished shards, checkpoints
     # and the training job are reused.
     task.set_retry(num_retries=3, backoff_duration="30s", backoff_factor=2, backoff_max_duration=_RETRY_LIMIT)
     # Kubeflow's cache does not notice changed sources or deleted data; steps reuse finished work.

@@ -31,7 +31,7 @@ class GuardedProcess:
 
     A context manager: leaving the block stops what still runs and waits for it.
     `env` is the whole environment and `cwd` the folder (None: those of this process). It is killed
-    `grace_seconds` after a stop. The guard holds the file descriptors `keep_open` (a lock) until all have ended.
+    `grace_seconds` after a stop. The guard holds the files `keep_open` until all have ended.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from trainer.launching.stop_signals import handling
 
 
 def run(job: JobSpec) -> None:
-    """Run a job of one node here to its end, print its output, and forward stop signals, to save a checkpoint."""
+    """Run a job of one node here to its end, print its output, and forward stop signals to it."""
     if job.nodes != 1:
         raise ConfigError(
             f"the launcher local runs on this machine only, not on {job.nodes} nodes",
