@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trainer.config.schema import Config
     from trainer.data.inspection import Report
     from trainer.data.merging import MergeResult
-    from trainer.data.verification import Verified
+    from trainer.data.verification import VerificationResult
     from trainer.export.bundle import Bundle
     from trainer.export.predict_files import PredictedFiles
     from trainer.launching.machine_checks import Check
@@ -666,7 +666,7 @@ DATA_RECIPE = "small"  # Its settings say how a source is read, unless `override
 
 
 @public
-def data_verify(uri: Uri, *, repair: bool = False) -> "Verified":
+def data_verify(uri: Uri, *, repair: bool = False) -> "VerificationResult":
     """Compare the hashes of shards or raw images with the recorded ones, and decode every image.
 
     Exit code 2 if anything is damaged or missing.

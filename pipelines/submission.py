@@ -146,7 +146,7 @@ class Submission:
             problems.append("data_root: is missing: where data is kept, e.g. s3://bucket/kubedet")
         places = [("data_root", root), ("output", self.get("output"))]
         try:
-            places += [("source", place) for place in source_names.places(self.get("source"))]
+            places += [("source", place) for place in source_names.source_uris(self.get("source"))]
         except DataError as error:
             problems.append(f"{error.message}; {error.fix}")
         remedy = f"use a bucket or a path below {mount}" if mount else "use a bucket, or a volume"

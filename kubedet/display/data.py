@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from operations.retention import Pruning
     from trainer.data.inspection import Report
     from trainer.data.merging import MergeResult
-    from trainer.data.verification import Verified
+    from trainer.data.verification import VerificationResult
 
 _MAX_CLASSES = 20
 _MAX_REASONS = 2  # Reasons to keep an artifact; JSON has all.
@@ -86,7 +86,7 @@ def _show_problems(report: "Report") -> None:
             show(f"      {example}")
 
 
-def show_verified(result: "Verified", *, json: bool = False) -> None:
+def show_verified(result: "VerificationResult", *, json: bool = False) -> None:
     """Print the result of a verification."""
     from trainer.data.verification import check
 

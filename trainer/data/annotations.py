@@ -35,7 +35,7 @@ _DROPPED = -2  # The label of a class that data.classes leaves out.
 
 
 @dataclass
-class BuiltTables:
+class AnnotationTables:
     """The result of `build`: fields of `trainer.data.raw_manifest.RawManifest`."""
 
     categories: list[Category]
@@ -47,7 +47,7 @@ class BuiltTables:
 
 def build(
     listing: Listing, config: DataConfig, folder: str, where: str, excluded: frozenset[str]
-) -> BuiltTables:
+) -> AnnotationTables:
     """Write `<folder>/<split>.parquet` for each split of a source's listing, whose `problems` grow.
 
     Images whose key or file name is in `excluded` are left out; `where` names the source in messages.
@@ -72,9 +72,9 @@ def build(
             elif not drop:
                 draft.kept[:] = True
         first = 1
-        for split, draft, chosen in _parts(drafts, config):
+        for split, draft, chosen in _assign_splits(drafts, config):
             boxes_of_label: Counter[int] = Counter()
-            rows = _rows(draft, chosen, first, boxes_of_label, partial(meaning.add, split))
+            rows = _number_rows(draft, chosen, first, boxes_of_label, partial(meaning.add, split))
             tables[split] = write_table(storage.join(folder, f"{split}.parquet"), rows)
             splits[split] = SplitCounts(int(chosen.sum()), boxes_of_label.total())
             first += splits[split].images
@@ -82,7 +82,7 @@ def build(
     if "train" not in splits:
         fix = "use a source with a train split that has boxes of data.classes"
         raise DataError("no training images", fix=fix)
-    check_listed(listing.problems, where, splits, config)
+    check_listed_boxes(listing.problems, where, splits, config)
     without_boxes = [category.name for category in categories if not boxes_of_train[category.id]]
     for name in without_boxes:
         listing.problems.add(reasons.CLASS_WITHOUT_BOXES, name)
@@ -108,10 +108,12 @@ def build(
         ]
         if above:
             hierarchy[str(label)] = sorted(above)
-    return BuiltTables(categories, hierarchy, splits, tables, found.warnings)
+    return AnnotationTables(categories, hierarchy, splits, tables, found.warnings)
 
 
-def check_listed(problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig) -> None:
+def check_listed_boxes(
+    problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig
+) -> None:
     """Check the boxes of a source that are unusable by its annotations alone."""
     cases = problems.cases()
     bad = Problems.of({reason: cases[reason] for reason in cases if reason in reasons.UNLISTED_BOXES})
@@ -124,7 +126,7 @@ class _SplitDraft:
     """A labeled split without ids; several images may have the same key."""
 
     path: Path
-    keys: np.ndarray  # uint64 [rows]: `image_keys.number` of each key.
+    keys: np.ndarray  # uint64 [rows]: `image_keys.key_number` of each key.
     fractions: np.ndarray  # float64 [rows]: hashes that decide which rows go to val.
     kept: np.ndarray  # bool [rows]: rows with a labeled box, or with none if that is allowed.
 
@@ -156,7 +158,7 @@ def _draft_split(
                         found_names |= match
             boxes = _relabel_boxes(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
-            numbers.extend(map(image_keys.number, stems))
+            numbers.extend(map(image_keys.key_number, stems))
             fractions.extend(image_keys.hash_fraction(key, "val") for key in stems)
             labeled_before = np.append(0, np.cumsum(boxes.values.field("category").to_numpy() >= 0))
             filled.append(np.diff(labeled_before[boxes.offsets.to_numpy()]) > 0)
@@ -166,7 +168,9 @@ def _draft_split(
     return _SplitDraft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
 
 
-def _parts(drafts: dict[str, _SplitDraft], config: DataConfig) -> list[tuple[str, _SplitDraft, np.ndarray]]:
+def _assign_splits(
+    drafts: dict[str, _SplitDraft], config: DataConfig
+) -> list[tuple[str, _SplitDraft, np.ndarray]]:
     """Return the splits that are not empty: name, draft, and bool [rows], the rows that belong to it.
 
     Without test or val, images of train are held out by the hashes of their keys, so that images do not
@@ -200,7 +204,7 @@ def _parts(drafts: dict[str, _SplitDraft], config: DataConfig) -> list[tuple[str
     return limited
 
 
-def _rows(
+def _number_rows(
     draft: _SplitDraft,
     chosen: np.ndarray,
     image_id: int,
@@ -219,7 +223,7 @@ def _rows(
             clashing = twice[part][chosen[part]]
             if clashing.any():
                 named = zip(rows["key"].to_pylist(), rows["file_name"].to_pylist(), clashing, strict=True)
-                keys = [image_keys.distinct(key, name) if clash else key for key, name, clash in named]
+                keys = [image_keys.distinct_key(key, name) if clash else key for key, name, clash in named]
                 rows = rows.set_column(1, ROW.field(1), pa.array(keys))
             rows = rows.set_column(0, ROW.field(0), pa.array(image_id + np.arange(len(rows))))
             image_id += len(rows)

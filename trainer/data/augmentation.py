@@ -26,7 +26,7 @@ _BLEND = (0.4, 0.2)  # least share of the first image in mix-up, and the range a
 _IDENTITY = np.eye(3, 4, dtype=np.float32)
 
 
-class Plan(NamedTuple):
+class PicturePlan(NamedTuple):
     """A sample of a batch, and the samples that share its picture."""
 
     place: SamplePosition
@@ -79,7 +79,7 @@ class Augmentation:
         if epoch >= 0:
             self._plain_from = epoch
 
-    def plain(self, epoch: int) -> bool:
+    def is_plain(self, epoch: int) -> bool:
         """Return whether an epoch is one of the last, without strong augmentation."""
         return epoch >= self._plain_from
 
@@ -89,27 +89,27 @@ class Augmentation:
         The first step takes the largest, so that a size that does not fit into memory ends a run at once.
         """
         sizes = self._config.sizes
-        if not sizes or self.plain(epoch):
+        if not sizes or self.is_plain(epoch):
             return self._config.image_size
         if step == 0:
             return max(sizes)
         digest = blake2b(b"size %d %d" % (self._seed, step), digest_size=4).digest()
         return sizes[int.from_bytes(digest, "little") * len(sizes) >> 32]
 
-    def plan(self, position: int) -> Plan:
+    def plan(self, position: int) -> PicturePlan:
         """Return the sample at a position of the stream, and those that share its picture."""
         place, config = self._stream[position], self._config
-        if not self._composes or self.plain(place.epoch):
-            return Plan(place)
+        if not self._composes or self.is_plain(place.epoch):
+            return PicturePlan(place)
         mosaic, mixup, *others, x, y, share = sample_draws(self._seed, *place, 0)
         near = [self._stream[position + 1 + int(draw * self._reach)] for draw in others]
         *three, last = (other.sample % len(self._sizes) for other in near)
         mixed = last if mixup < config.mixup else -1
-        return Plan(place, tuple(three) if mosaic < config.mosaic else (), mixed, (x, y, share))
+        return PicturePlan(place, tuple(three) if mosaic < config.mosaic else (), mixed, (x, y, share))
 
     def view(self, place: SamplePosition, record: Record, draws: Sequence[float], size: int) -> View:
         """Return the view of a sample that is alone in a square of this side."""
-        config = self._plain if self.plain(place.epoch) else self._config
+        config = self._plain if self.is_plain(place.epoch) else self._config
         window = None
         if config.zoom_out or config.iou_crop:
             # The numbers of Random.random for a seed are the same in every version of Python.
@@ -121,9 +121,9 @@ class Augmentation:
         """Return the color map of a sample; see `color_map`."""
         changed = color_map(self._config, draws[5:], sample_draws(self._seed, *place, EXTRA + 1)[:6])
         # A batch that begins before the plain epochs needs a map for each of its images.
-        return _IDENTITY if changed is not None and self.plain(place.epoch) else changed
+        return _IDENTITY if changed is not None and self.is_plain(place.epoch) else changed
 
-    def compose(self, plan: Plan, size: int) -> Composition | None:
+    def compose(self, plan: PicturePlan, size: int) -> Composition | None:
         """Return the picture of a sample in a square; None if the sample is alone in it."""
         if not plan.mosaic and plan.mixed < 0:
             return None

@@ -29,7 +29,7 @@ class TextRenderer:
         at = (place[0], place[1] + self._ascent)
         pen.text(at, one_line(text), font=self._font(text), fill=fill, anchor="ls")  # type: ignore[arg-type]
 
-    def shortened(self, text: str, max_width: float, *, end: bool = False) -> str:
+    def shorten(self, text: str, max_width: float, *, end: bool = False) -> str:
         """Return as much of the beginning (or `end`) of a text as fits into `max_width` pixels, with `…`."""
         text = one_line(text)
         if self.width(text) <= max_width:
@@ -46,14 +46,14 @@ class TextRenderer:
         return f"…{kept}" if end else f"{kept}…"
 
     def _font(self, text: str) -> ImageFont.FreeTypeFont:
-        return _font(_font_with(frozenset(one_line(text)) - {"…"}), self._size)
+        return _font(_find_font(frozenset(one_line(text)) - {"…"}), self._size)
 
 
 text_renderer = cache(TextRenderer)  # By the size of the letters in pixels.
 
 
 @cache
-def _font_with(letters: frozenset[str]) -> Path:
+def _find_font(letters: frozenset[str]) -> Path:
     """Return DejaVu Sans, or if it lacks letters the first font of the system that has all of them."""
     numbers = set(map(ord, letters))
     if numbers <= _characters(_dejavu()):
@@ -95,7 +95,7 @@ Corners = tuple[float, float, float, float]
 
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
 """Of the labels, in turn: the palette of Okabe and Ito."""
-LETTERS = ("#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000", "#000000", "#ffffff")
+TEXT_COLORS = ("#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000", "#000000", "#ffffff")
 """Of the names, white or black: the one with the higher contrast to the color."""
 _SIDE, _EDGE = 3, 2  # Margin of a name at its sides, and above and below it, in pixels.
 
@@ -116,14 +116,16 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabeledBox], *, line: int, si
     there is no room.
     """
     pen, letters = ImageDraw.Draw(image), text_renderer(size)
-    drawn = [(box, COLORS[box.label % len(COLORS)], LETTERS[box.label % len(COLORS)]) for box in boxes[::-1]]
+    drawn = [
+        (box, COLORS[box.label % len(COLORS)], TEXT_COLORS[box.label % len(COLORS)]) for box in boxes[::-1]
+    ]
     for box, paper, ink in drawn:
         x1, y1, x2, y2 = box.corners
         # A thin line around the frame makes it visible on any picture.
         pen.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline=ink, width=1)
         pen.rectangle(box.corners, outline=paper, width=line)
     for box, paper, ink in drawn:
-        text = letters.shortened(box.text, image.width - 2 * _SIDE)
+        text = letters.shorten(box.text, image.width - 2 * _SIDE)
         width, height = letters.width(text) + 2 * _SIDE, letters.height + 2 * _EDGE
         left, top = box.corners[:2]
         x = round(max(0, min(left, image.width - width)))

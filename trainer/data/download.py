@@ -57,7 +57,7 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def choices(config: DataConfig) -> list[Any]:
+def select_table_settings(config: DataConfig) -> list[Any]:
     """Return the parts of a configuration that determine the images and boxes of raw tables."""
     return [getattr(config, key) for key in SETTINGS if key not in ("exclude", "allow_hosts")]
 
@@ -105,14 +105,14 @@ def plan(source: str, data_root: str, config: DataConfig, excluded: list[str] | 
     root = storage.absolute(data_root)
     if excluded is None:
         excluded = read_excluded(config.exclude)
-    name = fingerprint("raw", VERSION, origin.uri, listing.state, choices(config), excluded)
+    name = fingerprint("raw", VERSION, origin.uri, listing.state, select_table_settings(config), excluded)
     uri = storage.join(root, "raw", name)
     if storage.exists(storage.join(uri, raw_manifest.PLAN)):
         try:
             found = raw_folder.read_manifest(uri, raw_manifest.PLAN)
             for split in found.splits:
                 storage.local_copy(storage.join(uri, f"{split}.parquet"), sha256=found.tables.get(split, ""))
-            annotations.check_listed(Problems.of(found.problems), origin.uri, found.splits, config)
+            annotations.check_listed_boxes(Problems.of(found.problems), origin.uri, found.splits, config)
             return found
         except (DamagedError, FormError, MissingError) as error:
             logger.warning("%s; repairing it from the source", error.message)

@@ -153,7 +153,7 @@ class _Image:
 
 
 @dataclass
-class _OpenPart:
+class _PendingPart:
     """A part of which not all images are done."""
 
     first: int  # Its first image, counted from 0.
@@ -186,7 +186,7 @@ class ImageFetcher:
         self._stored = StoredImages(planned.images, at_once=planned.listed_images <= LIST_AT_ONCE_BELOW)
         cores = config.processes or worker_pool.available_cores()
         self._workers = cores if self._source.cpu_bound else config.threads
-        self.open_parts: dict[int, _OpenPart] = {}
+        self.open_parts: dict[int, _PendingPart] = {}
         self._failures: dict[int, Failure] = {}
         self._retried: list[_Image] = []
         self._is_retrying = False
@@ -198,7 +198,7 @@ class ImageFetcher:
         """Fetch the images of some parts."""
         total = self._planned.listed_images
         with progress("download", total, "images") as bar:
-            self._copy_all(self._to_copy(parts, bar), min(self._workers, total), bar)
+            self._copy_all(self._pending_images(parts, bar), min(self._workers, total), bar)
             retried, self._retried = self._retried, []
             bar.done -= len(retried)
             self._patience = len(retried) + self._in_a_row + 1  # All may fail again.
@@ -213,7 +213,7 @@ class ImageFetcher:
                 self._lost,
             )
 
-    def _to_copy(self, parts: Iterable[int], bar: Bar) -> Iterator[_Image]:
+    def _pending_images(self, parts: Iterable[int], bar: Bar) -> Iterator[_Image]:
         """Yield the images that need work; count the stored ones."""
         taken = 0  # Images of the parts so far.
         for number in parts:
@@ -221,7 +221,7 @@ class ImageFetcher:
             # The other processes take as many of what is left.
             bar.total = taken + (self._planned.listed_images - first) // self._processes
             taken += end - first
-            part = self.open_parts[number] = _OpenPart(first, np.zeros(end - first, FETCHED))
+            part = self.open_parts[number] = _PendingPart(first, np.zeros(end - first, FETCHED))
             for split, rows in self._rows(first, end):
                 places = [image_keys.image_path(*(row[name] for name in _PATH_COLUMNS)) for row in rows]
                 digests = [int(image_keys.path_digest(place), 16) for place in places]
@@ -271,7 +271,7 @@ class ImageFetcher:
         """Copy images, by threads, or by processes if the source is CPU-bound, and count the outcomes."""
         mean_size, fetched = 1.0, 0
         copied = worker_pool.run(
-            partial(_copy, self._source, self._excluded),
+            partial(_fetch_image, self._source, self._excluded),
             images_to_copy,
             workers,
             processes=self._source.cpu_bound,
@@ -329,7 +329,7 @@ class ImageFetcher:
             self._write_report(number, part)
         del self.open_parts[number]
 
-    def _write_report(self, number: int, part: _OpenPart) -> None:
+    def _write_report(self, number: int, part: _PendingPart) -> None:
         rows = np.flatnonzero(part.fetched["bytes"])
         fetched, ids = part.fetched[rows], rows + part.first + 1
         columns = {name: pa.array(np.ascontiguousarray(fetched[name])) for name in ("bytes", "place")}
@@ -347,7 +347,7 @@ class ImageFetcher:
         storage.write_bytes(uri, buffer.getvalue(), sync=False)
 
 
-def _copy(source: Source, excluded: frozenset[str], image: _Image) -> _Image:
+def _fetch_image(source: Source, excluded: frozenset[str], image: _Image) -> _Image:
     """Fetch one image, unless it is stored or known to fail; return it with the outcome.
 
     `excluded` are the hashes of images that are left out.
@@ -359,7 +359,7 @@ def _copy(source: Source, excluded: frozenset[str], image: _Image) -> _Image:
             actual = hashlib.sha256(storage.read_bytes(image.target))
         except (DamagedError, MissingError):
             return image
-        return _left_out(image) if actual.hexdigest() in excluded else replace(image, sha256=actual.digest())
+        return _exclude(image) if actual.hexdigest() in excluded else replace(image, sha256=actual.digest())
     try:
         data = source.read(image.origin)
         reason, detail = reasons.IMAGE_UNREADABLE, _find_fault(image.origin, data)
@@ -374,13 +374,13 @@ def _copy(source: Source, excluded: frozenset[str], image: _Image) -> _Image:
         return replace(image, failure=failure, requested=True)
     digest = hashlib.sha256(data)
     if digest.hexdigest() in excluded:
-        return _left_out(image)
+        return _exclude(image)
     # Flushing each image to the disk would take longer than fetching it.
     storage.write_bytes(image.target, data, sync=False)
     return replace(image, size=len(data), sha256=digest.digest(), requested=True)
 
 
-def _left_out(image: _Image) -> _Image:
+def _exclude(image: _Image) -> _Image:
     """Return the outcome of an image whose hash is in data.exclude; it counts as no failure of the source."""
     detail = "its sha256 is in data.exclude"
     return replace(
@@ -401,7 +401,7 @@ def _find_fault(origin: str, data: bytes) -> str:
     return "" if data else "the file is empty"
 
 
-def read_again(source_text: str, origin: str, config: DataConfig) -> bytes:
+def refetch(source_text: str, origin: str, config: DataConfig) -> bytes:
     """Return an image of a source that is lost or damaged now."""
     data = sources.parse(source_text, config).read(origin)
     if fault := _find_fault(origin, data):
@@ -415,7 +415,7 @@ class StoredImages:
     def __init__(self, images_uri: str, *, at_once: bool) -> None:
         folders = (storage.join(images_uri, f"{number:02x}") for number in range(256))
         uris = [images_uri] if at_once else folders
-        listings = list(worker_pool.run(_list, uris, _LISTERS, processes=False))
+        listings = list(worker_pool.run(_list_stored, uris, _LISTERS, processes=False))
         digests = np.concatenate([digest for digest, _ in listings])
         order = np.argsort(digests, kind="stable")
         self._digests, self._sizes = digests[order], np.concatenate([size for _, size in listings])[order]
@@ -431,7 +431,7 @@ class StoredImages:
         return np.where(self._digests[at] == places, self._sizes[at], 0)
 
 
-def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
+def _list_stored(uri: str) -> tuple[np.ndarray, np.ndarray]:
     storage.remove_stale(uri)  # of downloads that were killed
     states = storage.list_states(uri, recursive=True)
     named = [(image_keys.path_digest(name), state.size) for name, state in states.items()]

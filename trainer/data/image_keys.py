@@ -17,16 +17,16 @@ def stem(file_name: str) -> str:
     # The letters that were dropped may have been the only difference between two names.
     if safe and len(safe) <= MAX_KEY and plain.isascii() and len(plain) == len(plain_stem):
         return safe
-    return distinct(safe or "image", file_name)
+    return distinct_key(safe or "image", file_name)
 
 
-def distinct(key: str, file_name: str) -> str:
+def distinct_key(key: str, file_name: str) -> str:
     """Return a key that is distinct for each file name."""
     normal = unicodedata.normalize("NFC", file_name).encode("utf-8", "surrogatepass")
     return f"{key[: MAX_KEY - 9]}-{hashlib.sha256(normal).hexdigest()[:8]}"
 
 
-def number(key: str) -> int:
+def key_number(key: str) -> int:
     """Return a number below 2**64 by which keys that differ only in case are equal."""
     return int.from_bytes(hashlib.sha256(key.lower().encode()).digest()[:8], "big")
 

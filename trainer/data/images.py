@@ -66,7 +66,7 @@ class TooManyPixels(UnreadableImage):
 
 
 @dataclass(frozen=True)
-class NormalImage:
+class NormalizedImage:
     """A baseline JPEG, grayscale or RGB, and its relation to the original image."""
 
     jpeg: bytes
@@ -82,7 +82,7 @@ class NormalImage:
         return self.orientation >= 5
 
 
-def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False) -> NormalImage:
+def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False) -> NormalizedImage:
     """Return an image as baseline JPEG; one that is baseline JPEG loses its Exif block, and is not decoded.
 
     Images with a longer side than `max_side` are shrunk to it. `quality` is of JPEGs that have to be written.
@@ -90,7 +90,7 @@ def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False)
     """
     image = _open(data)
     orientation, stored = _orientation(image), image.size
-    jpeg = _as_baseline(data, image) if orientation == 1 and max(stored) <= max_side else None
+    jpeg = _to_baseline(data, image) if orientation == 1 and max(stored) <= max_side else None
     if jpeg is not None:
         if decode:
             try:
@@ -98,24 +98,24 @@ def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False)
             except (ValueError, MemoryError) as error:
                 check_resources(error)
                 raise UnreadableImage(f"damaged: {error}") from error
-        return NormalImage(jpeg, *stored, *stored, 1)
+        return NormalizedImage(jpeg, *stored, *stored, 1)
     scale = min(1.0, max_side / max(stored))
     size = (max(1, round(stored[0] * scale)), max(1, round(stored[1] * scale)))
     if scale < 1:
         # A JPEG is decoded at a half, quarter or eighth, but at no less than twice the target size.
         image.draft(None, (2 * size[0], 2 * size[1]))
     _load(image)
-    image = plain(image)
+    image = to_8_bit(image)
     if scale < 1:
         image = image.resize(size, Image.Resampling.LANCZOS)
     if orientation != 1:
         image = image.transpose(_TRANSPOSES[orientation])
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
-    return NormalImage(buffer.getvalue(), *image.size, *stored, orientation)
+    return NormalizedImage(buffer.getvalue(), *image.size, *stored, orientation)
 
 
-def _as_baseline(data: bytes, image: Image.Image) -> bytes | None:
+def _to_baseline(data: bytes, image: Image.Image) -> bytes | None:
     """Return a baseline JPEG without its Exif and XMP blocks; None if it is another file, or cut off."""
     if not isinstance(image, JpegImageFile) or image.info.get("progressive"):
         return None
@@ -128,7 +128,7 @@ def _as_baseline(data: bytes, image: Image.Image) -> bytes | None:
     return data if data.rfind(b"\xff\xd9") > data.find(_START_OF_SCAN) else None
 
 
-def crop(image: NormalImage, windows: Sequence[tuple[int, int, int, int]], quality: int) -> list[bytes]:
+def crop(image: NormalizedImage, windows: Sequence[tuple[int, int, int, int]], quality: int) -> list[bytes]:
     """Return a JPEG of each window (left, top, width, height); of a single one the image as it is."""
     if len(windows) == 1:
         return [image.jpeg]
@@ -146,22 +146,22 @@ def read_upright(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     image = _open(data, max_pixels)
     orientation = _orientation(image)
     _load(image)
-    image = plain(image).convert("RGB")
+    image = to_8_bit(image).convert("RGB")
     if orientation != 1:
         image = image.transpose(_TRANSPOSES[orientation])
     return Image.fromarray(np.asarray(image))  # Drops the orientation of the file's metadata.
 
 
-def measure(data: bytes) -> NormalImage:
+def measure(data: bytes) -> NormalizedImage:
     """Return the stored and displayed sizes of an image from its header; `jpeg` is empty."""
     image = _open(data)
     orientation, stored = _orientation(image), image.size
     displayed = stored[::-1] if orientation >= 5 else stored
-    return NormalImage(b"", *displayed, *stored, orientation)
+    return NormalizedImage(b"", *displayed, *stored, orientation)
 
 
 def place_box(
-    bbox: list[float], image: NormalImage, annotated_width: int, annotated_height: int
+    bbox: list[float], image: NormalizedImage, annotated_width: int, annotated_height: int
 ) -> list[float]:
     """Return an annotated box [x, y, width, height] in pixels of the normal image.
 
@@ -181,7 +181,7 @@ def place_box(
     elif annotated not in (stored, displayed) and _is_proportional(annotated, displayed):
         base = annotated
     if annotated == SHARES or annotated == stored != displayed:
-        bbox = _turn(bbox, *stored, image.orientation)
+        bbox = _rotate_box(bbox, *stored, image.orientation)
     scale_x, scale_y = image.width / base[0], image.height / base[1]
     if scale_x == 1 and scale_y == 1:
         return bbox
@@ -194,8 +194,8 @@ def _is_proportional(size: tuple[int, int], reference: tuple[int, int]) -> bool:
     return min(size) > 1 and abs(size[0] * reference[1] / (size[1] * reference[0]) - 1) < 0.01
 
 
-def size_fault(
-    image: NormalImage, annotated_width: int, annotated_height: int, boxes: list[list[float]]
+def find_size_problem(
+    image: NormalizedImage, annotated_width: int, annotated_height: int, boxes: list[list[float]]
 ) -> str:
     """Return the problem of an annotated size, see `trainer.data.problem_counts`; "" if there is none.
 
@@ -266,7 +266,7 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def plain(image: Image.Image) -> Image.Image:
+def to_8_bit(image: Image.Image) -> Image.Image:
     """Return the image as 8-bit grayscale or RGB; transparent parts become white.
 
     The range of values of 16-bit grayscale becomes 0 to 255: cameras with 12 bits write 16-bit files too. Of
@@ -290,7 +290,7 @@ def plain(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
-def _turn(bbox: list[float], width: int, height: int, orientation: int) -> list[float]:
+def _rotate_box(bbox: list[float], width: int, height: int, orientation: int) -> list[float]:
     """Turn a box of a stored image of that size by an Exif orientation."""
     if orientation == 1:
         return bbox

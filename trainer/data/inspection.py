@@ -14,11 +14,11 @@ from trainer.config.schema import DataConfig
 from trainer.data import plausibility, raw_manifest, source_names, sources, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize, place_box
-from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, note_size
+from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, count_size_problem
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, to_bbox
-from trainer.data.shard_folder import INDEX, ShardIndex, listing_faults, read_index
-from trainer.data.shards import clean
+from trainer.data.shard_folder import INDEX, ShardIndex, find_listing_faults, read_index
+from trainer.data.shards import clean_boxes
 from trainer.data.statistics import SplitStatistics
 
 _PIXEL_HISTOGRAMS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
@@ -66,7 +66,7 @@ class Report:
     max_bad_fraction: float = 0.0  # Of images and boxes; with more the download fails.
 
 
-class SourceRows:
+class SourceView:
     """A source, as it is published."""
 
     def __init__(self, text: str, config: DataConfig) -> None:
@@ -75,7 +75,7 @@ class SourceRows:
         self.listing = self._source.listing()
         self.uri = self._source.uri
         self.names = [category.name for category in self.listing.categories]
-        schemes = {storage.scheme(uri) for uri in source_names.places(self.uri)}
+        schemes = {storage.scheme(uri) for uri in source_names.source_uris(self.uri)}
         self.sample_size = _REMOTE_SAMPLE if schemes & set(storage.OBJECT_STORES) else _LOCAL_SAMPLE
         if self._source.cpu_bound or schemes & set(storage.WEB):
             self.sample_size = 0
@@ -89,7 +89,7 @@ class SourceRows:
         return self._source.read(row["origin"])
 
 
-def open_view(text: str, config: DataConfig | None = None) -> ShardIndex | SourceRows:
+def open_view(text: str, config: DataConfig | None = None) -> ShardIndex | SourceView:
     """Open a folder of shards by its URI, or a source as `trainer.data.sources` takes it.
 
     Raises:
@@ -110,7 +110,7 @@ def open_view(text: str, config: DataConfig | None = None) -> ShardIndex | Sourc
             raise DataError(f"{folder} contains raw images", fix=fix)
         if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
             raise DataError(f"{text} does not exist", fix="check the URI and the endpoint")
-    return SourceRows(text, config or DataConfig())
+    return SourceView(text, config or DataConfig())
 
 
 def inspect(text: str, config: DataConfig | None = None, images: int | None = None) -> Report:
@@ -199,7 +199,7 @@ def check(report: Report) -> None:
 def _describe_shards(index: ShardIndex) -> Report:
     absent = Problems()
     states = storage.list_states(index.uri, recursive=True)
-    for reason, example in listing_faults(index, states).values():
+    for reason, example in find_listing_faults(index, states).values():
         absent.add(reason, example)
     left_out = [f"{item.file_name}: {item.reason}" for item in index.quarantined]
     examples = {reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {}
@@ -221,7 +221,7 @@ def _describe_shards(index: ShardIndex) -> Report:
 
 
 def _read_rows(
-    view: SourceRows, split: str, meaning: AnnotationChecker, limit: int, problems: Problems
+    view: SourceView, split: str, meaning: AnnotationChecker, limit: int, problems: Problems
 ) -> tuple[SplitStatistics, list[RawRow]]:
     """Count and check the rows of a split, a block at a time, and choose those whose images are read.
 
@@ -229,7 +229,7 @@ def _read_rows(
     splits is chosen in both.
     """
     labels = len(view.names)
-    total = statistics.describe([], labels)
+    total = statistics.compute_statistics([], labels)
     sample: list[RawRow] = []
     with log.progress(f"inspect {split}", None, "images") as bar:
         for batch in view.listing.splits[split].batches():
@@ -243,8 +243,8 @@ def _read_rows(
                 if row["fault_reason"]:
                     problems.add(row["fault_reason"], f"{row['file_name']}: {row['fault_detail']}")
             for in_pixels in (True, False):
-                chosen = [row for row in sound if is_sized(row) is in_pixels]
-                part = statistics.describe(cleaned_samples(chosen, labels, problems), labels)
+                chosen = [row for row in sound if has_size(row) is in_pixels]
+                part = statistics.compute_statistics(cleaned_samples(chosen, labels, problems), labels)
                 if not in_pixels:
                     for name in _PIXEL_HISTOGRAMS:
                         part.histogram(name)[:] = [0] * len(part.histogram(name))
@@ -259,7 +259,7 @@ def _order(row: RawRow) -> tuple[int, str]:
 
 
 def _read_images(
-    view: SourceRows, sample: dict[str, list[RawRow]]
+    view: SourceView, sample: dict[str, list[RawRow]]
 ) -> tuple[Problems, dict[str, np.ndarray], Iterator[str]]:
     """Read the images of some rows of each split.
 
@@ -280,7 +280,7 @@ def _read_images(
             image = normalize(data, _MAX_SIDE, _JPEG_QUALITY)
             hashes[split][number] = plausibility.picture_hash(image.jpeg)
             boxes = [place_box(to_bbox(box), image, *size) for box in row["boxes"]]
-            note_size(name, image, size, boxes, found)
+            count_size_problem(name, image, size, boxes, found)
         except MissingError as error:
             found.add(reasons.IMAGE_MISSING, f"{name}: {error.message}")
         except StorageError as error:
@@ -298,7 +298,7 @@ def _read_images(
     return problems, pictures, plausibility.unlabeled_copies(sorted(files))
 
 
-def is_sized(row: RawRow) -> bool:
+def has_size(row: RawRow) -> bool:
     """Return whether a row has the size of its image in pixels."""
     size = (row["width"], row["height"])
     return min(size) > 1  # Of 1 x 1 the image is believed, see `place_box`.
@@ -310,7 +310,7 @@ def cleaned_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iter
         width, height, unit = row["width"], row["height"], 1
         if (width, height) in (SHARES, SHARES_UPRIGHT):
             width, height, unit = _ASSUMED_SIDE, _ASSUMED_SIDE, _ASSUMED_SIDE
-        elif not is_sized(row):
+        elif not has_size(row):
             width = height = 2**31
         boxes: list[Annotation] = []
         for box in row["boxes"]:
@@ -318,5 +318,5 @@ def cleaned_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iter
             boxes.append(
                 {"category_id": box["category"], "bbox": sides, "area": 0.0, "iscrowd": box["iscrowd"]}
             )
-        kept = clean(boxes, width, height, labels, problems, row["file_name"])
+        kept = clean_boxes(boxes, width, height, labels, problems, row["file_name"])
         yield {"width": width, "height": height, "annotations": kept}

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from trainer.config.schema import LoaderConfig
-from trainer.data.augmentation import Augmentation, Plan
+from trainer.data.augmentation import Augmentation, PicturePlan
 from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder
 from trainer.data.sample_order import SamplePosition, SampleStream, count_forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.tiles import Window, windows
-from trainer.data.transforms import Scales, move_boxes, sample_draws, whole_view
+from trainer.data.transforms import Scales, sample_draws, transform_boxes, whole_view
 from trainer.launching.distributed import World
 
 _ANNOUNCEMENTS_PER_WINDOW = 8  # how often in a window of shards the next ones are announced
@@ -93,7 +93,7 @@ class TrainLoader:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._dataset.expect(np.zeros(0, np.int64))
 
-    def _positions(self, start: int) -> Iterator[tuple[int, list[Plan]]]:
+    def _positions(self, start: int) -> Iterator[tuple[int, list[PicturePlan]]]:
         """Yield the side of the square and the samples of each forward pass."""
         announced = start
         while True:
@@ -113,7 +113,7 @@ class TrainLoader:
                 yield size, [self._augmentation.plan(position) for position in positions]
             start += self._global_batch
 
-    def _load(self, plans: Sequence[Plan], squares: Tensor) -> list[LoadedSample]:
+    def _load(self, plans: Sequence[PicturePlan], squares: Tensor) -> list[LoadedSample]:
         pictures = [self._augmentation.compose(plan, squares.shape[1]) for plan in plans]
         if not any(pictures):
             return self._load_single([plan.place for plan in plans], squares)
@@ -128,7 +128,7 @@ class TrainLoader:
             for tiles, layer_samples, layer_decoded in zip(picture.layers, samples, decoded, strict=True):
                 for tile, (_, record), sound in zip(tiles, layer_samples, layer_decoded, strict=True):
                     if sound:
-                        moved, names = move_boxes(record["annotations"], tile.view, tile.area[2:])
+                        moved, names = transform_boxes(record["annotations"], tile.view, tile.area[2:])
                         boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
                         labels.append(names)
             color = self._augmentation.color(plan.place, sample_draws(self._seed, *plan.place))
@@ -155,7 +155,7 @@ class TrainLoader:
         loaded = [
             LoadedSample(
                 record["image_id"],
-                *move_boxes(record["annotations"], view, canvas),
+                *transform_boxes(record["annotations"], view, canvas),
                 view.scales,
                 augmentation.color(place, numbers),
             )

@@ -34,7 +34,7 @@ _READ_AHEAD = 32  # Images that are read at the same time.
 _MAX_BAD_FRACTION = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
 
 
-class WrittenBox(NamedTuple):
+class OutputBox(NamedTuple):
     """A box of the new set."""
 
     name: str  # Of the class.
@@ -50,7 +50,7 @@ class _Image(NamedTuple):
     data: bytes
     digest: str
     size: tuple[int, int]
-    boxes: list[WrittenBox]
+    boxes: list[OutputBox]
     bad_boxes: int
 
 
@@ -67,7 +67,7 @@ class CocoWriter:
         """Images and annotations of each split, in COCO's format."""
         self.images, self.boxes = Counter[str](), Counter[str]()  # Counts by split.
 
-    def add(self, split: str, image: _Image, boxes: Sequence[WrittenBox]) -> str:
+    def add(self, split: str, image: _Image, boxes: Sequence[OutputBox]) -> str:
         """Write an image with boxes; return its name, which has a part of the digest if it was taken."""
         name, path = image.name, PurePosixPath(image.name)
         for length in range(8, len(image.digest) + 1):
@@ -137,7 +137,7 @@ class _Correction(NamedTuple):
     """An image of the corrections; its bytes are read again when they are needed."""
 
     row: RawRow
-    boxes: list[WrittenBox]
+    boxes: list[OutputBox]
     origin: _SourceSet
 
 
@@ -270,7 +270,7 @@ def _read(source_set: _SourceSet, row: RawRow) -> _Image | str:
         if 0 <= box["category"] < len(source_set.names) and all(map(math.isfinite, sides)):
             placed = place_box(sides, image, row["width"], row["height"])
             area = box["area"] if placed == sides and math.isfinite(box["area"]) else 0.0
-            boxes.append(WrittenBox(source_set.names[box["category"]], tuple(placed), area, box["iscrowd"]))
+            boxes.append(OutputBox(source_set.names[box["category"]], tuple(placed), area, box["iscrowd"]))
     size = (image.width, image.height)
     return _Image(name, data, digest, size, boxes, len(row["boxes"]) - len(boxes))
 

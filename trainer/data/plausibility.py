@@ -20,7 +20,7 @@ from PIL import Image
 from trainer.base.errors import DataError
 from trainer.base.os_errors import check_resources
 from trainer.data import problem_counts as reasons
-from trainer.data.images import NormalImage, are_inside, size_fault
+from trainer.data.images import NormalizedImage, are_inside, find_size_problem
 from trainer.data.problem_counts import Problems
 from trainer.data.statistics import SplitStatistics
 
@@ -278,11 +278,15 @@ _FORMAT_TEXTS = {
 }
 
 
-def note_size(
-    name: str, image: NormalImage, annotated: tuple[int, int], boxes: list[list[float]], problems: Problems
+def count_size_problem(
+    name: str,
+    image: NormalizedImage,
+    annotated: tuple[int, int],
+    boxes: list[list[float]],
+    problems: Problems,
 ) -> None:
-    """Count the problem of an image's annotated size, if it has one, see `size_fault`."""
-    if fault := size_fault(image, *annotated, boxes):
+    """Count the problem of an image's annotated size, if it has one, see `find_size_problem`."""
+    if fault := find_size_problem(image, *annotated, boxes):
         stored = (image.stored_width, image.stored_height)
         case = f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored[0]}x{stored[1]} stored"
         if fault == reasons.IMAGE_RESIZED:

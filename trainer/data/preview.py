@@ -15,7 +15,7 @@ from trainer.config.schema import Config, DataConfig
 from trainer.data.box_labels import LabeledBox, draw_boxes, text_renderer
 from trainer.data.decoding import read_sample
 from trainer.data.images import UnreadableImage, normalize, place_box
-from trainer.data.inspection import SourceRows, open_view
+from trainer.data.inspection import SourceView, open_view
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import image_weights
 from trainer.data.samples import RawRow, to_bbox
@@ -53,10 +53,10 @@ def contact_sheet(
     if split and split not in view.splits:
         raise DataError(f"no split {split!r} in {text}", fix=f"the splits are: {', '.join(view.splits)}")
     split = split or next(iter(view.splits))
-    drawn = _pictures(view, split, count, np.random.default_rng(seed))
+    drawn = _choose_pictures(view, split, count, np.random.default_rng(seed))
     if not drawn:
         raise DataError(f"the split {split!r} of {text} has no images", fix="choose another with --split")
-    return _sheet(drawn, view.names), drawn, split
+    return _draw_sheet(drawn, view.names), drawn, split
 
 
 def training_sheet(uri: str, config: Config, count: int) -> tuple[Image.Image, list[Picture], str]:
@@ -96,20 +96,20 @@ def training_sheet(uri: str, config: Config, count: int) -> tuple[Image.Image, l
                 image = Image.fromarray(np.ascontiguousarray(pixels))
                 name = f"image id {image_id}, at {batch.images.shape[-1]} px"
                 drawn.append(Picture(name, image, boxes))
-    return _sheet(drawn[:count], view.names), drawn[:count], "train as a training sees them"
+    return _draw_sheet(drawn[:count], view.names), drawn[:count], "train as a training sees them"
 
 
-def _pictures(
-    view: ShardIndex | SourceRows, split: str, count: int, generator: np.random.Generator
+def _choose_pictures(
+    view: ShardIndex | SourceView, split: str, count: int, generator: np.random.Generator
 ) -> list[Picture]:
     """Return some images of a split, chosen at random; rows are read in one pass."""
-    if isinstance(view, SourceRows):
+    if isinstance(view, SourceView):
         drawn: list[tuple[float, pa.RecordBatch]] = []
         for batch in view.listing.splits[split].batches():
             lots = generator.random(batch.num_rows)
             drawn += [(float(lots[row]), batch.take([row])) for row in np.argsort(lots)[:count]]
             drawn = sorted(drawn, key=lambda pair: pair[0])[:count]
-        return [_as_picture(row.to_pylist()[0], view) for _, row in drawn]
+        return [_to_picture(row.to_pylist()[0], view) for _, row in drawn]
     dataset = ShardDataset(view.uri, split)
     found = []
     for index in np.sort(generator.choice(len(dataset), min(count, len(dataset)), replace=False)).tolist():
@@ -125,7 +125,7 @@ def _pictures(
     return found
 
 
-def _as_picture(row: RawRow, view: SourceRows) -> Picture:
+def _to_picture(row: RawRow, view: SourceView) -> Picture:
     """Return the image of a row as the shard step would store it."""
     name = row["file_name"]
     if row["fault_reason"]:
@@ -145,10 +145,10 @@ def _as_picture(row: RawRow, view: SourceRows) -> Picture:
     return Picture(name, image, boxes)
 
 
-def _sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:
+def _draw_sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:
     """Lay pictures out on a sheet that is nearly square."""
     columns = int(np.ceil(np.sqrt(len(pictures))))
-    tiles = [_tile(picture, names) for picture in pictures]
+    tiles = [_draw_tile(picture, names) for picture in pictures]
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile in row) for row in rows]
     size = (columns * (TILE + _GAP) + _GAP, sum(heights) + _GAP * (len(rows) + 1))
@@ -161,7 +161,7 @@ def _sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:
     return laid_out
 
 
-def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
+def _draw_tile(picture: Picture, names: Sequence[str]) -> Image.Image:
     """Draw one picture with its name below."""
     letters = text_renderer(_LETTER)
     shown = Image.new("RGB", (TILE, TILE // 2), _PAPER)  # Of an unreadable image only the name is shown.
@@ -180,6 +180,6 @@ def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
         draw_boxes(shown, boxes, line=2, size=_LETTER)
     tile = Image.new("RGB", (TILE, shown.height + _CAPTION), _PAPER)
     tile.paste(shown, (0, 0))
-    name = letters.shortened(picture.file_name, TILE, end=True)
+    name = letters.shorten(picture.file_name, TILE, end=True)
     letters.write(ImageDraw.Draw(tile), (0, shown.height + 2), name, fill=_INK)
     return tile

@@ -116,25 +116,25 @@ def read_images(raw: RawManifest) -> np.ndarray:
     data = storage.read_bytes(uri)
     if hashlib.sha256(data).hexdigest()[: len(raw.content)] != raw.content:
         raise DamagedError(f"{uri} is damaged: its hash differs from its name", fix=remedy)
-    return npy_array(uri, data, remedy)
+    return parse_npy(uri, data, remedy)
 
 
 def write_images(raw_uri: str, images: np.ndarray) -> str:
     """Write rows of FETCHED; return their digest, 16 hex digits, which is in the file's name."""
-    data = npy_bytes(images)
+    data = to_npy(images)
     content = hashlib.sha256(data).hexdigest()[:16]
     storage.write_bytes(images_uri(raw_uri, content), data, confirm=True)
     return content
 
 
-def npy_bytes(array: np.ndarray) -> bytes:
+def to_npy(array: np.ndarray) -> bytes:
     """Return the content of a .npy file of an array."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 
-def npy_array(uri: str, data: bytes, remedy: str) -> np.ndarray:
+def parse_npy(uri: str, data: bytes, remedy: str) -> np.ndarray:
     """Return the array of a .npy file; raise DamagedError, with a remedy, if it has none."""
     try:
         buffer = io.BytesIO(data)

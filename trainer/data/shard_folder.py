@@ -24,7 +24,7 @@ from trainer.data.statistics import SplitStatistics
 VERSION = 5  # Increase it, and that of `ShardIndex`, if the same raw images give other shards.
 
 INDEX = "index.json"
-NOTE = ".damaged"
+DAMAGE_SUFFIX = ".damaged"
 REPAIR = "run `kubedet data verify --repair {}`, or run the command that wrote it again"
 _READERS = 8
 
@@ -67,7 +67,7 @@ class StoredFile:
 
 
 @dataclass(config=STRICT, frozen=True)
-class Quarantined:
+class QuarantinedImage:
     """An image that was left out, and the reason."""
 
     file_name: str
@@ -91,7 +91,7 @@ class ShardIndex:
     uri: str = ""  # Not stored, because a folder may be moved.
     hierarchy: dict[str, list[int]] = field(default_factory=dict)  # See `raw_manifest.RawManifest`.
     warnings: list[str] = field(default_factory=list)
-    quarantined: list[Quarantined] = field(default_factory=list)
+    quarantined: list[QuarantinedImage] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)  # Tables of samples and ground truth, by name.
     content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.write_images`.
@@ -124,7 +124,7 @@ class Sidecar:
     boxes: int
     bytes: int
     sha256: str
-    quarantined: list[Quarantined]
+    quarantined: list[QuarantinedImage]
     problems: dict[str, Cases]
     statistics: SplitStatistics
     rows: list[Any]  # `samples.IndexedRecord` of each sample, not checked when it is loaded.
@@ -152,7 +152,9 @@ def read_index(uri: str) -> ShardIndex:
     return replace(index, uri=storage.absolute(uri))
 
 
-def listing_faults(index: ShardIndex, states: Mapping[str, storage.FileState]) -> dict[str, tuple[str, str]]:
+def find_listing_faults(
+    index: ShardIndex, states: Mapping[str, storage.FileState]
+) -> dict[str, tuple[str, str]]:
     """Return the files that are missing from a listing or have a different size: reason and example by
     name.
     """
@@ -175,18 +177,18 @@ def read_sidecar(uri: str, name: str) -> Sidecar:
     try:
         return storage.read_model(storage.join(uri, f"{name}.json"), Sidecar, REPAIR.format(uri))
     except DamagedError:
-        note(uri, f"{name}.tar")
+        note_damage(uri, f"{name}.tar")
         raise
 
 
-def sidecars(uri: str, names: list[str]) -> Iterator[Sidecar]:
+def read_sidecars(uri: str, names: list[str]) -> Iterator[Sidecar]:
     """Yield the sidecars of shards in order, read a little ahead."""
     with ThreadPoolExecutor(_READERS) as readers:
         for first in range(0, len(names), _READERS):
             yield from readers.map(partial(read_sidecar, uri), names[first : first + _READERS])
 
 
-def read_indexed(index: ShardIndex, name: str) -> bytes:
+def read_checked(index: ShardIndex, name: str) -> bytes:
     """Return a file of a folder, checked against the index."""
     try:
         return storage.read_bytes(storage.join(index.uri, name), sha256=index.files[name].sha256)
@@ -194,12 +196,14 @@ def read_indexed(index: ShardIndex, name: str) -> bytes:
         raise DamagedError(error.message, fix=REPAIR.format(index.uri)) from None
 
 
-def note(uri: str, name: str) -> None:
+def note_damage(uri: str, name: str) -> None:
     """Note that a file is damaged, if the folder may be written."""
     with suppress(StorageError):
-        storage.write_json(storage.join(uri, name + NOTE), {"kind": "damaged", "version": 1, "file": name})
+        storage.write_json(
+            storage.join(uri, name + DAMAGE_SUFFIX), {"kind": "damaged", "version": 1, "file": name}
+        )
 
 
 def list_damaged(names: Iterable[str]) -> list[str]:
     """Return the files with a note of damage, from the names in a folder."""
-    return sorted(name.removesuffix(NOTE) for name in names if name.endswith(NOTE))
+    return sorted(name.removesuffix(DAMAGE_SUFFIX) for name in names if name.endswith(DAMAGE_SUFFIX))

@@ -26,9 +26,18 @@ from trainer.base.errors import DataError, StorageError
 from trainer.base.json_files import parse
 from trainer.base.os_errors import translate_oserror
 from trainer.data.ground_truth import Classes, ground_truth
-from trainer.data.raw_folder import npy_array
+from trainer.data.raw_folder import parse_npy
 from trainer.data.samples import Sample
-from trainer.data.shard_folder import REPAIR, SAMPLE, Shard, Sidecar, note, read_index, read_indexed, sidecars
+from trainer.data.shard_folder import (
+    REPAIR,
+    SAMPLE,
+    Shard,
+    Sidecar,
+    note_damage,
+    read_checked,
+    read_index,
+    read_sidecars,
+)
 from trainer.storage.cache import FOLDER, LIMIT, CacheBusy, CopyCache
 
 _PIECE = 4 * 1024 * 1024
@@ -65,7 +74,7 @@ class ShardCache(CopyCache):
                 if digest.hexdigest() == sha256:
                     return
             folder, _, tar = uri.rpartition("/")
-            note(folder, tar)
+            note_damage(folder, tar)
             problem = f"its sha256 is {digest.hexdigest()}, not {sha256}on every read"
             raise StorageError(f"{uri} is damaged: {problem}", fix=REPAIR.format(folder))
 
@@ -218,7 +227,7 @@ class ShardDataset:
         self.shards = index.splits[split].shards
         name = f"{split}.samples.npy"
         where = storage.join(uri, name)
-        self.samples = npy_array(where, read_indexed(index, name), REPAIR.format(uri))
+        self.samples = parse_npy(where, read_checked(index, name), REPAIR.format(uri))
         if self.samples.dtype != SAMPLE or len(self.samples) != index.splits[split].samples:
             raise DataError(f"{where} is damaged: it differs from the index", fix=REPAIR.format(uri))
         self._files = ShardFiles(uri, self.shards, cache or ShardCache())
@@ -248,12 +257,12 @@ class ShardDataset:
         """Return the cleaned ground truth of the split in COCO's format; that of train is assembled."""
         if self.split != "train":
             name = f"annotations/{self.split}.json"
-            data = read_indexed(self.index, name)
+            data = read_checked(self.index, name)
             return parse(dict[str, Any], storage.join(self.uri, name), data, REPAIR.format(self.uri))
         return ground_truth(chain.from_iterable(part.rows for part in self._sidecars()), self.names)
 
     def _sidecars(self) -> Iterator[Sidecar]:
-        return sidecars(self.uri, [shard.name.removesuffix(".tar") for shard in self.shards])
+        return read_sidecars(self.uri, [shard.name.removesuffix(".tar") for shard in self.shards])
 
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
         """Return pairs of a sample and a class that it has (no crowds): indices and labels, int64 [K]."""
@@ -286,7 +295,7 @@ class ShardDataset:
                 return sample
             self._files.drop(shard)
         name = self.shards[shard].name
-        note(self.uri, name)
+        note_damage(self.uri, name)
         uri = storage.join(self.uri, name)
         raise DataError(f"{uri} is damaged: it differs from the index", fix=REPAIR.format(self.uri))
 

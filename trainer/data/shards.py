@@ -38,13 +38,13 @@ from trainer.data import plausibility, raw_folder, shard_folder, statistics, til
 from trainer.data import problem_counts as reasons
 from trainer.data.download import fingerprint
 from trainer.data.ground_truth import Classes, GroundTruthWriter
-from trainer.data.image_fetching import read_again
+from trainer.data.image_fetching import refetch
 from trainer.data.image_keys import hash_fraction
-from trainer.data.images import MAX_PIXELS, NormalImage, UnreadableImage, crop, normalize, place_box
+from trainer.data.images import MAX_PIXELS, NormalizedImage, UnreadableImage, crop, normalize, place_box
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_manifest import RawManifest
 from trainer.data.samples import Annotation, IndexedRecord, RawRow, Record, to_bbox
-from trainer.data.shard_folder import INDEX, NOTE, SAMPLE, Quarantined, ShardIndex, Sidecar
+from trainer.data.shard_folder import DAMAGE_SUFFIX, INDEX, SAMPLE, QuarantinedImage, ShardIndex, Sidecar
 from trainer.launching.shared_work import SharedWork, shared_work
 
 logger = logging.getLogger(__name__)
@@ -120,10 +120,10 @@ def find_finished(raw: RawManifest, data_root: str, config: DataConfig) -> Shard
         return None
     storage.touch(storage.join(uri, INDEX))
     states = storage.list_states(uri, recursive=True)
-    damaged = {*shard_folder.listing_faults(index, states), *shard_folder.list_damaged(states)}
+    damaged = {*shard_folder.find_listing_faults(index, states), *shard_folder.list_damaged(states)}
     for name in index.files.keys() - damaged:
         try:
-            shard_folder.read_indexed(index, name)
+            shard_folder.read_checked(index, name)
         except DamagedError:
             damaged.add(name)
     if damaged:
@@ -143,7 +143,7 @@ def write_shards(raw: RawManifest, data_root: str, config: DataConfig, work: Sha
     A shard is complete if it and its sidecar exist, are not noted as damaged, and agree on the size.
     """
     uri = shards_uri(raw, data_root, config)
-    tasks = list(_plan(raw, uri, config))
+    tasks = list(_plan_shards(raw, uri, config))
     missing = work.on_first(lambda: _missing_shards(uri, [task.name for task in tasks]))
     workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
     own = (tasks[missing[part]] for part in work.parts("shards", len(missing)))
@@ -163,7 +163,10 @@ def _missing_shards(uri: str, names: list[str]) -> list[int]:
     missing = []
     for number, name in enumerate(names):
         tar, record = f"{name}.tar", f"{name}.json"
-        if {tar, record} <= states.keys() and not {tar + NOTE, record + NOTE} & states.keys():
+        if {tar, record} <= states.keys() and not {
+            tar + DAMAGE_SUFFIX,
+            record + DAMAGE_SUFFIX,
+        } & states.keys():
             with suppress(DamagedError, FormError):
                 if shard_folder.read_sidecar(uri, name).bytes == states[tar].size:
                     continue
@@ -176,7 +179,7 @@ def _missing_shards(uri: str, names: list[str]) -> list[int]:
     return missing
 
 
-def _plan(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
+def _plan_shards(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
     """Yield all shards: each block in the order of a hash of the keys, cut by raw sizes."""
     images = raw_folder.read_images(raw)
     for split in raw.splits:
@@ -225,14 +228,14 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
     side = config.tile if task.split == "train" else 0
     longest = MAX_PIXELS if config.tile else config.max_side
     samples: list[IndexedRecord] = []
-    quarantined: list[Quarantined] = []
+    quarantined: list[QuarantinedImage] = []
     hashes = []
     digest = hashlib.sha256()
     target = storage.join(task.uri, f"{task.name}.tar")
     written = storage.new_file(target, sha256=digest.hexdigest, confirm=True)
     with written as path, path.open("wb") as file:
-        tar = _Tar(file, digest)
-        for row, data in _images(task, table.batch(task.block).take(task.rows).to_pylist()):
+        tar = _TarWriter(file, digest)
+        for row, data in _read_images(task, table.batch(task.block).take(task.rows).to_pylist()):
             name = row["file_name"]
             try:
                 with name_resource_errors(name):
@@ -240,17 +243,17 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
                     places = tiles.windows(normal.width, normal.height, side, config.tile_overlap)
                     jpegs = crop(normal, places, config.jpeg_quality)
             except UnreadableImage as error:
-                quarantined.append(Quarantined(name, str(error)))
+                quarantined.append(QuarantinedImage(name, str(error)))
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
                 continue
-            whole = _record(row, normal, labels, problems)
+            whole = _make_record(row, normal, labels, problems)
             chosen = hash_fraction(row["key"], "near duplicates") < hashed
             picture = plausibility.picture_hash(normal.jpeg) if chosen else plausibility.NO_HASH
             for number, (window, jpeg) in enumerate(zip(places, jpegs, strict=True)):
                 key, record = row["key"], whole
                 if len(places) > 1:
                     # In names of images there is no @.
-                    key, record = f"{key}@{window[0]}x{window[1]}", _tile(whole, window, number)
+                    key, record = f"{key}@{window[0]}x{window[1]}", _make_tile_record(whole, window, number)
                     if config.empty_images == "drop" and not record["annotations"]:
                         continue
                 text = json.dumps(record).encode()
@@ -275,14 +278,14 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
         sha256=digest.hexdigest(),
         quarantined=quarantined,
         problems=problems.cases(),
-        statistics=statistics.describe(samples, labels),
+        statistics=statistics.compute_statistics(samples, labels),
         rows=samples,
         hashes=base64.b64encode(b"".join(hashes)).decode(),
     ).write(task.uri, task.name)
     return len(task.rows), len(quarantined)
 
 
-def _images(task: ShardTask, rows: list[RawRow]) -> Iterator[tuple[RawRow, bytes]]:
+def _read_images(task: ShardTask, rows: list[RawRow]) -> Iterator[tuple[RawRow, bytes]]:
     """Yield the rows of a shard with the bytes of their images, fetched a little ahead from a store."""
     if storage.is_local(task.raw.images):
         for row, sha256 in zip(rows, task.hashes, strict=True):
@@ -314,7 +317,7 @@ def _read_image(task: ShardTask, row: RawRow, sha256: str) -> bytes:
     except (MissingError, DamagedError) as error:
         fault = error.message
     try:
-        data = read_again(task.raw.source, row["origin"], task.config)
+        data = refetch(task.raw.source, row["origin"], task.config)
     except (StorageError, DataError) as error:
         message = f"{fault}; and it cannot be fetched again: {error.message}"
         raise StorageError(message, fix=error.fix) from error
@@ -326,7 +329,7 @@ def _read_image(task: ShardTask, row: RawRow, sha256: str) -> bytes:
     return data
 
 
-def _record(row: RawRow, normal: NormalImage, labels: int, problems: Problems) -> Record:
+def _make_record(row: RawRow, normal: NormalizedImage, labels: int, problems: Problems) -> Record:
     """Return the record of a sample: its cleaned boxes in pixels of the stored image."""
     name, size = row["file_name"], (row["width"], row["height"])
     boxes: list[Annotation] = []
@@ -336,13 +339,13 @@ def _record(row: RawRow, normal: NormalImage, labels: int, problems: Problems) -
         old_area, new_area = before[2] * before[3], after[2] * after[3]
         area = box["area"] * (new_area / old_area if old_area > 0 else 1.0)
         boxes.append({"category_id": box["category"], "bbox": after, "area": area, "iscrowd": box["iscrowd"]})
-    plausibility.note_size(name, normal, size, [box["bbox"] for box in boxes], problems)
+    plausibility.count_size_problem(name, normal, size, [box["bbox"] for box in boxes], problems)
     record: Record = {
         "image_id": row["image_id"],
         "file_name": name,
         "width": normal.width,
         "height": normal.height,
-        "annotations": clean(boxes, normal.width, normal.height, labels, problems, name),
+        "annotations": clean_boxes(boxes, normal.width, normal.height, labels, problems, name),
     }
     if row["original_id"] != "null":
         record["original_id"] = json.loads(row["original_id"])
@@ -351,19 +354,19 @@ def _record(row: RawRow, normal: NormalImage, labels: int, problems: Problems) -
     return record
 
 
-def _tile(whole: Record, window: tiles.Window, number: int) -> Record:
+def _make_tile_record(whole: Record, window: tiles.Window, number: int) -> Record:
     """Return the record of a tile of an image."""
     return {
         **whole,
         "image_id": whole["image_id"] + number * tiles.TILE_ID_STEP,
         "width": window[2],
         "height": window[3],
-        "annotations": tiles.cut(whole["annotations"], window),
+        "annotations": tiles.crop_boxes(whole["annotations"], window),
         "tile": list(window),
     }
 
 
-def clean(
+def clean_boxes(
     annotations: list[Annotation], width: int, height: int, labels: int, problems: Problems, where: str
 ) -> list[Annotation]:
     """Return the usable boxes of one image, clipped to it; count the others in `problems`.
@@ -406,7 +409,7 @@ def _check_box(
     return reason, [left, top, right - left, bottom - top]
 
 
-class _Tar:
+class _TarWriter:
     """Appends members to a tar file, and returns the offset of each."""
 
     def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
@@ -441,8 +444,8 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
     uri = shards_uri(raw, data_root, config)
     states = storage.list_states(uri)
     classes = Classes(raw.categories, raw.hierarchy)
-    splits = {split: _Split(uri, split, classes) for split in raw.splits}
-    for task in _plan(raw, uri, config):
+    splits = {split: _SplitEntries(uri, split, classes) for split in raw.splits}
+    for task in _plan_shards(raw, uri, config):
         if not {f"{task.name}.json", f"{task.name}.tar"} <= states.keys():
             fix = "run the same command again"
             raise DataError(f"the shard {task.name} is missing in {uri}", fix=fix)
@@ -474,7 +477,7 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
     )
     index.write()
     for name in shard_folder.list_damaged(states):
-        storage.delete(storage.join(uri, name + NOTE))
+        storage.delete(storage.join(uri, name + DAMAGE_SUFFIX))
     summary = f" ({problems.summary()})" if problems.counts else ""
     counts = ", ".join(f"{samples} {split}" for split, samples in index.samples.items())
     logger.info("shards of %s: %s in %s%s", raw.source, counts, uri, summary)
@@ -482,7 +485,7 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
 
 
 def _check(
-    splits: dict[str, "_Split"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
+    splits: dict[str, "_SplitEntries"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
 ) -> list[str]:
     """Return warnings; raise DataError if too much is bad."""
     where = f"shards of {raw.source}"
@@ -504,7 +507,7 @@ def _check(
     return found.warnings
 
 
-class _Split:
+class _SplitEntries:
     """The entries of a split in the index, gathered shard by shard."""
 
     def __init__(self, uri: str, split: str, classes: Classes) -> None:
@@ -514,13 +517,13 @@ class _Split:
         self._shards: list[shard_folder.Shard] = []
         self.names: list[str] = []  # Of the shards, without extension.
         self.hashes: list[np.ndarray] = [plausibility.decode_hashes(b"")]  # Of the pictures, uint64 [N, 4].
-        self.statistics = statistics.describe([], len(classes.categories))
-        self.quarantined: list[Quarantined] = []
+        self.statistics = statistics.compute_statistics([], len(classes.categories))
+        self.quarantined: list[QuarantinedImage] = []
 
     def gather(self) -> Iterator[Sidecar]:
         """Take and yield the sidecars of all shards."""
         columns = SAMPLE.names or ()
-        for name, sidecar in zip(self.names, shard_folder.sidecars(self._uri, self.names), strict=True):
+        for name, sidecar in zip(self.names, shard_folder.read_sidecars(self._uri, self.names), strict=True):
             rows = [(len(self._shards), *(row[column] for column in columns[1:])) for row in sidecar.rows]
             self._rows.append(np.array(rows, dtype=SAMPLE))
             self.hashes.append(plausibility.decode_hashes(base64.b64decode(sidecar.hashes)))
@@ -546,7 +549,7 @@ class _Split:
 
     def write(self) -> dict[str, shard_folder.StoredFile]:
         """Write the table of samples and the ground truth; return each file by its name."""
-        contents = {f"{self._split}.samples.npy": raw_folder.npy_bytes(np.concatenate(self._rows))}
+        contents = {f"{self._split}.samples.npy": raw_folder.to_npy(np.concatenate(self._rows))}
         if self._truth is not None:
             contents[f"annotations/{self._split}.json"] = self._truth.json()
         for name, data in contents.items():

@@ -108,7 +108,7 @@ class Coco2017:
         return "coco:2017" if self.base == Coco2017.base else f"coco:2017,base={self.base}"
 
 
-def published(source: str) -> Sample | OpenImages | Coco2017 | None:
+def parse_published(source: str) -> Sample | OpenImages | Coco2017 | None:
     """Return the parameters of a published set, or of the sample; None for a path."""
     refuse_userinfo(source, "the source")
     kind, _, rest = source.strip().partition(":")
@@ -121,7 +121,7 @@ def published(source: str) -> Sample | OpenImages | Coco2017 | None:
     return None
 
 
-def kind_and_path(source: str) -> tuple[str, str]:
+def split_kind(source: str) -> tuple[str, str]:
     """Return the kind that a text names, "" if none, and the path."""
     text = source.strip()
     kind, _, rest = text.partition(":")
@@ -133,15 +133,15 @@ def kind_and_path(source: str) -> tuple[str, str]:
     return kind if path != text else "", path
 
 
-def places(source: str) -> list[str]:
+def source_uris(source: str) -> list[str]:
     """Return the URIs that a source is read from, without accessing them."""
-    if parameters := published(source):
+    if parameters := parse_published(source):
         named = [getattr(parameters, name, "") for name in _URIS]
         return [uri for uri in named if uri and isinstance(uri, str)]
-    return [kind_and_path(source)[1]]
+    return [split_kind(source)[1]]
 
 
-_GENERAL = re.compile(
+_GENERIC_NAMES = re.compile(
     r"(instances|annotations?|data(sets?)?|images?|jpegimages|labels?|result|coco|voc|yolo|raw|exports?|default|"
     r"train(ing)?|val(id|idation)?|test)([-_. ]?(train|val|valid|test|data|coco|default|set|\d+))*",
     re.IGNORECASE,
@@ -166,6 +166,6 @@ def name_of(source: str) -> str:
     for part in reversed(path.split("/")):
         text = unicodedata.normalize("NFKD", _EXTENSIONS.sub("", part)).encode("ascii", "ignore").decode()
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:60]
-        if plain and not _GENERAL.fullmatch(plain):
+        if plain and not _GENERIC_NAMES.fullmatch(plain):
             return plain
     return "detector"

@@ -57,7 +57,7 @@ class SplitStatistics:
         return SplitStatistics(**sums)
 
 
-def describe(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:
+def compute_statistics(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:
     """Count the images and boxes of samples with this number of categories."""
     images = list(samples)
     boxes = [box for image in images for box in image["annotations"]]

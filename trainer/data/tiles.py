@@ -40,7 +40,7 @@ def _starts(side: int, size: int, overlap: float) -> list[int]:
     return [round(number * (side - size) / gaps) for number in range(gaps + 1)]
 
 
-def cut(annotations: list[Annotation], window: Window) -> list[Annotation]:
+def crop_boxes(annotations: list[Annotation], window: Window) -> list[Annotation]:
     """Return the boxes of an image in pixels of a tile.
 
     A box is clipped to the tile, and kept if at least a quarter of it is inside, as in crops of the

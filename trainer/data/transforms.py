@@ -149,10 +149,10 @@ def random_view(
     # libjpeg divides the sides for less than it costs to decode and resize.
     largest = max(scale_x, scale_y)
     divisor = next(number for number in (8, 4, 2, 1) if number * largest <= 1 or number == 1)
-    left, crop_width, x, place_width = _span(
+    left, crop_width, x, place_width = _place_axis(
         width, (left, shown_width), scale_x, divisor, canvas_width, place_x
     )
-    top, crop_height, y, place_height = _span(
+    top, crop_height, y, place_height = _place_axis(
         height, (top, shown_height), scale_y, divisor, canvas_height, place_y
     )
     return View(
@@ -166,7 +166,7 @@ def random_view(
     )
 
 
-def _span(
+def _place_axis(
     length: int, window: tuple[int, int], scale: float, divisor: int, size: int, place: float
 ) -> tuple[int, int, int, int]:
     """Return one axis of a view: start and length of the crop, start and length in the square.
@@ -232,15 +232,15 @@ class Drawing:
         self._resized: tuple[Tensor, Tensor] | None = None
         self._copies: list[tuple[np.ndarray, np.ndarray]] = []
         if resized and place_width == whole_width and not turned:
-            self._resized = _as_images(crop), _as_images(place)
+            self._resized = _to_tensor(crop), _to_tensor(place)
             return
         if resized:
             drawn = spare.reshape(-1)[: place.size].reshape(place.shape)
-            self._resized = _as_images(crop), _as_images(drawn)
-            source = _rows(drawn, 0, place_width)
+            self._resized = _to_tensor(crop), _to_tensor(drawn)
+            source = _byte_rows(drawn, 0, place_width)
         else:
-            source = _rows(pixels, left, width)[top : top + height]
-        target = _rows(square, x, place_width)[y:below][:: -1 if view.flip_vertical else 1]
+            source = _byte_rows(pixels, left, width)[top : top + height]
+        target = _byte_rows(square, x, place_width)[y:below][:: -1 if view.flip_vertical else 1]
         if not view.flip:
             self._copies.append((source, target))
             return
@@ -265,17 +265,17 @@ class Drawing:
             place[...] = source_pixels
 
 
-def _as_images(pixels: np.ndarray) -> Tensor:
+def _to_tensor(pixels: np.ndarray) -> Tensor:
     """Return uint8 [H, W, 3] as [1, 3, H, W]."""
     return torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
 
 
-def _rows(pixels: np.ndarray, left: int, width: int) -> np.ndarray:
+def _byte_rows(pixels: np.ndarray, left: int, width: int) -> np.ndarray:
     """Return the bytes of some columns of an image uint8 [H, W, 3]: uint8 [H, 3 * width]."""
     return pixels.reshape(len(pixels), -1)[:, 3 * left : 3 * (left + width)]
 
 
-def move_boxes(
+def transform_boxes(
     annotations: Sequence[Annotation], view: View, canvas: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Transform the boxes of an image to its square or tile of `canvas` (width and height) pixels.

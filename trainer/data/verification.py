@@ -27,10 +27,10 @@ from trainer.config.schema import DataConfig
 from trainer.data import raw_folder, raw_manifest
 from trainer.data.decoding import decode
 from trainer.data.download import download
-from trainer.data.image_fetching import read_again, read_report
+from trainer.data.image_fetching import read_report, refetch
 from trainer.data.raw_manifest import RawManifest
 from trainer.data.samples import RawRow
-from trainer.data.shard_folder import INDEX, note, read_index, read_sidecar
+from trainer.data.shard_folder import INDEX, note_damage, read_index, read_sidecar
 from trainer.data.shard_index import ShardDataset, data_root_of, parse_sample
 from trainer.data.shards import shard
 
@@ -43,7 +43,7 @@ _RUN_AGAIN_FIX = "run the command that prepared this data again: it rewrites mis
 
 
 @dataclass
-class Verified:
+class VerificationResult:
     """The number of files that were read, and the problems."""
 
     kind: str
@@ -54,7 +54,7 @@ class Verified:
     problems: list[str] = field(default_factory=list)
 
 
-class _Part(NamedTuple):
+class _FileResult(NamedTuple):
     """The result of one file."""
 
     name: str
@@ -63,7 +63,7 @@ class _Part(NamedTuple):
     bytes: int = 0
 
 
-def verify(text: str) -> Verified:
+def verify(text: str) -> VerificationResult:
     """Read a whole folder of shards or raw images, compare it with its hashes, and decode every image.
 
     Raises:
@@ -72,7 +72,7 @@ def verify(text: str) -> Verified:
         StorageError: the folder cannot be reached.
     """
     uri, cores = storage.absolute(text), worker_pool.available_cores()
-    damaged: list[_Part] = []
+    damaged: list[_FileResult] = []
     kind = "shards" if storage.exists(storage.join(uri, INDEX)) else "raw images"
     if kind == "shards":
         index, shards = read_index(uri), []
@@ -80,7 +80,7 @@ def verify(text: str) -> Verified:
             try:
                 dataset = ShardDataset(uri, split)
             except (DamagedError, MissingError, DataError) as error:
-                damaged.append(_Part(f"{split}.samples.npy", [error.message]))
+                damaged.append(_FileResult(f"{split}.samples.npy", [error.message]))
                 continue
             shards += [(dataset, number) for number in range(len(dataset.shards))]
             try:
@@ -89,7 +89,7 @@ def verify(text: str) -> Verified:
             except ResourceError:
                 raise
             except (StorageError, DataError) as error:
-                damaged.append(_Part(f"annotations/{split}.json", [error.message]))
+                damaged.append(_FileResult(f"annotations/{split}.json", [error.message]))
         parts = worker_pool.run(_verify_shard, shards, cores, processes=False)
         total = sum(index.samples.values())
     elif storage.exists(storage.join(uri, raw_manifest.MANIFEST)):
@@ -102,7 +102,7 @@ def verify(text: str) -> Verified:
     else:
         fix = f"{_FOLDER_FIX}; `kubedet data inspect` counts a source's problems"
         raise ConfigError(f"{text} contains neither complete shards nor complete raw images", fix=fix)
-    result = Verified(kind, uri)
+    result = VerificationResult(kind, uri)
     with log.progress("verify", total, "images") as bar:
         for part in parts:
             result.files += 1
@@ -114,7 +114,7 @@ def verify(text: str) -> Verified:
     return result
 
 
-def check(result: Verified) -> None:
+def check(result: VerificationResult) -> None:
     """Raise DataError with the problems, if there are any."""
     if not result.problems:
         return
@@ -127,7 +127,7 @@ def check(result: Verified) -> None:
     raise DataError(f"{result.uri}: {count}:{shown}{more}", fix=fix)
 
 
-def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
+def _verify_shard(task: tuple[ShardDataset, int]) -> _FileResult:
     """Read a shard from start to end once."""
     dataset, number = task
     shard = dataset.shards[number]
@@ -165,17 +165,17 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
     except ResourceError:  # The shard may be sound.
         raise
     except StorageError as error:
-        return _Part(shard.name, [error.message, *problems], images, size)
+        return _FileResult(shard.name, [error.message, *problems], images, size)
     if size != shard.bytes:
         without = f"; {lost} of its {len(rows)} images are not in it" if lost else ""
         problems.insert(0, f"{shard.name}: {size:,} bytes, not {shard.bytes:,}{without}")
     elif digest.hexdigest() != shard.sha256:
-        note(dataset.uri, shard.name)
+        note_damage(dataset.uri, shard.name)
         problems.insert(0, f"{shard.name}: its sha256 is {digest.hexdigest()}, not {shard.sha256}")
-    return _Part(shard.name, problems, images, size)
+    return _FileResult(shard.name, problems, images, size)
 
 
-def _damaged_reports(raw: RawManifest) -> list[_Part]:
+def _damaged_reports(raw: RawManifest) -> list[_FileResult]:
     """Return the damaged ones among the reports of what was fetched, see `raw_folder`."""
     damaged = []
     folder = storage.join(raw.uri, "fetched")
@@ -183,7 +183,7 @@ def _damaged_reports(raw: RawManifest) -> list[_Part]:
         try:
             read_report(storage.join(folder, name))
         except DamagedError as error:
-            damaged.append(_Part(f"fetched/{name}", [error.message]))
+            damaged.append(_FileResult(f"fetched/{name}", [error.message]))
     return damaged
 
 
@@ -197,7 +197,7 @@ def _stored_rows(raw: RawManifest, images: np.ndarray) -> Iterator[RawRow]:
                     yield row
 
 
-def _verify_image(raw: RawManifest, images: np.ndarray, row: RawRow) -> _Part:
+def _verify_image(raw: RawManifest, images: np.ndarray, row: RawRow) -> _FileResult:
     uri, problem, size = raw.image_uri(row), "", 0
     try:
         data = storage.read_bytes(uri, sha256=images["sha256"][row["image_id"] - 1].tobytes().hex())
@@ -211,10 +211,10 @@ def _verify_image(raw: RawManifest, images: np.ndarray, row: RawRow) -> _Part:
     except Exception as error:  # Decoders of damaged bytes raise nearly anything.
         check_resources(error, uri)
         problem = f"{_UNDECODABLE}: {error}"
-    return _Part(row["file_name"], [f"{uri}: {problem}"] if problem else [], 1, size)
+    return _FileResult(row["file_name"], [f"{uri}: {problem}"] if problem else [], 1, size)
 
 
-def repair(text: str) -> Verified:
+def repair(text: str) -> VerificationResult:
     """Repair a folder: shards from the raw images, these from their source; return `verify` of the result.
 
     Raises:
@@ -240,7 +240,7 @@ def repair(text: str) -> Verified:
         for part in index.splits.values():
             for item in part.shards:
                 if any(item.name.removesuffix(".tar") in problem for problem in problems):
-                    note(folder, item.name)
+                    note_damage(folder, item.name)
         shard(raw, data_root, config)
     return verify(folder)
 
@@ -262,7 +262,7 @@ def _repair_raw(folder: str) -> None:
         place = raw.image_uri(row)
         if place in damaged:
             _LOG.warning("repairing %s", damaged[place])
-            data = read_again(raw.source, row["origin"], config)
+            data = refetch(raw.source, row["origin"], config)
             changed |= hashlib.sha256(data).digest() != images["sha256"][row["image_id"] - 1].tobytes()
             storage.write_bytes(place, data, confirm=True)
     if changed:  # Count and hash the stored images again.

@@ -6,7 +6,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from trainer.config.types import FILL, InputSquare, Resize
-from trainer.data.images import plain
+from trainer.data.images import to_8_bit
 from trainer.data.transforms import fit
 
 RULES = {
@@ -36,4 +36,4 @@ def preprocess(
 
 def upright(image: Image.Image) -> Image.Image:
     """Return an image as training sees it: turned by its EXIF orientation, 8 bits, RGB."""
-    return plain(ImageOps.exif_transpose(image)).convert("RGB")
+    return to_8_bit(ImageOps.exif_transpose(image)).convert("RGB")

@@ -82,7 +82,7 @@ def test_addresses_with_a_password_are_refused_everywhere(address):
         lambda: refuse_userinfo(address, "x"),
         lambda: sources.parse(f"coco:{uri}"),
         lambda: sources.parse(f"openimages:base={uri}"),
-        lambda: source_names.places(uri),
+        lambda: source_names.source_uris(uri),
         lambda: storage.state(uri),
         lambda: storage.read_bytes(uri),
         lambda: storage.check_place(uri),

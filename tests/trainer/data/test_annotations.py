@@ -8,7 +8,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder, raw_manifest
 from trainer.data.annotations import build
-from trainer.data.image_keys import distinct
+from trainer.data.image_keys import distinct_key
 from trainer.data.raw_folder import Table
 from trainer.data.raw_manifest import SplitCounts
 from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing, Rows
@@ -136,8 +136,8 @@ def test_plain_names_stay_as_they_are_and_only_clashing_ones_change(rows):
     _, tables = rows(listing(train=[entry(name, 0) for name in names]), DataConfig(val_fraction=0.0))
     assert [row["key"] for row in tables["train"]] == [
         "IMG_0001-a",
-        distinct("b", "b.jpg"),
-        distinct("b", "b.png"),
+        distinct_key("b", "b.jpg"),
+        distinct_key("b", "b.png"),
     ]
 
 

@@ -32,8 +32,8 @@ def test_first_boxes_lie_on_top_and_no_frame_crosses_a_name():
 def test_long_names_are_cut_at_either_end():
     letters = text_renderer(12)
     for end, most in itertools.product((False, True), (0, 20, 60)):
-        text = letters.shortened("photographs/of/cats/one.jpg", most, end=end)
+        text = letters.shorten("photographs/of/cats/one.jpg", most, end=end)
         assert letters.width(text) <= max(most, letters.width("…"))
-    assert letters.shortened("abcdefghijkl", 50).startswith("abc")
-    assert letters.shortened("abcdefghijkl", 50, end=True).endswith("jkl")
-    assert letters.shortened("a\tb\nc", 500) == "a b c"
+    assert letters.shorten("abcdefghijkl", 50).startswith("abc")
+    assert letters.shorten("abcdefghijkl", 50, end=True).endswith("jkl")
+    assert letters.shorten("a\tb\nc", 500) == "a b c"

@@ -9,7 +9,14 @@ from PIL import Image, ImageOps
 
 from trainer.base.errors import ResourceError
 from trainer.data import decoding, images
-from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize, place_box, size_fault
+from trainer.data.images import (
+    SHARES,
+    SHARES_UPRIGHT,
+    UnreadableImage,
+    find_size_problem,
+    normalize,
+    place_box,
+)
 from trainer.data.sources.source import annotated_side
 
 
@@ -121,7 +128,7 @@ def test_boxes_in_stored_pixels_are_turned_along(orientation):
     normal = normalize(with_orientation(picture(), orientation), 1600, 95)
     assert (normal.width, normal.height) == (40, 60)
     assert place_box(BOX, normal, 60, 40) == bright_extent(normal.jpeg)
-    assert not size_fault(normal, 60, 40, []) and not size_fault(normal, 40, 60, [])
+    assert not find_size_problem(normal, 60, 40, []) and not find_size_problem(normal, 40, 60, [])
 
 
 def test_large_images_are_shrunk_and_boxes_with_them():
@@ -133,13 +140,13 @@ def test_large_images_are_shrunk_and_boxes_with_them():
 def test_an_image_resized_after_annotation_takes_its_boxes_along_in_its_proportions():
     normal = normalize(encode(picture()), 1600, 95)
     assert place_box([20.0, 10.0, 40.0, 20.0], normal, 120, 80) == BOX == place_box(BOX, normal, 77, 11)
-    assert size_fault(normal, 120, 80, [])
+    assert find_size_problem(normal, 120, 80, [])
 
 
 @pytest.mark.parametrize("side", [1, -1])
 def test_a_size_of_one_pixel_does_not_multiply_boxes(side):
     normal = normalize(encode(picture().resize((50, 50))), 1600, 95)
-    assert place_box(BOX, normal, side, side) == BOX and size_fault(normal, side, side, [BOX])
+    assert place_box(BOX, normal, side, side) == BOX and find_size_problem(normal, side, side, [BOX])
 
 
 @pytest.mark.parametrize(
@@ -182,7 +189,7 @@ def test_boxes_as_shares_of_the_stored_sides_are_turned_along(orientation):
     normal = normalize(with_orientation(picture(), orientation), 1600, 95)
     shares = [10 / 60, 5 / 40, 20 / 60, 10 / 40]
     assert place_box(shares, normal, *SHARES) == pytest.approx(bright_extent(normal.jpeg))
-    assert not size_fault(normal, *SHARES, [])
+    assert not find_size_problem(normal, *SHARES, [])
 
 
 def test_only_exif_and_xmp_are_stripped():

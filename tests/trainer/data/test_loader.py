@@ -12,7 +12,7 @@ from trainer.data.batch import PADDING
 from trainer.data.decoding import read_sample
 from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardCache, ShardDataset
-from trainer.data.transforms import move_boxes, whole_view
+from trainer.data.transforms import transform_boxes, whole_view
 from trainer.launching.distributed import World
 
 CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=3, scale=[0.7, 1.4], brightness=0.2)
@@ -43,7 +43,7 @@ def test_batches_are_padded_and_crowds_are_no_targets(dataset):
     assert crowds, "the sample has crowd regions"
     for record in crowds:
         view = whole_view(record["width"], record["height"], InputSquare(96))
-        assert len(move_boxes(record["annotations"], view, (96, 96))[1]) == sum(
+        assert len(transform_boxes(record["annotations"], view, (96, 96))[1]) == sum(
             not item["iscrowd"] for item in record["annotations"]
         )
 

@@ -21,7 +21,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_manifest import Category
 from trainer.data.shard_folder import ShardIndex, read_index
 from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import clean, shard, shards_uri
+from trainer.data.shards import clean_boxes, shard, shards_uri
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000)
 
@@ -228,7 +228,7 @@ def annotation(*bbox: float, category: int = 0, area: float = 0.0) -> dict:
 )
 def test_bad_boxes_are_dropped_and_counted(bad, reason):
     problems = Problems()
-    kept = clean([bad, annotation(1, 2, 3, 4)], 20, 10, 2, problems, "x.jpg")
+    kept = clean_boxes([bad, annotation(1, 2, 3, 4)], 20, 10, 2, problems, "x.jpg")
     assert [box["bbox"] for box in kept] == [[1, 2, 3, 4]]
     assert problems.counts == {reason: 1}
     assert problems.examples[reason][0].startswith("x.jpg")
@@ -237,7 +237,7 @@ def test_bad_boxes_are_dropped_and_counted(bad, reason):
 
 def test_boxes_that_stick_out_are_clipped():
     problems = Problems()
-    kept = clean([annotation(-2, -3, 30, 8, area=200.0)], 20, 10, 1, problems, "x.jpg")
+    kept = clean_boxes([annotation(-2, -3, 30, 8, area=200.0)], 20, 10, 1, problems, "x.jpg")
     assert kept[0]["bbox"] == [0.0, 0.0, 20.0, 5.0]
     assert kept[0]["area"] == 100.0
     assert problems.counts == {reasons.BOX_CLIPPED: 1}
@@ -245,14 +245,14 @@ def test_boxes_that_stick_out_are_clipped():
 
 
 def test_the_area_of_the_source_is_kept():
-    kept = clean([annotation(0, 0, 5, 5, area=7.5), annotation(0, 0, 5, 5)], 20, 10, 1, Problems(), "x")
+    kept = clean_boxes([annotation(0, 0, 5, 5, area=7.5), annotation(0, 0, 5, 5)], 20, 10, 1, Problems(), "x")
     assert [box["area"] for box in kept] == [7.5, 25]
 
 
 def test_what_arithmetic_leaves_outside_is_not_counted():
     problems = Problems()
     box = {"category_id": 0, "bbox": [0.1, -1e-13, 9.9, 10 + 2e-13], "area": 0.0, "iscrowd": 0}
-    (kept,) = clean([box], 10, 10, 1, problems, "a.jpg")
+    (kept,) = clean_boxes([box], 10, 10, 1, problems, "a.jpg")
     assert kept["bbox"] == [0.1, 0, 9.9, 10] and problems.counts == {}
-    clean([box | {"bbox": [0.1, 0, 9.91, 10]}], 10, 10, 1, problems, "a.jpg")
+    clean_boxes([box | {"bbox": [0.1, 0, 9.91, 10]}], 10, 10, 1, problems, "a.jpg")
     assert problems.counts == {reasons.BOX_CLIPPED: 1}

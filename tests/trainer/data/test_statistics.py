@@ -1,4 +1,4 @@
-from trainer.data.statistics import BINS, SplitStatistics, describe
+from trainer.data.statistics import BINS, SplitStatistics, compute_statistics
 
 
 def sample(width: int, height: int, *boxes: tuple[int, float, float, int]) -> dict:
@@ -22,7 +22,7 @@ def counted(described: SplitStatistics, name: str) -> dict[float, int]:
 
 
 def test_what_is_counted():
-    described = describe(SAMPLES, 3)
+    described = compute_statistics(SAMPLES, 3)
     assert (described.images, described.images_without_boxes, described.crowds) == (3, 1, 1)
     assert (described.boxes_of_class, described.images_of_class) == ([2, 0, 2], [1, 0, 2])
     # Sides: sqrt(64 * 16) = 32, 2, 64 and 50.
@@ -37,4 +37,6 @@ def test_what_is_counted():
 
 def test_parts_add_up_to_the_whole():
     for cut in range(4):
-        assert describe(SAMPLES[:cut], 3) + describe(SAMPLES[cut:], 3) == describe(SAMPLES, 3)
+        assert compute_statistics(SAMPLES[:cut], 3) + compute_statistics(
+            SAMPLES[cut:], 3
+        ) == compute_statistics(SAMPLES, 3)

@@ -42,11 +42,11 @@ def test_tiles_cover_an_image_and_share_what_they_must(side, overlap):
 def test_boxes_at_the_border_of_a_tile():
     boxes = [[10, 0, 40, 8], [35, 0, 20, 8], [45, 0, 20, 8], [46, 0, 20, 8], [0, 20, 100, 1.5], [60, 0, 9, 9]]
     items = [{"category_id": 0, "bbox": box, "area": box[2] * box[3] / 2, "iscrowd": 0} for box in boxes]
-    kept = tiles.cut(items, (20, 0, 30, 100))
+    kept = tiles.crop_boxes(items, (20, 0, 30, 100))
     # Three quarters, the same, exactly a quarter; less than that, and outside, are dropped.
     assert [item["bbox"] for item in kept] == [[0, 0, 30, 8], [15, 0, 15, 8], [25, 0, 5, 8], [0, 20, 30, 1.5]]
     assert [item["area"] for item in kept] == [120, 60, 20, 22.5]
-    crowd = tiles.cut([{**items[3], "iscrowd": 1}], (20, 0, 30, 100))
+    crowd = tiles.crop_boxes([{**items[3], "iscrowd": 1}], (20, 0, 30, 100))
     assert [item["bbox"] for item in crowd] == [[26, 0, 4, 8]]
 
 

@@ -19,11 +19,11 @@ from trainer.data.transforms import (
     View,
     color_map,
     fit,
-    move_boxes,
     random_view,
     random_window,
     render,
     sample_draws,
+    transform_boxes,
     whole_view,
 )
 from trainer.evaluation.inference import to_image_boxes
@@ -59,7 +59,7 @@ def test_boxes_in_the_square_come_back_to_the_image(width, height, resize):
     annotations = [
         {"bbox": [x1, y1, x2 - x1, y2 - y1], "category_id": 0, "iscrowd": 0} for x1, y1, x2, y2 in back
     ]
-    moved, _ = move_boxes(annotations, whole_view(width, height, target), (800, 800))
+    moved, _ = transform_boxes(annotations, whole_view(width, height, target), (800, 800))
     kept = [(x2 - x1 > 1) and (y2 - y1 > 1) for x1, y1, x2, y2 in boxes[0].tolist()]
     assert np.abs(moved - boxes[0].numpy()[kept]).max(initial=0) < 800 * 1e-6
 
@@ -105,7 +105,9 @@ def test_rows_of_any_length_are_turned_around(width):
 @pytest.mark.parametrize(("outside", "kept"), [(14, 1), (16, 0)])
 def test_a_box_is_kept_while_a_quarter_of_it_is_visible(outside, kept):
     view = View(1, (outside, 0, 96, 96), (0, 0, 96, 96), False, False)
-    boxes, labels = move_boxes([{"bbox": [0, 0, 20, 20], "category_id": 0, "iscrowd": 0}], view, (96, 96))
+    boxes, labels = transform_boxes(
+        [{"bbox": [0, 0, 20, 20], "category_id": 0, "iscrowd": 0}], view, (96, 96)
+    )
     assert len(boxes) == len(labels) == kept
 
 
@@ -166,7 +168,7 @@ def test_windows_are_drawn_as_torchvision_draws_them(changes):
     for number in range(count):
         window = random_window(SCENE, config, draw)
         view = random_view(320, 200, config, sample_draws(9, 0, number)[:5], (640, 640), window)
-        moved, _ = move_boxes(SCENE["annotations"], view, (640, 640))
+        moved, _ = transform_boxes(SCENE["annotations"], view, (640, 640))
         sides = (moved[:, 2:] - moved[:, :2]) / 640
         ours.append((*window[2:], window[2] / window[3], len(moved), sides.mean() if len(moved) else 0))
         image = tv_tensors.Image(torch.zeros(1, 200, 320, dtype=torch.uint8))
@@ -200,7 +202,7 @@ def test_a_window_shows_its_part_of_the_image_where_its_boxes_are(resize, scale)
         view = random_view(320, 200, config, sample_draws(2, 0, number)[:5], (96, 96), window)
         halved = F.avg_pool2d(image.float(), view.divisor).byte() if view.divisor > 1 else image
         rows, columns = np.nonzero(drawn(halved, view, 96)[0].numpy() > 127)
-        for x1, y1, x2, y2 in move_boxes(record["annotations"], view, (96, 96))[0]:
+        for x1, y1, x2, y2 in transform_boxes(record["annotations"], view, (96, 96))[0]:
             seen += 1
             found = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
             assert np.abs(np.subtract(found, [x1, y1, x2, y2])).max() <= 1.5

@@ -3,14 +3,14 @@
 import re
 from dataclasses import replace
 
-from trainer.data.shard_folder import Quarantined, read_index
+from trainer.data.shard_folder import QuarantinedImage, read_index
 from trainer.report.shards_page import page
 
 
 def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(shards):
     index = read_index(shards)
     categories = [replace(index.categories[0], name="<b> $x_1$"), *index.categories[1:]]
-    quarantined = [Quarantined("<script>.jpg", "cut off")]
+    quarantined = [QuarantinedImage("<script>.jpg", "cut off")]
     text = page(replace(index, categories=categories, quarantined=quarantined))
     assert f"<title>Data of {index.source}</title>" in text and index.source.startswith("sample:")
     assert text.count("<svg") == 4

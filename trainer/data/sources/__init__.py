@@ -20,10 +20,10 @@ from trainer.data import source_names
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import FORMS, SUFFIXES, Coco2017, OpenImages, Sample
 from trainer.data.sources.coco import Coco2017Source, CocoSource, annotation_files
-from trainer.data.sources.files import Unpacked, note_hidden, unpack, visible_files
+from trainer.data.sources.files import UnpackedArchive, skip_hidden, unpack, visible_files
 from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.sample import SampleSource
-from trainer.data.sources.source import AS_PUBLISHED, SOURCE_ROW, Listing, Reading, Rows, Source
+from trainer.data.sources.source import DEFAULT_READING, SOURCE_ROW, Listing, Reading, Rows, Source
 from trainer.data.sources.voc import VocSource
 from trainer.data.sources.yolo import YAML, YoloSource, find_description
 from trainer.storage import web
@@ -44,11 +44,11 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
         DataError: it names no source, or boxes_from or box_format is set for a source that is not COCO.
     """
     config = config or DataConfig()
-    web.allow(source_names.places(source), config.allow_hosts)
+    web.allow(source_names.source_uris(source), config.allow_hosts)
     reading = Reading(config.boxes_from, config.box_format)
-    if parameters := source_names.published(source):
-        return _with_reading(_PUBLISHED[type(parameters)](**vars(parameters)), reading)
-    kind, path = source_names.kind_and_path(source)
+    if parameters := source_names.parse_published(source):
+        return _apply_reading(_PUBLISHED[type(parameters)](**vars(parameters)), reading)
+    kind, path = source_names.split_kind(source)
     uri = storage.absolute(os.path.expanduser(path) if storage.is_local(path) else path)
     if storage.is_local(uri) and not os.path.exists(uri):
         raise DataError(f"source {source!r}: {uri} does not exist", fix="check the path")
@@ -56,11 +56,11 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
         raise DataError(f"source {source!r}: the folder {uri} is empty", fix="put the data set there")
     if uri.lower().endswith(SUFFIXES):
         return ArchiveSource(kind, uri, reading)
-    kind = kind or kind_of(uri)
+    kind = kind or recognize_kind(uri)
     if not kind:
         fix = f"use {FORMS}; VOC has XML files, COCO annotations/*.json, YOLO data.yaml"
         raise DataError(f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder", fix=fix)
-    return _with_reading(_source_at(kind, uri), reading)
+    return _apply_reading(_source_at(kind, uri), reading)
 
 
 def _source_at(kind: str, uri: str, confined: str = "") -> Source:
@@ -70,11 +70,11 @@ def _source_at(kind: str, uri: str, confined: str = "") -> Source:
     return YoloSource(uri, confined) if kind == "yolo" else VocSource(uri)
 
 
-def _with_reading(source: Source, reading: Reading) -> Source:
+def _apply_reading(source: Source, reading: Reading) -> Source:
     """Apply a way of reading boxes; refuse one that is not COCO's own if the source is not COCO."""
     if isinstance(source, CocoSource | Coco2017Source):
         return replace(source, reading=reading)
-    for name, value, default in zip(Reading._fields, reading, AS_PUBLISHED, strict=True):
+    for name, value, default in zip(Reading._fields, reading, DEFAULT_READING, strict=True):
         if value != default:
             fix = "leave it unset"
             raise DataError(
@@ -83,7 +83,7 @@ def _with_reading(source: Source, reading: Reading) -> Source:
     return source
 
 
-def kind_of(uri: str) -> str:
+def recognize_kind(uri: str) -> str:
     """Return the kind of a folder or file: coco, voc or yolo; "" if it is none."""
     if uri.lower().endswith((".json", *YAML)):
         return "coco" if uri.lower().endswith(".json") else "yolo"
@@ -93,7 +93,7 @@ def kind_of(uri: str) -> str:
     signs: list[tuple[str, Callable[[], bool]]] = [  # The most certain first.
         ("yolo", lambda: described.lower().endswith(YAML)),
         ("voc", lambda: _has_xml(storage.join(uri, "Annotations"), recursive=False)),
-        ("coco", lambda: _are_coco(annotation_files(uri))),
+        ("coco", lambda: _contains_coco(annotation_files(uri))),
         ("yolo", lambda: bool(described)),
         ("voc", lambda: _has_xml(uri, recursive=True)),
         ("coco", lambda: bool(annotation_files(uri))),
@@ -101,17 +101,17 @@ def kind_of(uri: str) -> str:
     return next((kind for kind, holds in signs if holds()), "")
 
 
-def _are_coco(files: list[str]) -> bool:
+def _contains_coco(files: list[str]) -> bool:
     # Label Studio's notes.json has categories.
     keys = (b'"images"', b'"annotations"')
-    return len(files) > 1 or any(key in _head(file) for file in files for key in keys)
+    return len(files) > 1 or any(key in _read_head(file) for file in files for key in keys)
 
 
 def _has_xml(folder: str, *, recursive: bool) -> bool:
     return any(name.lower().endswith(".xml") for name, _ in visible_files(folder, recursive=recursive))
 
 
-def _head(uri: str) -> bytes:
+def _read_head(uri: str) -> bytes:
     return storage.read_range(uri, 0, min(1024 * 1024, storage.size(uri)))
 
 
@@ -121,7 +121,7 @@ class ArchiveSource(Source):
 
     kind: str  # coco, voc or yolo; "" is recognized when it is unpacked.
     location: str  # URI of the archive.
-    reading: Reading = AS_PUBLISHED
+    reading: Reading = DEFAULT_READING
 
     @property
     def uri(self) -> str:
@@ -137,7 +137,7 @@ class ArchiveSource(Source):
         unpacked = unpack(self.location)
         try:
             kind, root = self._kind_and_root(unpacked)
-            listing = _with_reading(_source_at(kind, root, unpacked.folder), self.reading).listing()
+            listing = _apply_reading(_source_at(kind, root, unpacked.folder), self.reading).listing()
         except DataError as error:
             raise DataError(error.message.replace(unpacked.folder, self.location), fix=error.fix) from None
         lines = [f"{name} {version}\n" for name, version in sorted(unpacked.versions.items())]
@@ -149,16 +149,16 @@ class ArchiveSource(Source):
         }
         self._rename(listing.problems, unpacked)
         for name in unpacked.hidden:
-            note_hidden(name, listing.problems)
+            skip_hidden(name, listing.problems)
         return replace(listing, splits=splits, state=digest.hexdigest())
 
-    def _rename(self, problems: Problems, unpacked: Unpacked) -> None:
+    def _rename(self, problems: Problems, unpacked: UnpackedArchive) -> None:
         """Let examples name the archive and not the temporary folder."""
         for examples in problems.examples.values():
             examples[:] = [example.replace(unpacked.folder, self.location) for example in examples]
 
     def _batches(
-        self, rows: Rows, problems: Problems, unpacked: Unpacked, _: Problems
+        self, rows: Rows, problems: Problems, unpacked: UnpackedArchive, _: Problems
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows whose origins and versions are the same on any machine."""
         folder = f"{unpacked.folder}/"
@@ -181,13 +181,13 @@ class ArchiveSource(Source):
             return super().read(origin)
         return storage.read_bytes(storage.join(unpack(self.location).folder, name))
 
-    def _kind_and_root(self, unpacked: Unpacked) -> tuple[str, str]:
+    def _kind_and_root(self, unpacked: UnpackedArchive) -> tuple[str, str]:
         """Return the kind and the folder of the set in the archive: often one folder holds all."""
         parents = [name.split("/")[:-1] for name in unpacked.versions]
         shared = os.path.commonprefix(parents)  # noqa: RUF071 (of lists, as it allows)
         roots = ["/".join([unpacked.folder, *shared[:depth]]) for depth in range(len(shared) + 1)]
         for root in reversed(roots):
-            kind = kind_of(root)
+            kind = recognize_kind(root)
             if kind and self.kind in ("", kind):
                 return kind, root
         if self.kind:

@@ -34,9 +34,9 @@ from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import Coco2017
-from trainer.data.sources.files import Folders, Zip, note_hidden, open_member, visible_files
+from trainer.data.sources.files import FolderListings, ZipReader, open_member, skip_hidden, visible_files
 from trainer.data.sources.source import (
-    AS_PUBLISHED,
+    DEFAULT_READING,
     UNKNOWN,
     Box,
     Category,
@@ -104,15 +104,15 @@ class CocoFile:
                 raise
             with self.open() as file:
                 items = ijson.items(_LenientReader(file, self.uri), place)
-                yield from map(_with_floats, islice(items, count, None))
+                yield from map(_decimals_to_floats, islice(items, count, None))
 
 
-def _with_floats(value: Any) -> Any:
+def _decimals_to_floats(value: Any) -> Any:
     """Return a parsed value with floats in place of decimals."""
     if isinstance(value, dict):
-        return {key: _with_floats(part) for key, part in value.items()}
+        return {key: _decimals_to_floats(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_with_floats(part) for part in value]
+        return [_decimals_to_floats(part) for part in value]
     return float(value) if isinstance(value, Decimal) else value
 
 
@@ -185,10 +185,10 @@ class CocoImages:
             self._database.executescript(_TABLES)
             execute = self._database.execute
             for image in file.items("images"):
-                fields = _fields(image, file)
-                if not fields[1] and note_hidden(fields[0], problems):
+                fields = _parse_image(image, file)
+                if not fields[1] and skip_hidden(fields[0], problems):
                     continue
-                name, image_id = json.dumps(fields[0]), _key(fields[-1])  # JSON, as names may be no UTF-8.
+                name, image_id = json.dumps(fields[0]), _id_key(fields[-1])  # JSON, as names may be no UTF-8.
                 federated = [image.get(key) for key in _FEDERATED]
                 self.federated |= all(isinstance(ids, list) for ids in federated)
                 row = (name, json.dumps([*fields, federated]))
@@ -269,42 +269,42 @@ class CocoImages:
                 excerpt = json.dumps(named, ensure_ascii=False)[:120]
                 problems.add(box, f"{excerpt} in {self._file.uri}")
                 continue
-            category = _id(item.get("category_id"))
+            category = _normalize_id(item.get("category_id"))
             position = positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
             crowd = item.get("iscrowd") in (1, True)
-            own = _id(item.get("id"))
-            ids = _key(_id(item.get("image_id"))), None if own is None else _key(own)
-            yield *ids, position, *box, _positive(item.get("area")), crowd
+            own = _normalize_id(item.get("id"))
+            ids = _id_key(_normalize_id(item.get("image_id"))), None if own is None else _id_key(own)
+            yield *ids, position, *box, _positive_or_zero(item.get("area")), crowd
 
 
-def _id(value: Any) -> Any:
+def _normalize_id(value: Any) -> Any:
     """Return an id; 7.0, as programs write it that keep ids in a column of numbers, is 7."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-def _key(value: Any) -> int | str:
+def _id_key(value: Any) -> int | str:
     """Return the key of an id in the database, where 7 and "7" differ."""
     is_number = isinstance(value, int) and -(2**63) <= value < 2**63
     return int(value) if is_number else json.dumps(value)
 
 
-def _positive(value: Any) -> float:
+def _positive_or_zero(value: Any) -> float:
     """Return a positive finite number as it is, and 0 for anything else."""
     usable = isinstance(value, int | float) and 0 < value < 1e12
     return float(value) if usable else 0.0
 
 
-def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
+def _parse_image(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
     """Return name, URL, width, height and id of an image; "/" and an absolute path mean a URL."""
-    original_id, url = _id(image.get("id")), str(image.get("coco_url") or "")
+    original_id, url = _normalize_id(image.get("id")), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
         problem = f"image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a string"
         fix = "add both, and use the same id in the annotations"
         raise DataError(f"{file.uri}: {problem}", fix=fix)
     width, height = (annotated_side(image.get(side)) for side in ("width", "height"))
-    url = url if is_fetched(url) else ""
-    if is_fetched(name):  # As Label Studio writes it for images in a bucket.
+    url = url if is_fetchable(url) else ""
+    if is_fetchable(name):  # As Label Studio writes it for images in a bucket.
         url, name = name, name.partition("://")[2].partition("?")[0]
     elif not file.confined and (name.startswith("/") or ".." in name.split("/")):
         outside = os.path.normpath(os.path.join(storage.parent(file.uri), name))
@@ -319,12 +319,12 @@ def _fields(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, in
     return str(path), url, width, height, original_id
 
 
-def is_fetched(text: str) -> bool:
+def is_fetchable(text: str) -> bool:
     """Return whether an image can be fetched by this; other schemes and paths are not followed."""
     return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
 
 
-def parse_box(annotation: Mapping[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
+def parse_box(annotation: Mapping[str, Any], reading: Reading = DEFAULT_READING) -> tuple[float, ...] | str:
     """Return an annotation's box [x, y, width, height], or the reason why it has none."""
     segmentation = annotation.get("segmentation")
     is_outline = bool(segmentation) and not isinstance(segmentation, dict)  # A mask as RLE has a bbox.
@@ -374,7 +374,7 @@ class ImageLocator:
         """Choose the folder that holds most of 20 `images` from all over the file."""
         self._on_web = storage.scheme(uri) in storage.WEB
         self._base = storage.parent(uri)
-        self._folders = Folders()
+        self._folders = FolderListings()
         self._best = ""
         if self._on_web:
             return
@@ -404,7 +404,7 @@ class ImageLocator:
         if located:
             entry.origin, entry.version = located
             return f"{entry.file_name} {entry.version}"
-        if is_fetched(entry.origin):
+        if is_fetchable(entry.origin):
             return f"{entry.file_name} {entry.origin}"
         if self._on_web:
             entry.origin = storage.join(self._base, entry.file_name)
@@ -429,7 +429,7 @@ class CocoSource(Source):
     """A COCO JSON or a folder with such files."""
 
     location: str
-    reading: Reading = AS_PUBLISHED
+    reading: Reading = DEFAULT_READING
     confined: str = ""  # Folder that no file_name may lead out of; "" if absolute ones are taken.
 
     @property
@@ -518,7 +518,7 @@ def merge_categories(files: Iterable[CocoFile]) -> list[Category]:
     frequencies: dict[int, str] = {}
     for file in files:
         for item in file.items("categories"):
-            number, name = _id(item.get("id")), item.get("name")
+            number, name = _normalize_id(item.get("id")), item.get("name")
             named = isinstance(name, str) and name.strip()
             if not isinstance(number, int) or not named:
                 problem = f"category {json.dumps(item)[:80]} lacks an integer id or a name"
@@ -535,7 +535,7 @@ def merge_categories(files: Iterable[CocoFile]) -> list[Category]:
 
 ANNOTATIONS = "annotations/annotations_trainval2017.zip"
 _SPLITS = {"train": "train2017", "val": "val2017"}
-_opened: dict[str, Zip] = {}
+_opened: dict[str, ZipReader] = {}
 _opening = threading.Lock()
 
 
@@ -543,7 +543,7 @@ _opening = threading.Lock()
 class Coco2017Source(Coco2017, Source):
     """COCO 2017's training and validation images."""
 
-    reading: Reading = AS_PUBLISHED
+    reading: Reading = DEFAULT_READING
 
     def listing(self) -> Listing:
         """Read the categories; annotations and the zips' directories are read with the rows."""
@@ -571,7 +571,7 @@ class Coco2017Source(Coco2017, Source):
     def _entries(
         self, file: CocoFile, zip_uri: str, folder: str, categories: list[Category], problems: Problems
     ) -> Iterator[Entry]:
-        directory = _directory(zip_uri, fresh=True)
+        directory = _open_zip(zip_uri, fresh=True)
 
         def locate(entry: Entry) -> None:
             name = f"{folder}/{entry.file_name}"
@@ -583,12 +583,12 @@ class Coco2017Source(Coco2017, Source):
 
     def read(self, origin: str) -> bytes:
         uri, _, name = origin.rpartition("#")
-        return _directory(uri).read(name)
+        return _open_zip(uri).read(name)
 
 
-def _directory(uri: str, *, fresh: bool = False) -> Zip:
+def _open_zip(uri: str, *, fresh: bool = False) -> ZipReader:
     """Return a zip's directory, which is read once in a process, or again if asked to."""
     with _opening:
         if fresh or uri not in _opened:
-            _opened[uri] = Zip(uri)
+            _opened[uri] = ZipReader(uri)
         return _opened[uri]

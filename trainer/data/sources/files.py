@@ -69,7 +69,7 @@ def is_hidden(name: str) -> bool:
     return any(part == "__MACOSX" or (part[:1] == "." and part not in (".", "..")) for part in parts)
 
 
-def note_hidden(name: str, problems: Problems) -> bool:
+def skip_hidden(name: str, problems: Problems) -> bool:
     """Return whether a file is hidden, and count it if it is an image."""
     hidden = is_hidden(name)
     if hidden and name.lower().endswith(IMAGE_SUFFIXES):
@@ -83,7 +83,7 @@ def visible_files(
     """Yield the files under a folder by relative name, except hidden ones, whose images are counted."""
     noted = Problems() if problems is None else problems
     for name, state in storage.scan(folder, recursive=recursive):
-        if not note_hidden(name, noted):
+        if not skip_hidden(name, noted):
             yield name, state
 
 
@@ -92,7 +92,7 @@ def file_version(state: FileState) -> str:
     return f"{state.size} {state.version}"
 
 
-class Folders:
+class FolderListings:
     """The files of folders, without those of folders below; each folder is listed once."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ _UNPACK = "unpack it yourself, and use the folder"
 
 
 @dataclass
-class Unpacked:
+class UnpackedArchive:
     """A temporary folder with the content of an archive."""
 
     folder: str
@@ -142,21 +142,21 @@ class Unpacked:
     hidden: list[str] = field(default_factory=list)  # Names that were left out, see `is_hidden`.
 
 
-_unpacked: dict[tuple[str, str], Unpacked] = {}
+_unpacked: dict[tuple[str, str], UnpackedArchive] = {}
 _lock = threading.Lock()
 
 
-def unpack(uri: str) -> Unpacked:
+def unpack(uri: str) -> UnpackedArchive:
     """Unpack a zip or tar into a temporary folder, once in a process as long as it does not change."""
     state = storage.state(uri)
     key = uri, file_version(state) if state else ""
     with _lock:
         if key not in _unpacked:
             path, keeper = str(storage.local_copy(uri)), TemporaryFolder()
-            unpacked = Unpacked(os.path.realpath(keeper.path), keeper)
+            unpacked = UnpackedArchive(os.path.realpath(keeper.path), keeper)
             with _archive_errors(f"{uri} cannot be unpacked"), translate_oserror(unpacked.folder, "write"):
                 for name, content in _members(uri, path, unpacked.folder):
-                    relative = _relative(uri, name)
+                    relative = _safe_name(uri, name)
                     if is_hidden(relative):
                         unpacked.hidden.append(relative)
                     elif relative:
@@ -186,7 +186,7 @@ def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             items = _checked_members(uri, archive)
-            _check_room(uri, sum(item.file_size for item in items), folder)
+            _check_disk_space(uri, sum(item.file_size for item in items), folder)
             for item in items:
                 name = item.filename
                 if not item.flag_bits & _UTF8_FLAG:  # macOS writes UTF-8 without setting it.
@@ -201,10 +201,10 @@ def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]
                 if member.isdir():
                     continue
                 if not member.isreg():
-                    raise _refused(uri, member.name, "it is a link or device, not a file")
+                    raise _refusal(uri, member.name, "it is a link or device, not a file")
                 total += member.size
                 _refuse_bomb(uri, total, packed)
-                _check_room(uri, member.size, folder)
+                _check_disk_space(uri, member.size, folder)
                 file = tar.extractfile(member)
                 assert file is not None
                 yield member.name, file
@@ -223,7 +223,7 @@ def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo
     )
     end = 0
     for item in items:
-        _relative(uri, item.filename)
+        _safe_name(uri, item.filename)
         reason = (
             "it is a link"
             if stat.S_ISLNK(item.external_attr >> 16)
@@ -234,7 +234,7 @@ def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo
             else ""
         )
         if reason:
-            raise _refused(uri, item.filename, reason)
+            raise _refusal(uri, item.filename, reason)
         end = item.header_offset + _HEADER + item.compress_size
     _refuse_bomb(uri, sum(item.file_size for item in items), min(end, archive.start_dir))
     return items
@@ -246,14 +246,14 @@ def _refuse_bomb(uri: str, size: int, packed: int) -> None:
         raise DataError(f"refused {uri}: {size:,} bytes are packed into {packed:,}", fix=_UNPACK)
 
 
-def _refused(uri: str, name: str, reason: str) -> DataError:
+def _refusal(uri: str, name: str, reason: str) -> DataError:
     return DataError(f"refused {name!r} in {uri}: {reason}", fix=_UNPACK)
 
 
-def _relative(uri: str, name: str) -> str:
+def _safe_name(uri: str, name: str) -> str:
     """Return a member's relative name with forward slashes; "" for files that operating systems add."""
     if storage.escapes_folder(name) or ":" in name.replace("\\", "/").partition("/")[0]:
-        raise _refused(uri, name, "its name leads out of the archive")
+        raise _refusal(uri, name, "its name leads out of the archive")
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     return "" if not parts or parts[-1] in ("Thumbs.db", "desktop.ini") else "/".join(parts)
 
@@ -269,7 +269,7 @@ def _write(content: IO[bytes], path: str) -> str:
     return f"{size} {checksum:08x}"
 
 
-def _check_room(uri: str, needed: int, folder: str) -> None:
+def _check_disk_space(uri: str, needed: int, folder: str) -> None:
     free = shutil.disk_usage(folder).free - _MIN_FREE_BYTES
     if needed > free:
         has = f"{os.path.dirname(folder)} has {max(0, free) / 1e9:.2f} GB"
@@ -282,7 +282,7 @@ _SLACK = 64  # Bytes that are read for a local header's extra field, which may b
 _MAX_BYTES = 256 * 1024 * 1024  # Bytes of the largest member that is read: an image.
 
 
-class Zip:
+class ZipReader:
     """Reads members of a zip by ranges."""
 
     def __init__(self, uri: str) -> None:

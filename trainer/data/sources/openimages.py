@@ -211,7 +211,7 @@ def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordB
         raise DataError(f"{uri} cannot be read: {error}", fix=fix) from None
 
 
-class Verified:
+class VerifiedLabels:
     """The classes that annotators verified in an image, as present or absent; all others are unknown."""
 
     def __init__(self, uri: str, labeler: Labeler, categories: list[Category]) -> None:
@@ -225,7 +225,7 @@ class Verified:
             rows, labels = labeler.apply(batch["LabelName"])
             rows, labels = rows[labels >= 0], labels[labels >= 0]
             sure = pc.greater_equal(batch["Confidence"], 0.5).fill_null(False).to_numpy(zero_copy_only=False)
-            parts.append((_encoded(batch["ImageID"].to_pylist())[rows], labels.astype(np.int16), sure[rows]))
+            parts.append((_to_bytes(batch["ImageID"].to_pylist())[rows], labels.astype(np.int16), sure[rows]))
         ids, labels, sure = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(ids, kind="stable")
         self._ids, self._labels, self._sure = ids[order], labels[order], sure[order]
@@ -236,7 +236,7 @@ class Verified:
 
     def of(self, image_ids: list[str]) -> list[str]:
         """Return, for each image, JSON such as {"verified": {"Cat": 1, "Dog": 0}}, or ""."""
-        ids = _encoded(image_ids)
+        ids = _to_bytes(image_ids)
         begins = np.searchsorted(self._ids, ids, "left").tolist()
         ends = np.searchsorted(self._ids, ids, "right").tolist()
         texts = []
@@ -250,7 +250,7 @@ class Verified:
         return texts
 
 
-def _encoded(image_ids: list[str]) -> np.ndarray:
+def _to_bytes(image_ids: list[str]) -> np.ndarray:
     """Return ids as bytes, which are compared fast."""
     return np.array([image_id.encode() for image_id in image_ids], "S32")
 
@@ -284,7 +284,7 @@ def read_boxes(
         listed: ids of the images; None: all that have a box or a verified class.
         labels: CSV with the verified classes of images, or "".
     """
-    verified = Verified(labels, labeler, categories) if labels else None
+    verified = VerifiedLabels(labels, labeler, categories) if labels else None
 
     def rows_of(ids: pa.Array, boxes: pa.ListArray) -> pa.RecordBatch:
         nothing = pa.repeat("", len(ids))
@@ -308,8 +308,8 @@ def read_boxes(
     seen = [np.zeros(0, np.int64)]
     read = read_columns(uri, _COLUMNS)
     if storage.size(uri) <= _SORT_BYTES:
-        read = _sorted(read)
-    for rows in _whole_images(read):
+        read = _sort_by_image(read)
+    for rows in _group_by_image(read):
         starts = _starts(rows["ImageID"])
         ids = rows["ImageID"].take(pa.array(starts))
         seen.append(np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)))
@@ -341,7 +341,7 @@ def read_boxes(
         yield rows_of(ids, pa.array([[]] * len(ids), pa.list_(BOX)))
 
 
-def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _sort_by_image(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield all rows sorted by ImageID; those of an image keep their order."""
     collected = list(batches)
     if collected:
@@ -352,7 +352,7 @@ def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield rows.take(order.slice(first, _ROWS))
 
 
-def _whole_images(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _group_by_image(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows so that those of an image, which follow each other, are never in two parts."""
     rest: pa.RecordBatch | None = None
     for batch in batches:

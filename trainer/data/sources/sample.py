@@ -79,7 +79,7 @@ def layout(seed: int, number: int, size: int) -> Scene:
         label = int(rng.integers(len(CLASSES)))
         for _attempt in range(12):
             center = (rng.uniform(0.06, 0.94) * width, rng.uniform(0.06, 0.94) * height)
-            shape = _shape(label, center, diameter, rng, dark)
+            shape = _make_shape(label, center, diameter, rng, dark)
             extent = _extent(shape)
             overlap = max((_overlap(extent, other) for other in taken), default=0.0)
             if overlap <= most_overlap and not (crowd and _overlap(extent, crowd) > 0):
@@ -101,7 +101,7 @@ def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) ->
     for y in range(top + step // 2, top + high, step):
         for x in range(left + step // 2, left + wide, step):
             center = (x + rng.uniform(-0.2, 0.2) * step, y + rng.uniform(-0.2, 0.2) * step)
-            scene.shapes.append(_shape(label, center, step * rng.uniform(0.9, 1.15), rng, dark))
+            scene.shapes.append(_make_shape(label, center, step * rng.uniform(0.9, 1.15), rng, dark))
     extents = np.array([_extent(shape) for shape in scene.shapes])
     x0, y0 = np.maximum(extents[:, :2].min(axis=0), 0).tolist()
     x1, y1 = np.minimum(extents[:, 2:].max(axis=0), (scene.width, scene.height)).tolist()
@@ -171,7 +171,7 @@ def _visible_objects(scene: Scene, singles: list[Shape]) -> list[Box]:
     return visible[::-1]
 
 
-def _shape(label: int, center: Point, diameter: float, rng: np.random.Generator, dark: bool) -> Shape:
+def _make_shape(label: int, center: Point, diameter: float, rng: np.random.Generator, dark: bool) -> Shape:
     turn = rng.uniform(0, 2 * math.pi)
     stretch = rng.uniform(0.85, 1.18)
     cos, sin = math.cos(turn), math.sin(turn)

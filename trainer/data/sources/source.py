@@ -71,7 +71,7 @@ class Rows:
     @classmethod
     def of(cls, entries: Callable[[Problems], Iterable["Entry"]], problems: Problems | None = None) -> "Rows":
         """Return the rows of images that a function lists."""
-        return cls(lambda found: map(batch_of, _batched(entries(found))), problems)
+        return cls(lambda found: map(to_record_batch, _batched(entries(found))), problems)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of SOURCE_ROW, a bounded number at a time."""
@@ -113,7 +113,7 @@ class Reading(NamedTuple):
     box_format: str = "auto"
 
 
-AS_PUBLISHED = Reading()  # COCO's own form.
+DEFAULT_READING = Reading()  # COCO's own form.
 
 
 class Source:
@@ -213,18 +213,18 @@ def _batched(items: Iterable[Item], size: int = 1000) -> Iterator[list[Item]]:
         yield batch
 
 
-def batch_of(entries: list[Entry]) -> pa.RecordBatch:
+def to_record_batch(entries: list[Entry]) -> pa.RecordBatch:
     """Return entries as rows of SOURCE_ROW."""
     rows = [
         {
-            "file_name": _text(entry.file_name),
-            "origin": _text(entry.origin),
+            "file_name": _to_utf8(entry.file_name),
+            "origin": _to_utf8(entry.origin),
             "version": entry.version,
             "width": entry.width,
             "height": entry.height,
             "original_id": json.dumps(entry.original_id),
             "fault_reason": entry.fault[0] if entry.fault else "",
-            "fault_detail": _text(entry.fault[1]) if entry.fault else "",
+            "fault_detail": _to_utf8(entry.fault[1]) if entry.fault else "",
             "extra": entry.extra,
             "boxes": [(box.category, *box.bbox, box.area, box.iscrowd) for box in entry.boxes],
         }
@@ -233,6 +233,6 @@ def batch_of(entries: list[Entry]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=SOURCE_ROW)
 
 
-def _text(text: str) -> str:
+def _to_utf8(text: str) -> str:
     """Return text that is UTF-8: names of files may hold bytes that are not."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -71,14 +71,16 @@ def parse_xml(data: bytes) -> VocAnnotation:
         return VocAnnotation(fault=f"its annotation is no XML that can be used: {_xml_problem(error, data)}")
     if root.tag != "annotation":
         return VocAnnotation(fault=f"its annotation is no VOC XML: the root is <{root.tag}>")
-    width, height = (annotated_side(_number(root.findtext(f"size/{side}"))) for side in ("width", "height"))
+    width, height = (
+        annotated_side(_parse_number(root.findtext(f"size/{side}"))) for side in ("width", "height")
+    )
     # On Windows a backslash separates folders.
     name = (root.findtext("filename") or "").strip().replace("\\", "/")
     annotation = VocAnnotation(width, height, name)
     for number, item in enumerate(root.iterfind("object"), 1):
         label = (item.findtext("name") or "").strip()
         texts = [item.findtext(f"bndbox/{name}") for name in ("xmin", "ymin", "xmax", "ymax")]
-        sides = [value for value in map(_number, texts) if value is not None]
+        sides = [value for value in map(_parse_number, texts) if value is not None]
         if len(sides) < 4:
             reason = reasons.BOX_NOT_FINITE if any(texts) else reasons.BOX_ABSENT
             annotation.bad_objects.append((reason, f"object {number} ({label})"))
@@ -105,7 +107,7 @@ def _xml_problem(error: Exception, data: bytes) -> str:
     return str(error)
 
 
-def _number(text: str | None) -> float | None:
+def _parse_number(text: str | None) -> float | None:
     try:
         value = float(text or "")
     except ValueError:
@@ -301,7 +303,7 @@ class _Layout:
         folder = storage.join(self.root, "ImageSets", "Main")
         files = storage.list_states(folder)
         lists = {
-            split: [_stem(line, keys_of) for line in read_list(storage.join(folder, f"{split}.txt"))]
+            split: [_find_stem(line, keys_of) for line in read_list(storage.join(folder, f"{split}.txt"))]
             for split in (*_ORDER, "trainval")
             if f"{split}.txt" in files
         }
@@ -324,7 +326,7 @@ def _split_of_path(path: str) -> str | None:
     return next(map(parse_split, folders), None)
 
 
-def _stem(line: str, stems: dict[str, list[str]]) -> str:
+def _find_stem(line: str, stems: dict[str, list[str]]) -> str:
     """Return the image that a line of a list names, without the columns, extensions and folders of some."""
     name = line if line in stems else re.sub(r"\s+-?[01]$", "", line)
     if name in stems:

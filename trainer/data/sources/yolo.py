@@ -32,13 +32,13 @@ from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.files import (
-    Folders,
+    FolderListings,
     file_version,
     is_hidden,
-    note_hidden,
     read_all,
     read_lines,
     read_list,
+    skip_hidden,
     visible_files,
 )
 from trainer.data.sources.source import (
@@ -68,9 +68,9 @@ _KEY_POINTS = ": if these are key points, add kpt_shape: [POINTS, 2 or 3] to dat
 FIX = "use a folder with a data.yaml that has names (the classes), train and val (folders of images)"
 
 
-def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box:
+def _parse_box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box:
     """Return the box of a line; raise ValueError with the reason if it has none."""
-    label, *coordinates = map(_number, words)
+    label, *coordinates = map(_parse_number, words)
     if not label.is_integer() or int(label) not in positions:
         raise ValueError(f"is of class {words[0]}, which the description does not list")
     if keypoints:
@@ -101,7 +101,7 @@ def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box
     return Box(position, (left, top, right - left, bottom - top), 0.0, 0)
 
 
-def _number(word: str) -> float:
+def _parse_number(word: str) -> float:
     try:
         value = float(word)
     except ValueError:
@@ -120,7 +120,7 @@ class _Image(NamedTuple):
     labels: str  # URI of its label file; "" if there is none.
 
 
-class Description(NamedTuple):
+class DatasetDescription(NamedTuple):
     """The classes of a set, and where its splits are."""
 
     root: str  # Folder that names of images are relative to.
@@ -149,7 +149,7 @@ class YoloSource(Source):
             raise DataError(message, fix="put it into a folder, a bucket or a single zip")
         uri, content, description = self.describe()
         positions = {number: position for position, number in enumerate(description.names)}
-        digest, problems, folders = hashlib.sha256(content), Problems(), Folders()
+        digest, problems, folders = hashlib.sha256(content), Problems(), FolderListings()
         overlaps = SplitOverlaps(problems)
         images: dict[str, list[_Image]] = {}
         labeled: dict[str, _Image] = {}
@@ -174,7 +174,7 @@ class YoloSource(Source):
                 raise DataError(f"{self.uri}: no images in {looked}", fix=fix)
         train = images["train"]
         if not any(image.labels for image in train):
-            looked = " and ".join(_label_places(train[0].origin))
+            looked = " and ".join(_label_uris(train[0].origin))
             problem = f"none of {len(train)} images of train has a label file; looked for {looked}"
             fix = "put the label files into a folder `labels` next to the folder `images`"
             raise DataError(f"{self.uri}: {problem}", fix=fix)
@@ -194,7 +194,7 @@ class YoloSource(Source):
             read_as=f"YOLO, by {uri.rpartition('/')[2]}: {'; '.join(shown)}",
         )
 
-    def describe(self) -> tuple[str, bytes, Description]:
+    def describe(self) -> tuple[str, bytes, DatasetDescription]:
         """Read the set's description; return the file's URI and content too."""
         uri = self.location
         if not uri.lower().endswith((*YAML, *_NAMES)):
@@ -205,7 +205,9 @@ class YoloSource(Source):
             raise DataError(f"{uri} is too large for a data set description", fix=FIX)
         content = storage.read_bytes(uri)
         root = "" if uri == self.location else self.location
-        description = self._from_yaml(uri, content) if uri.lower().endswith(YAML) else _from_lines(uri, root)
+        description = (
+            self._from_yaml(uri, content) if uri.lower().endswith(YAML) else _describe_from_lists(uri, root)
+        )
         if not description.names:
             raise DataError(f"{uri} lists no classes", fix=FIX)
         for name, count in Counter(description.names.values()).items():
@@ -215,7 +217,7 @@ class YoloSource(Source):
                 )
         return uri, content, description
 
-    def _from_yaml(self, uri: str, content: bytes) -> Description:
+    def _from_yaml(self, uri: str, content: bytes) -> DatasetDescription:
         try:
             # Every scalar stays the text that it is: a class may be named no, 1 or null.
             form = yaml_value(content, _MAX_BYTES, plain_text=True)
@@ -223,7 +225,7 @@ class YoloSource(Source):
             raise DataError(f"{uri} is not YAML: {error}", fix=FIX) from None
         if not isinstance(form, dict):
             raise DataError(f"{uri} is not a YOLO data set description", fix=FIX)
-        names = _names(uri, form)
+        names = _parse_names(uri, form)
         bases = [storage.parent(uri)]
         path = str(form.get("path", ""))
         if path.strip() not in (*_NULL_WORDS, ".", "./") and (base := self._resolve(path, bases)):
@@ -257,7 +259,7 @@ class YoloSource(Source):
                 raise DataError(problem, fix=fix)
         if "train" not in splits:
             raise DataError(f"{uri} has no key train", fix=FIX)
-        return Description(bases[0], names, splits, "kpt_shape" in form, tuple(left_out))
+        return DatasetDescription(bases[0], names, splits, "kpt_shape" in form, tuple(left_out))
 
     def _resolve(self, text: str, bases: list[str]) -> str:
         """Return the URI that a path means: relative to one of `bases`, absolute, or a URI; "" if none."""
@@ -283,7 +285,9 @@ class YoloSource(Source):
                     return near, _folders_in(near)
         return "", []
 
-    def _images(self, root: str, places: list[str], folders: Folders, problems: Problems) -> Iterator[_Image]:
+    def _images(
+        self, root: str, places: list[str], folders: FolderListings, problems: Problems
+    ) -> Iterator[_Image]:
         """Yield the images of a split, each once."""
         seen: set[str] = set()
         for place in places:
@@ -299,16 +303,18 @@ class YoloSource(Source):
                     problems.add(reasons.IMAGE_LISTED_TWICE, name)
                     continue
                 seen.add(origin)
-                labels = next((uri for uri in _label_places(origin) if folders.version(uri)), "")
+                labels = next((uri for uri in _label_uris(origin) if folders.version(uri)), "")
                 yield _Image(name, origin, version, labels)
 
-    def _listed(self, uri: str, root: str, folders: Folders, problems: Problems) -> Iterator[tuple[str, str]]:
+    def _listed(
+        self, uri: str, root: str, folders: FolderListings, problems: Problems
+    ) -> Iterator[tuple[str, str]]:
         """Yield URI and version of the images that a list names; the version is "" for missing ones."""
         bases = list(dict.fromkeys([storage.parent(uri), root]))
         found = {"": bases[0]}
         for line in (line.replace("\\", "/") for line in read_list(uri)):
             folder, _, name = line.rpartition("/")
-            if note_hidden(name if folder.startswith("/") else line, problems):
+            if skip_hidden(name if folder.startswith("/") else line, problems):
                 continue
             if folder not in found:
                 found[folder] = self._resolve(folder, bases)
@@ -341,7 +347,7 @@ def _entries(
                 pose_sizes[len(words) - 1 if may_be_pose else 0] += 1
                 first = first or image.labels
                 try:
-                    boxes[_box(words, positions, keypoints)] = None
+                    boxes[_parse_box(words, positions, keypoints)] = None
                 except ValueError as error:
                     fault = f"{image.labels}:{number}: {line.strip()[:60]!r} {error}"
                     problems.add(reasons.LABEL_LINE, fault)
@@ -373,7 +379,7 @@ def _may_be_pose(words: list[str]) -> bool:
     )
 
 
-def _label_places(image: str) -> list[str]:
+def _label_uris(image: str) -> list[str]:
     """Return where an image's label file may be, the likeliest first."""
     beside = f"{image[: -len(PurePosixPath(image).suffix)]}.txt"
     before, separator, after = beside.rpartition("/images/")
@@ -410,7 +416,7 @@ def find_description(folder: str) -> str:
     return next((uri for uri in places if storage.exists(uri)), "")
 
 
-def _from_lines(uri: str, root: str = "") -> Description:
+def _describe_from_lists(uri: str, root: str = "") -> DatasetDescription:
     """Return the description by classes.txt or obj.names: the splits are lists, or folders, or all images.
 
     `root` is the folder of the set; "" is that of the file, or the one that it is a folder of labels in.
@@ -438,10 +444,10 @@ def _from_lines(uri: str, root: str = "") -> Description:
     for other in (storage.join(folder, _NAMES[0]) for folder in folders):
         if storage.exists(other) and read_lines(other) != classes:
             raise DataError(f"{uri} and {other} name different classes", fix="make both files equal")
-    return Description(root, dict(enumerate(classes)), splits)
+    return DatasetDescription(root, dict(enumerate(classes)), splits)
 
 
-def _names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
+def _parse_names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
     """Return the classes by their numbers."""
     names = form.get("names")
     text = str(form.get("nc", "")).strip()

@@ -19,7 +19,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import sources
 from trainer.data.download import plan
 from trainer.data.sources import ArchiveSource, files
-from trainer.data.sources.files import Zip, open_member
+from trainer.data.sources.files import ZipReader, open_member
 
 XML = (
     "<annotation><filename>a.jpg</filename><size><width>40</width><height>30</height></size><object>"
@@ -318,7 +318,7 @@ def zip_path(tmp_path) -> Path:
 
 
 def test_members(zip_path):
-    opened = Zip(str(zip_path))
+    opened = ZipReader(str(zip_path))
     assert opened.read("a/stored.jpg") == bytes(range(256)) * 9
     assert opened.read("a/é deflated.jpg") == b"abc" * 1000
     assert opened.read("empty") == b""
@@ -340,7 +340,7 @@ def test_members(zip_path):
 def test_a_directory_that_tells_other_things(zip_path, field, value, message):
     patch(zip_path, b"a/stored.jpg", field, "<H" if field == 10 else "<L", value)
     with pytest.raises(StorageError, match=message) as caught:
-        Zip(str(zip_path)).read("a/stored.jpg")
+        ZipReader(str(zip_path)).read("a/stored.jpg")
     assert "a/stored.jpg in" in caught.value.message
 
 
@@ -349,16 +349,16 @@ def test_what_is_no_zip_or_cut_off(zip_path):
     for content in (b"", b"not a zip", data[:-30]):
         zip_path.write_bytes(content)
         with pytest.raises(StorageError, match="no zip that can be read"):
-            Zip(str(zip_path))
+            ZipReader(str(zip_path))
     zip_path.write_bytes(data[40:])
     with pytest.raises(DataError, match=r"refused 'a/stored.jpg' .*: it is outside the zip"):
-        Zip(str(zip_path))
+        ZipReader(str(zip_path))
     zip_path.write_bytes(data)
     patch(zip_path, b"a/stored.jpg", 42, "<L", len(data) - 3)
     with pytest.raises(
         StorageError, match=r"a/stored\.jpg in .*: its directory entry points outside the zip"
     ):
-        Zip(str(zip_path)).read("a/stored.jpg")
+        ZipReader(str(zip_path)).read("a/stored.jpg")
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_what_is_no_zip_or_cut_off(zip_path):
 def test_links_encrypted_and_overlapping_members_are_refused(zip_path, field, form, value, message):
     patch(zip_path, b"a/stored.jpg", field, form, value)
     with pytest.raises(DataError, match=message):
-        Zip(str(zip_path))
+        ZipReader(str(zip_path))
 
 
 def test_a_local_header_with_a_longer_extra_field_than_the_directory_tells(zip_path):
@@ -383,20 +383,20 @@ def test_a_local_header_with_a_longer_extra_field_than_the_directory_tells(zip_p
     end = data.rindex(b"PK\x05\x06")
     struct.pack_into("<L", data, end + 12, struct.unpack_from("<L", data, end + 12)[0] - 304)
     zip_path.write_bytes(data)
-    assert Zip(str(zip_path)).read("a/é deflated.jpg") == b"abc" * 1000
+    assert ZipReader(str(zip_path)).read("a/é deflated.jpg") == b"abc" * 1000
 
 
 def test_what_is_too_large_for_an_image_is_not_read(zip_path, monkeypatch):
     monkeypatch.setattr(files, "_MAX_BYTES", 2000)
     with pytest.raises(StorageError, match="2304 bytes exceed the limit for an image"):
-        Zip(str(zip_path)).read("a/stored.jpg")
+        ZipReader(str(zip_path)).read("a/stored.jpg")
 
 
 def test_a_bomb_that_says_to_be_small_is_not_unpacked(zip_path):
     with zipfile.ZipFile(zip_path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/bomb.jpg", bytes(8 * 2**20))
     patch(zip_path, b"a/bomb.jpg", 24, "<L", 10)
-    opened = Zip(str(zip_path))
+    opened = ZipReader(str(zip_path))
     tracemalloc.start()
     try:
         with pytest.raises(StorageError, match="checksum mismatch"):

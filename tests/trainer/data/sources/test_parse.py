@@ -56,7 +56,7 @@ def test_what_is_no_source_is_named_with_what_is(text, message):
     ],
 )
 def test_places_are_named_without_a_look(text, places):
-    assert source_names.places(text) == places
+    assert source_names.source_uris(text) == places
 
 
 def test_empty_and_other_folders(tmp_path):
