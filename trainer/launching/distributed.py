@@ -84,7 +84,10 @@ def init_process_group(
         backend, store=group, rank=rank, world_size=size, timeout=_CONNECT_TIMEOUT, device_id=device
     )
     store.set_timeout(timeout)
-    dist.distributed_c10d._set_pg_timeout(timeout)
+    set_timeout = (
+        getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    )  # Before torch 2.15.
+    set_timeout(timeout)
     return store
 
 
