@@ -75,9 +75,7 @@ def test_files_of_shards(prepared, harm, chance, injected):
 
 
 @cells("form", "download", "shard")
-@pytest.mark.parametrize(
-    "text", ["[]", "{}", "7", '{"kind": "shards", "version": 5}', '{"version": "new"}', "{"]
-)
+@pytest.mark.parametrize("text", ["[]", "{}", "7", '{"kind": "shards"}', '{"version": "new"}', "{"])
 def test_json_of_another_shape(prepared, text, injected):
     paths = [
         prepared.folders[0] / "plan.json",

@@ -49,8 +49,8 @@ def test_bytes_of_specifications(render, content):
 
 
 def test_yaml_bombs(render):
-    assert "100000 values" in render(BOMB.encode(), codes=(2,))
-    assert "nested more than 100 deep" in render(b"a: &a [*a]", codes=(2,))
+    for bomb in (BOMB.encode(), b"a: &a [*a]"):
+        assert "aliases" in render(bomb, codes=(2,))
     assert "longer than" in render(b"name: a\n" + b"#" * 10_000_000, codes=(2,))
 
 
