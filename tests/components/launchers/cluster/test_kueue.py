@@ -13,7 +13,7 @@ from kinds import both
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.kueue import framework, release
+from components.launchers.cluster.kueue import find_installed, framework
 from components.launchers.cluster.pods import PodHistory
 from trainer.base.errors import LaunchError
 
@@ -85,7 +85,7 @@ def test_an_older_kueue_is_asked_in_its_own_version(simulated, backend, job):
     seen = len(asked(simulated))
     assert backend.status("train").reason == "Queued"
     assert not any("v1beta2" in path for path in asked(simulated)[seen:])  # Once is enough.
-    assert str(release(backend.cluster)) == "Kueue (API kueue.x-k8s.io/v1beta1)"
+    assert str(find_installed(backend.cluster)) == "Kueue (API kueue.x-k8s.io/v1beta1)"
 
 
 def test_a_workload_without_the_jobs_label_is_found_by_its_owner(simulated, backend, job, kueue):
