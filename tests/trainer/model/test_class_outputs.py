@@ -30,7 +30,7 @@ def test_published_weights_are_trimmed_to_the_real_classes(monkeypatch):
     published = build(CONFIG, 91)
     torch.nn.init.normal_(published.head.classification_head.cls_logits.bias)
     files = SimpleNamespace(state=published.state_dict, described={})
-    monkeypatch.setattr(pretrained, "obtain", lambda uri, data_root: files)
+    monkeypatch.setattr(pretrained, "fetch_if_needed", lambda uri, data_root: files)
     detector = build(CONFIG, 80)
     load_pretrained(detector, COCO)
     assert torch.allclose(logits(detector), logits(published)[:, :, real], atol=1e-5)

@@ -88,7 +88,7 @@ def test_weights_of_a_file_have_their_own_width(published, tmp_path):
     given = {"model.weights": str(path)}
     secure("small", given, str(tmp_path))
     assert implied("small", given, str(tmp_path)) == {"model.backbone_width": 64}
-    with pytest.raises(CheckpointError, match=r"are of model\.backbone_width=64, not of 24"):
+    with pytest.raises(CheckpointError, match=r"model\.backbone_width=64, not for 24"):
         secure("small", given | {"model.backbone_width": 24}, str(tmp_path))
     # Such as a model that `small` has trained from scratch.
     torch.save(build(recipes.load("small").model, 3).state_dict(), path)
