@@ -67,7 +67,7 @@ class DataJob:
 
             check_folders(job, data_root=data_root)
             beats = storage.join(data_root, "jobs", f"{job.name}.json")
-            with heartbeat.renewed(beats):
+            with heartbeat.renew_periodically(beats):
                 launchers.run(self.launcher, with_heartbeat(job, beats))
             storage.delete(beats)
 

@@ -26,7 +26,7 @@ from components import environment
 from trainer.base import events, log
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.base.os_errors import translate_named_oserrors
-from trainer.base.safe_text import whole_number
+from trainer.base.safe_text import parse_digits
 from trainer.launching.stop_signals import STOP_SIGNALS, handling
 
 P = ParamSpec("P")
@@ -57,7 +57,7 @@ class RetryPolicy:
     def from_environment(cls) -> "RetryPolicy":
         """Return the settings for this process's environment."""
         text = os.environ.get(TRIES_VARIABLE) or ("5" if "KUBERNETES_SERVICE_HOST" in os.environ else "1")
-        tries = whole_number(text)
+        tries = parse_digits(text)
         if not tries:
             raise ConfigError(
                 f"{TRIES_VARIABLE} is {text!r}, not a number from 1",

@@ -40,7 +40,7 @@ def train(
             logger.warning("the training is complete, although its job failed: %s", error)
 
     # Start this first: a job of an earlier attempt needs the heartbeat.
-    with heartbeat.renewed(storage.join(folder, _HEARTBEAT)) if in_pods else nullcontext():
+    with heartbeat.renew_periodically(storage.join(folder, _HEARTBEAT)) if in_pods else nullcontext():
         return training.train(
             shards,
             folder,

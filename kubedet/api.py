@@ -1012,12 +1012,12 @@ def doctor(
 
 def _read_resources(texts: Sequence[str]) -> dict[str, int]:
     """Read devices as NAME or NAME=N."""
-    from trainer.base.safe_text import whole_number
+    from trainer.base.safe_text import parse_digits
 
     resources = {}
     for text in texts:
         name, equals, number = text.partition("=")
-        count = whole_number(number) if equals else 0
+        count = parse_digits(number) if equals else 0
         if not name or count is None:
             raise ConfigError(f"resource {text!r} is not NAME or NAME=N", fix="write e.g. rdma/hca=1")
         resources[name] = count

@@ -20,7 +20,7 @@ from pipelines import Access, JobTarget
 from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer.base import log
 from trainer.base.errors import EXIT_FAILURE, EXIT_USAGE, KubedetError
-from trainer.base.safe_text import as_message
+from trainer.base.safe_text import format_message
 
 TITLE = "Train an object detector on Kubeflow, or on one machine, with one pipeline."
 EXIT_CODES = "Exit codes: 0; 2 for a mistake in options or data; 143 if it was stopped; 1 otherwise."
@@ -126,7 +126,7 @@ def _report_usage(error: typer.TyperException) -> int:
     if context:
         print(context.get_usage(), file=sys.stderr)
         text += f"\n  fix: see `{context.command_path} --help`"
-    print(f"error: {as_message(text)}", file=sys.stderr)
+    print(f"error: {format_message(text)}", file=sys.stderr)
     return EXIT_USAGE
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from trainer.base.errors import ConfigError, DataError, translated
+from trainer.base.errors import ConfigError, DataError, wrap_exceptions
 from trainer.export.predict import BATCH, Detection, Predictor, draw, read_image
 
 ImageLike: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | npt.NDArray[np.uint8] | Image.Image
@@ -151,5 +151,5 @@ def _without_file(source: Any) -> object:
     """Return the bytes of an open file, which can be read once only; other images as they are."""
     if not hasattr(source, "read"):
         return source
-    with translated(DataError, f"{source!r} cannot be used", fix="open the file with the mode 'rb'"):
+    with wrap_exceptions(DataError, f"{source!r} cannot be used", fix="open the file with the mode 'rb'"):
         return bytes(source.read())

@@ -19,7 +19,7 @@ from pipelines import TITLES
 from trainer.base import events
 from trainer.base.errors import EXIT_RETRY
 from trainer.base.events import Progress
-from trainer.base.log import clock, describe
+from trainer.base.log import format_duration, format_progress
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "skipped"]
 
@@ -159,9 +159,11 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
         if silence > _PLAIN_SECONDS:
             if running and running.bar and running.bar is not self._bar and not running.bar.end:
                 self._bar = running.bar
-                self._print("  " + describe(running.bar))
+                self._print("  " + format_progress(running.bar))
             elif silence > _PLAIN_SECONDS + 1:  # Longer than the ten seconds between lines of a step.
-                self._print(f"  still running, {clock(running.elapsed)}" if running else "starting ...")
+                self._print(
+                    f"  still running, {format_duration(running.elapsed)}" if running else "starting ..."
+                )
 
     def _print(self, text: str) -> None:
         print(text, flush=True)
@@ -200,13 +202,13 @@ class TerminalDisplay:
         for step in self._run.steps.values():
             mark, style = _LOOKS[step.state]
             fields: dict[str, Any] = {"mark": mark, "style": style, "detail": _outcome(step)}
-            fields["clock"] = "" if step.state in ("waiting", "skipped") else clock(step.elapsed)
+            fields["clock"] = "" if step.state in ("waiting", "skipped") else format_duration(step.elapsed)
             total: int | None = 1
             done = int(step.state == "done")
             if step.state == "running":
                 fields["detail"] = "finishing" if step.bar else "starting"
                 if step.bar and not step.bar.end:
-                    fields["detail"] = describe(step.bar)
+                    fields["detail"] = format_progress(step.bar)
                     total, done = step.bar.total, step.bar.done
             if step.name not in self._rows:
                 self._rows[step.name] = self._progress.add_task(step.title, **fields)
@@ -229,7 +231,7 @@ def describe_step(step: Step) -> str:
     """Return one plain line: `Train: done in 1:35, 640 steps`."""
     if step.state == "running":
         return f"{step.title} ..."
-    took = "" if step.state == "skipped" else f" in {clock(step.seconds)}"
+    took = "" if step.state == "skipped" else f" in {format_duration(step.seconds)}"
     outcome = _outcome(step)
     return f"{step.title}: {step.state}{took}{', ' if outcome else ''}{outcome}"
 

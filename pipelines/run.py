@@ -30,7 +30,7 @@ from trainer.base.errors import (
     EXIT_RETRY,
     ConfigError,
     DamagedError,
-    FormError,
+    FormatError,
     Interrupted,
     KubedetError,
     StorageError,
@@ -38,11 +38,11 @@ from trainer.base.errors import (
     check_name,
 )
 from trainer.base.json_files import STRICT
-from trainer.base.log import clock
-from trainer.base.safe_text import redacted
+from trainer.base.log import format_duration
+from trainer.base.safe_text import redact
 from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import available_cores
-from trainer.config.parsing import as_override
+from trainer.config.parsing import format_override
 from trainer.evaluation.gate import check as check_rules
 from trainer.evaluation.gate import split_rules
 from trainer.model import recipes
@@ -97,7 +97,7 @@ class Options:
             if item.name != "overrides" and value != item.default:
                 words += [f"--{item.name.replace('_', '-')}", str(value)]
         for key, value in self.overrides.items():
-            words += ["--set", as_override(key, value)]
+            words += ["--set", format_override(key, value)]
         return shlex.join(words)
 
     def arguments(self) -> Values:
@@ -164,7 +164,7 @@ class RunRecord:
             code = failed.exit_code
         self.error = {
             "step": failed.name if failed else "",
-            "message": redacted(message),
+            "message": redact(message),
             "exit_code": EXIT_RETRY if interrupted else code or EXIT_FAILURE,
         }
 
@@ -211,7 +211,7 @@ def check(options: Options) -> None:
         partial(retrain_condition.check, options.min_new_images),
         partial(starting_weights.check_warm_start, options.warm_start),
         partial(sources.parse, options.source),
-        partial(storage.check_place, options.data_root),
+        partial(storage.check_uri, options.data_root),
         recipe,
         partial(check_rules, split_rules(options.gate)),
     )
@@ -233,7 +233,7 @@ def report(record: RunRecord, folder: Path) -> None:
     if training.get("images_per_second"):
         before = training.get("resumed_from") or 0
         text = (
-            f"training: {training['steps'] - before} steps in {clock(training['seconds'])}, "
+            f"training: {training['steps'] - before} steps in {format_duration(training['seconds'])}, "
             f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
         )
         print(text + (f"; with the {before} before {training['steps']} in all" if before else ""))
@@ -241,7 +241,7 @@ def report(record: RunRecord, folder: Path) -> None:
         print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")
         print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")
     took = datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.started)
-    print(f"\nrun {record.name}: {record.status} in {clock(took.total_seconds())}")
+    print(f"\nrun {record.name}: {record.status} in {format_duration(took.total_seconds())}")
     width = max(map(len, record.paths), default=0)
     for name, path in record.paths.items():
         print(f"  {name:<{width}}  {_abbreviate(path)}")
@@ -409,7 +409,7 @@ def _check_unchanged(folder: Path, options: Options) -> RunRecord | None:
         return None  # A run that failed before training can be repeated with corrected settings.
     try:
         earlier = storage.read_model(str(path), RunRecord, "delete it")
-    except (DamagedError, FormError) as error:
+    except (DamagedError, FormatError) as error:
         # The checkpoints contain the settings too, and compare them.
         print(f"warning: {error.message}; it is replaced", file=sys.stderr, flush=True)
         return None

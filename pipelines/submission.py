@@ -155,7 +155,7 @@ class Submission:
             if place and storage.is_local(place) and not is_mounted:
                 problems.append(f"{name}: no pod finds {place}: {remedy}")
             try:
-                storage.check_place(place)
+                storage.check_uri(place)
             except StorageError as error:
                 problems.append(f"{name}: {error.message}; {error.fix}")
         if problems:

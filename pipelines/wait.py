@@ -25,7 +25,7 @@ from pipelines import CLEANUP, SEARCH, TITLES
 from pipelines.kubeflow import ENDED, Server, ServiceUnavailable, is_cancelled
 from trainer.base import events
 from trainer.base.errors import ConfigError, LaunchError
-from trainer.base.log import clock
+from trainer.base.log import format_duration
 
 SECONDS = 5.0  # Seconds between two requests.
 
@@ -216,7 +216,7 @@ def follow(
     away = has_ended = False
 
     def show(text: str) -> None:
-        print(f"{clock(time.monotonic() - start):>8}  {text}", flush=True)
+        print(f"{format_duration(time.monotonic() - start):>8}  {text}", flush=True)
 
     while True:
         try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from components.launchers.spec import JobSpec, from_fields
 from trainer.base.errors import ConfigError, refuse_userinfo
-from trainer.base.safe_text import whole_number, yaml_value
+from trainer.base.safe_text import parse_digits, parse_yaml
 
 _MAX_BYTES = 200_000  # Maximum length of a specification; most have a thousand characters.
 
@@ -92,7 +92,7 @@ def _from_file(name: str) -> dict[str, Any]:
         ) from None
     refuse_userinfo(text, where)
     try:
-        value = yaml_value(text, _MAX_BYTES)
+        value = parse_yaml(text, _MAX_BYTES)
     except ValueError as error:
         raise ConfigError(
             f"cannot read {where} as YAML: {error}", fix="correct it: a job's fields, each `field: value`"
@@ -126,7 +126,7 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
     if not isinstance(node, list if container is tuple else dict):
         return f"what is given before is no {'list' if container is tuple else 'mapping'}"
     if container is tuple:
-        part, inner = whole_number(key), _plain(get_args(kind)[0])
+        part, inner = parse_digits(key), _plain(get_args(kind)[0])
         if part is None or part > len(node):
             return f"{key!r} is not a number from 0 to {len(node)}"
         if isinstance(node, list) and part == len(node):
@@ -141,7 +141,7 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
         node[part] = value
         if inner is not str:
             with suppress(ValueError):  # Otherwise the specification reports the expected type.
-                node[part] = yaml_value(value, _MAX_BYTES)
+                node[part] = parse_yaml(value, _MAX_BYTES)
         return ""
     if not is_dataclass(inner) and get_origin(inner) not in (Mapping, tuple):
         return f"{key} has no fields"

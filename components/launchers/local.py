@@ -12,7 +12,7 @@ from components.launchers.process_variables import ALLOCATOR, ALLOCATORS, EXPAND
 from components.launchers.spec import JobSpec
 from trainer.base import events
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted
-from trainer.base.worker_pool import threads_of_process
+from trainer.base.worker_pool import threads_per_process
 from trainer.launching.stop_signals import handling
 
 
@@ -74,7 +74,7 @@ def command(job: JobSpec) -> list[str]:
 
 def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
     """Return the environment of a job. Its processes share `cores` (0: all) for their threads."""
-    threads = str(threads_of_process(job.processes, cores))
+    threads = str(threads_per_process(job.processes, cores))
     # For torchrun, which warns about every stop.
     defaults = {
         "OMP_NUM_THREADS": threads,

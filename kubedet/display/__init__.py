@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from trainer.base.safe_text import aligned, cells, printable
+from trainer.base.safe_text import align, display_width, make_printable
 
 MAX_ITEMS = 10  # Items of a list that are printed.
 
 
 def show(text: str) -> None:
     """Print a text with names from files, without their control characters."""
-    print(printable(text))
+    print(make_printable(text))
 
 
 def say(template: str) -> Callable[[object, Mapping[str, Any]], None]:
@@ -31,10 +31,10 @@ def print_json(value: Any) -> None:
 
 def columns(rows: Sequence[Sequence[str]], *, right: Set[int] = frozenset()) -> str:
     """Align rows, which all have the same number of cells; `right` are the columns to align to the right."""
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(
-            aligned(cell, width, right=number in right)
+            align(cell, width, right=number in right)
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
@@ -56,6 +56,6 @@ def print_list(title: str, items: Sequence[str]) -> None:
             print(f"  and {len(items) - MAX_ITEMS} more")
 
 
-def file_size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Write a number of bytes."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

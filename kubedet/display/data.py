@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kubedet.display import columns, file_size, print_json, print_list, show, table
+from kubedet.display import columns, format_bytes, print_json, print_list, show, table
 from kubedet.results import Preview
-from trainer.base.safe_text import one_line
+from trainer.base.safe_text import to_one_line
 
 if TYPE_CHECKING:
     from operations.retention import Pruning
@@ -21,7 +21,7 @@ _MAX_REASONS = 2  # Reasons to keep an artifact; JSON has all.
 
 def show_report(report: "Report", arguments: Mapping[str, Any], *, json: bool = False) -> None:
     """Print the counts and problems of data."""
-    from trainer.config.parsing import as_override
+    from trainer.config.parsing import format_override
     from trainer.data.inspection import check
 
     if json:
@@ -35,7 +35,7 @@ def show_report(report: "Report", arguments: Mapping[str, Any], *, json: bool = 
     print(f"\n{_splits(report)}\n\n{_classes(report)}\n")
     first = next(iter(report.statistics))
     pairs = zip(report.classes, report.statistics[first].boxes_of_class, strict=True)
-    print_list(f"classes without a box in {first}", [one_line(name) for name, boxes in pairs if not boxes])
+    print_list(f"classes without a box in {first}", [to_one_line(name) for name, boxes in pairs if not boxes])
     print(f"images that were read: {report.looked_at.images:,}\n")
     for warning in report.warnings:
         show(f"warning: {warning}")
@@ -43,7 +43,9 @@ def show_report(report: "Report", arguments: Mapping[str, Any], *, json: bool = 
     check(report)
     if report.read_as:
         words = ["kubedet", "run", "--source", report.uri, "--recipe", "small"]
-        words += [word for item in arguments["overrides"].items() for word in ("--set", as_override(*item))]
+        words += [
+            word for item in arguments["overrides"].items() for word in ("--set", format_override(*item))
+        ]
         show(f"\nto train on it: {shlex.join(words)}")
 
 
@@ -54,7 +56,7 @@ def _splits(report: "Report") -> str:
     for split, counts in report.splits.items():
         statistics = report.statistics[split]
         row = [split, counts.images, counts.boxes, statistics.images_without_boxes, statistics.crowds]
-        rows.append([*row, counts.shards, file_size(counts.bytes)] if is_stored else row)
+        rows.append([*row, counts.shards, format_bytes(counts.bytes)] if is_stored else row)
     return table([*heads, "shards", "size"] if is_stored else heads, rows)
 
 
@@ -95,7 +97,7 @@ def show_verified(result: "VerificationResult", *, json: bool = False) -> None:
     check(result)
     if not json:
         files = f"{result.files:,} shard{'s' * (result.files != 1)}, " if result.kind == "shards" else ""
-        counts = f"{files}{result.images:,} images, {file_size(result.bytes)}"
+        counts = f"{files}{result.images:,} images, {format_bytes(result.bytes)}"
         print(f"all is well: {counts}; every hash agrees, and every image can be decoded")
 
 

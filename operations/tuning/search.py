@@ -30,8 +30,8 @@ from operations.tuning.choice import Choice
 from operations.tuning.space import ENDED, Choices, Range, parse, to_json
 from trainer import storage
 from trainer.base import json_files
-from trainer.base.errors import EXIT_RETRY, ConfigError, FormError, Interrupted, TrainingError, check_name
-from trainer.base.worker_pool import threads_of_process
+from trainer.base.errors import EXIT_RETRY, ConfigError, FormatError, Interrupted, TrainingError, check_name
+from trainer.base.worker_pool import threads_per_process
 from trainer.config import parsing
 from trainer.config.schema import MINUTES
 from trainer.launching.stop_signals import StopRequest, stop_request
@@ -144,7 +144,7 @@ class Study:
                     user_attrs={_NUMBER: record.number},
                 )
             except (KeyError, TypeError, ValueError) as error:
-                raise FormError(f"{uri} is not a trial of this search: {error}", fix=_TRIAL_FIX) from None
+                raise FormatError(f"{uri} is not a trial of this search: {error}", fix=_TRIAL_FIX) from None
             trials.append(trial)
         for trial in trials:
             trial.number = trial.user_attrs[_NUMBER]
@@ -265,7 +265,7 @@ def _follow(
         Path(folder, "log.txt").open("ab") if study.output else nullcontext() as log,
         GuardedProcess(
             command,
-            env={"OMP_NUM_THREADS": str(threads_of_process(processes * parallel)), **os.environ},
+            env={"OMP_NUM_THREADS": str(threads_per_process(processes * parallel)), **os.environ},
             keep_open=(lock.fileno(),),  # Locked until all training processes have ended.
             stdout=log.fileno() if log else None,
         ) as process,

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from trainer.base import json_files
 from trainer.base.errors import ConfigError, KubedetError
-from trainer.base.safe_text import yaml_value
+from trainer.base.safe_text import parse_yaml
 from trainer.model import recipes
 
 ENDED = "ended.json"  # Written into the folder of a search when all its trials have ended.
@@ -73,7 +73,7 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
     space: Space = {}
     key = ""
     try:
-        tree = yaml_value(content, 100_000) if content else to_json(builtin(recipe, overrides))
+        tree = parse_yaml(content, 100_000) if content else to_json(builtin(recipe, overrides))
         if not isinstance(tree, dict) or not tree:
             raise ValueError("there is nothing to search: the space has no keys, or all keys are set")
         for key, value in tree.items():

@@ -132,8 +132,8 @@ def test_a_moved_data_root(prepared, fifteen_images, bucket, tmp_path, monkeypat
     root, fetched = Path(prepared.root), []
     shutil.copytree(root, bucket / "deep" / "root")
     shutil.move(root, tmp_path / "elsewhere")
-    read = storage.read_listed
-    monkeypatch.setattr(storage, "read_listed", lambda uri: fetched.append(uri) or read(uri))
+    read = storage.read_allowed
+    monkeypatch.setattr(storage, "read_allowed", lambda uri: fetched.append(uri) or read(uri))
     for place in (str(tmp_path / "elsewhere"), "s3://bucket/deep/root"):
         moved = Prepared(prepared.source, place)
         assert moved.raw.uri.startswith(place) and moved.index.uri.startswith(place)

@@ -110,7 +110,7 @@ def without_effect(ours: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_is_as_published_or_says_why_not(name):
-    ours, published = parsing.flat(asdict(recipes.load(name))), PUBLISHED[name]
+    ours, published = parsing.flatten(asdict(recipes.load(name))), PUBLISHED[name]
     ours["loader.sizes"] = sorted(ours["loader.sizes"])
     changes = {each.key: each.ours for each in differences_of(name) if each.ours}
     assert all(published.get(key) != value for key, value in changes.items())

@@ -7,18 +7,18 @@ from datetime import UTC, datetime
 
 
 class Clock:
-    """The time of this machine, and threads of this process."""
+    """The clock of this machine, and the threads of this process."""
 
     def monotonic(self) -> float:
         """Return seconds since an arbitrary moment."""
         return time.monotonic()
 
     def now(self) -> datetime:
-        """Return date and time in UTC."""
+        """Return the current date and time in UTC."""
         return datetime.now(UTC)
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep for some seconds."""
         time.sleep(seconds)
 
     def start(self, work: Callable[..., object], *arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""Daemon threads for calls that wait for servers: they delay neither signals nor the end of the process.
+"""Daemon threads for calls that wait for servers: they never delay signals or the exit of the process.
 
 Python joins the threads of a ThreadPoolExecutor before it exits, even if a server never responds.
 """
@@ -20,7 +20,7 @@ _Task = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreadPool(Executor):
-    """An executor whose threads are daemons and start on demand; leaving its `with` block waits for none."""
+    """An executor with daemon threads that start on demand; leaving its `with` block does not wait."""
 
     def __init__(self, threads: int, name: str = "worker") -> None:
         self._max_threads, self._name = threads, name
@@ -65,7 +65,7 @@ class DaemonThreadPool(Executor):
 
 
 def wait_for(future: "Future[Result]") -> Result:
-    """Wait for a future and handle signals meanwhile."""
+    """Wait for a future; signals are handled during the wait."""
     while True:
         try:
             return future.result(timeout=_POLL_SECONDS)
@@ -77,11 +77,10 @@ def wait_for(future: "Future[Result]") -> Result:
 _background = DaemonThreadPool(1000, "background")
 
 
-def in_background(function: Callable[[], Result]) -> Result:
-    """Call a function that blocks outside Python and handle signals meanwhile.
+def run_in_background(function: Callable[[], Result]) -> Result:
+    """Call a function that blocks outside Python; signals are handled during the call.
 
-    The main thread only handles signals between two lines of Python, so there the function runs in another
-    thread.
+    The main thread only handles signals between bytecodes, so it runs the function in another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         return function()

@@ -10,8 +10,8 @@ LAUNCHER = "KUBEDET_LAUNCHER"
 """Environment variable: the process id of the launcher, with which this process ends."""
 
 
-def die_with(sentinel: int) -> None:
-    """Exit as soon as another process has ended; `sentinel` is its descriptor (pidfd_open)."""
+def die_with_process(sentinel: int) -> None:
+    """Exit as soon as another process ends; `sentinel` is its descriptor (pidfd_open)."""
 
     def wait() -> None:
         connection.wait([sentinel])
@@ -21,7 +21,7 @@ def die_with(sentinel: int) -> None:
 
 
 def die_with_launcher() -> None:
-    """Exit with the process that LAUNCHER names; do nothing without one, or off Linux.
+    """Exit when the process in LAUNCHER ends; do nothing if it is unset or this is not Linux.
 
     torchrun does not stop its workers when it is killed: they would write to the same files as the workers of
     the next attempt.
@@ -35,4 +35,4 @@ def die_with_launcher() -> None:
         os._exit(EXIT_RETRY)
     except OSError:  # A sandbox without this call.
         return
-    die_with(sentinel)
+    die_with_process(sentinel)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.base.safe_text import as_message, has_userinfo, redacted
+from trainer.base.safe_text import format_message, has_userinfo, redact
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 EXIT_FAILURE = 1  # a failure that the user did not cause: a traceback was printed
@@ -27,21 +27,21 @@ def install_extra(extra: str) -> str:
 class KubedetError(Exception):
     """Base of all errors with a message for the user.
 
-    `message` names the problem and the place, `fix` the remedy. Secrets in addresses are redacted.
+    `message` names the problem and its location, `fix` the remedy. Secrets in addresses are redacted.
     """
 
     exit_code = EXIT_USAGE
     transient = False  # whether a retry may succeed: a server was unavailable, a process was killed
 
     def __init__(self, message: str, *, fix: str = "", transient: bool | None = None) -> None:
-        self.message = redacted(message)
+        self.message = redact(message)
         super().__init__(self.message)
-        self.fix = redacted(fix)
+        self.fix = redact(fix)
         if transient is not None:
             self.transient = transient
 
     def __str__(self) -> str:
-        return as_message(f"{self.message}\n  fix: {self.fix}" if self.fix else self.message)
+        return format_message(f"{self.message}\n  fix: {self.fix}" if self.fix else self.message)
 
 
 class ConfigError(KubedetError):
@@ -52,8 +52,8 @@ class DataError(KubedetError):
     """A source, annotation, image or shard that cannot be used."""
 
 
-class FormError(DataError):
-    """A file of kubedet with unexpected content."""
+class FormatError(DataError):
+    """A kubedet file with unexpected content."""
 
 
 class StorageError(KubedetError):
@@ -64,7 +64,7 @@ class MissingError(StorageError):
     """A URI that does not exist: retrying does not help."""
 
 
-class RefusedError(StorageError):
+class AccessDeniedError(StorageError):
     """A file that a web server refuses: the token is missing or wrong."""
 
 
@@ -73,7 +73,7 @@ class DamagedError(StorageError):
 
 
 class ResourceError(StorageError):
-    """Bytes that could not be read because memory, open files or the like ran out; the bytes may be sound."""
+    """Data that could not be read because memory or file descriptors ran out; the data may be intact."""
 
 
 class CheckpointError(KubedetError):
@@ -115,7 +115,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def translated(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[None]:
+def wrap_exceptions(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[None]:
     """Turn any exception of a library into a KubedetError; KubedetErrors pass unchanged."""
     try:
         yield
@@ -126,7 +126,7 @@ def translated(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[
 
 
 def refuse_userinfo(text: str, where: str) -> None:
-    """Refuse an address with a name or password, which process lists, logs and reports would show."""
+    """Refuse an address that contains credentials, which process lists, logs and reports would show."""
     if has_userinfo(text):
         raise ConfigError(
             f"{where}: an address with a name or password in it (://...@) is not allowed, because it "
@@ -137,7 +137,7 @@ def refuse_userinfo(text: str, where: str) -> None:
 
 
 def check_name(name: str, noun: str, reserved: str = "") -> None:
-    """Refuse a name, of what `noun` says, that is reserved or cannot be part of a file's name."""
+    """Refuse a name that is reserved or cannot be part of a file name; `noun` says what it names."""
     if not _NAME.fullmatch(name) or name == reserved:
         raise ConfigError(
             f"the {noun} {name!r} is not a valid name",

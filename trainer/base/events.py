@@ -1,6 +1,6 @@
-"""Events of a process for the program that started it: one JSON object a line.
+"""Events of a process for the program that started it: one JSON object per line.
 
-They go to the file that KUBEDET_EVENTS names, or in a pod to its log, between the lines for people.
+They go to the file in KUBEDET_EVENTS or, in a pod, to the log among the other lines.
 """
 
 import json
@@ -35,14 +35,14 @@ class Progress:
     rate: float = 0.0  # Units per second.
     eta: float | None = None  # Seconds to the end.
     end: bool = False  # Whether the task has ended.
-    worked: int = 0  # Units that this process did.
+    worked: int = 0  # Units that this process completed.
     metrics: dict[str, float] = field(default_factory=dict)  # The newest measurements, by name.
     event: Literal["progress"] = "progress"
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A training continues from a checkpoint."""
+    """A training run continues from a checkpoint."""
 
     step: int
     steps: int
@@ -67,7 +67,7 @@ class Reused:
 
 @dataclass(frozen=True)
 class Failed:
-    """The process ends with an error; its message is for the user."""
+    """The process ends with an error, whose message is for the user."""
 
     message: str
     exit_code: int
@@ -79,13 +79,13 @@ Event = Progress | Resumed | Scored | Reused | Failed
 
 @cache
 def _adapter() -> "TypeAdapter[Event]":
-    from pydantic import Field, TypeAdapter  # Not for processes that only write.
+    from pydantic import Field, TypeAdapter  # Slow to import; only readers need it.
 
     return TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
-def to_file() -> bool:
-    """Return whether events go to a file: then its reader shows the progress, and the log need not."""
+def go_to_file() -> bool:
+    """Return whether events go to a file, whose reader then shows the progress instead of the log."""
     return os.environ.get(FILE, LOG) not in ("", LOG)
 
 
@@ -95,9 +95,9 @@ def encode(event: Event) -> str:
 
 
 def emit(event: Event) -> None:
-    """Write an event, unless nobody reads it. A full disk does not end the work."""
+    """Write an event if KUBEDET_EVENTS is set. A full disk is not an error."""
     line = encode(event)
-    if to_file():
+    if go_to_file():
         # One short write to a file opened for appending is atomic between processes.
         with suppress(OSError), open(os.environ[FILE], "a") as file:
             file.write(line)

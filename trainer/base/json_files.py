@@ -1,7 +1,7 @@
-"""JSON files of kubedet: written with their own hash as the last key, read strictly.
+"""kubedet's JSON files: written with their own hash as the last key, and read strictly.
 
 `"file_sha256"` is the hash of the whole text with 64 zeros in its place, so copies can be checked too. Files
-of others have no such key.
+of other programs have no such key.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainer.base.errors import DamagedError, DataError, FormError
+from trainer.base.errors import DamagedError, DataError, FormatError
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict, ValidationError
@@ -39,7 +39,7 @@ def encode(obj: Any, indent: int | None = None) -> bytes:
 
 
 def unseal(uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> bytes:
-    """Return the text of a JSON file without its hash, which is checked; text without a hash as it is."""
+    """Check the hash of a JSON file and return the text without it; text without a hash is unchanged."""
     sealed = _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES))
     if not sealed:
         return data
@@ -52,11 +52,11 @@ def unseal(uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> bytes:
 
 
 def parse(kind: type[Model], uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> Model:
-    """Return the content of a JSON file as a pydantic type, strictly.
+    """Parse a JSON file strictly as a pydantic type.
 
     Raises:
         DamagedError: it is not JSON, or its hash differs.
-        DataError: it has a newer version; FormError: another form.
+        DataError: it has a different version; FormatError: its content does not match the type.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -67,12 +67,12 @@ def parse(kind: type[Model], uri: str, data: bytes, remedy: str = _WRITE_AGAIN) 
 
 
 def validate(kind: type[Model], value: Any, where: str, remedy: str) -> Model:
-    """Return a value as a pydantic type, as `parse` does; `where` is its title in errors."""
+    """Validate a value as `parse` does; errors call it `where`."""
     return parse(kind, where, json.dumps(value, default=repr).encode(), remedy)
 
 
 def translate_validation(error: "ValidationError", where: str, remedy: str) -> DataError | DamagedError:
-    """Return pydantic's error as one that names the file, the key and the remedy."""
+    """Convert pydantic's error to one that names the file, the key and the remedy."""
     errors = error.errors(include_url=False)
     # A file of another version differs in other keys, too.
     first = next((item for item in errors if item["loc"] in (("version",), ("form",))), errors[0])
@@ -85,11 +85,11 @@ def translate_validation(error: "ValidationError", where: str, remedy: str) -> D
         fix = "use the kubedet that wrote it, or another data root"
         return DataError(f"{where} was written by another kubedet: its {key} is {shown}", fix=fix)
     if first["type"].startswith("missing"):
-        return FormError(f"{where} lacks {key}", fix=remedy)
+        return FormatError(f"{where} lacks {key}", fix=remedy)
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return FormError(f"{where}: {key} is unknown to this kubedet", fix=remedy)
+        return FormatError(f"{where}: {key} is unknown to this kubedet", fix=remedy)
     message = first["msg"][:1].lower() + first["msg"][1:]
-    return FormError(f"{where}: {key or 'its content'} is {shown}: {message}", fix=remedy)
+    return FormatError(f"{where}: {key or 'its content'} is {shown}: {message}", fix=remedy)
 
 
 def decode(uri: str, data: bytes) -> Any:

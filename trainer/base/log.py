@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from trainer.base import events
 from trainer.base.events import Progress
-from trainer.base.safe_text import as_message, redacted
+from trainer.base.safe_text import format_message, redact
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _PLAIN_INTERVAL = 10.0
 _FILE_INTERVAL = 0.2
 _RATE_SECONDS = 30.0
-_MAX_RATE = 100_000.0  # a rate of the first moment, not worth showing
+_MAX_RATE = 100_000.0  # higher rates, right after the start, are not shown
 _OWN_LOGGERS = ("trainer.", "components.", "operations.", "pipelines.", "kubedet.")
 
 
 class _Formatter(logging.Formatter):
-    """Writes `12:34:56 download: message`, printable and without secrets in addresses."""
+    """Writes `12:34:56 download: message`, sanitized and without secrets in addresses."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(part)s: %(message)s", "%H:%M:%S")
@@ -38,16 +38,16 @@ class _Formatter(logging.Formatter):
         """Format a record and its traceback."""
         ours = record.name.startswith(_OWN_LOGGERS)
         record.part = record.name.rpartition(".")[2] if ours else record.name
-        return redacted(super().format(record))
+        return redact(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Format the line without a traceback."""
-        record.message = as_message(record.message)
+        record.message = format_message(record.message)
         return super().formatMessage(record)
 
 
 def setup(level: int = logging.INFO) -> None:
-    """Send log lines to stderr as `12:34:56 name: message`, once for a process.
+    """Send log lines to stderr as `12:34:56 name: message`, once per process.
 
     Of the processes that torchrun starts on a machine, all but the first log only warnings and errors.
     """
@@ -65,7 +65,7 @@ Sink = Callable[["Bar", bool], None]  # shows the state of one task's bar; true 
 
 
 class Bar:
-    """The progress of one task. Made by `progress`."""
+    """The progress of one task; `progress` creates it."""
 
     def __init__(self, task: str, total: int | None, unit: str, sink: Sink | None, done: int = 0) -> None:
         self.task, self.total, self.unit, self.note = task, total, unit, ""
@@ -89,7 +89,7 @@ class Bar:
         self.skip(amount)
 
     def skip(self, amount: int = 1) -> None:
-        """Count units that an earlier run has finished: they do not count toward the rate."""
+        """Count units that an earlier run finished; they do not affect the rate."""
         self.done += amount
         self.show()
 
@@ -135,7 +135,7 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
 
     The unit is a plural, e.g. "images"; `total` is None if unknown; `done` counts units of an earlier run.
     """
-    in_file = events.to_file()
+    in_file = events.go_to_file()
     terminal = _Terminal() if shown and not in_file and sys.stderr.isatty() else None
     next_time, lock = time.monotonic() + (0.0 if in_file else _PLAIN_INTERVAL), threading.Lock()
 
@@ -152,28 +152,28 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
             next_time = time.monotonic() + (_FILE_INTERVAL if in_file else _PLAIN_INTERVAL)
             state = bar.state(end=end)
             if not in_file:
-                logging.getLogger("kubedet").info(describe(state))
+                logging.getLogger("kubedet").info(format_progress(state))
             events.emit(state)
 
     bar = Bar(task, total, unit, show if shown else None, done)
     try:
-        with _repeated(bar.show) if shown and not terminal else nullcontext():
+        with _call_periodically(bar.show) if shown and not terminal else nullcontext():
             yield bar
     finally:
         bar.show(end=True)
 
 
 @contextmanager
-def activity(logger: logging.Logger, text: str) -> Iterator[None]:
-    """Log every ten seconds which work is in progress, and for how long."""
+def log_activity(logger: logging.Logger, text: str) -> Iterator[None]:
+    """Log every ten seconds what is in progress and for how long."""
     start = time.monotonic()
-    with _repeated(lambda: logger.info("%s, %s", text, clock(time.monotonic() - start))):
+    with _call_periodically(lambda: logger.info("%s, %s", text, format_duration(time.monotonic() - start))):
         yield
 
 
 @contextmanager
-def _repeated(function: Callable[[], None]) -> Iterator[None]:
-    """Call a function every ten seconds, so that a log is never silent while a server is."""
+def _call_periodically(function: Callable[[], None]) -> Iterator[None]:
+    """Call a function every ten seconds, so that the log shows activity during long waits."""
     ended = threading.Event()
 
     def run() -> None:
@@ -198,11 +198,11 @@ class _Terminal:
         from rich.table import Column
 
         # On a narrow terminal the numbers are shown in full and the rest is cut.
-        whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._bars = Progress(
-            TextColumn("{task.description}", table_column=whole),
+            TextColumn("{task.description}", table_column=fixed),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[count]}", table_column=whole),
+            TextColumn("{task.fields[count]}", table_column=fixed),
             TimeRemainingColumn(),
             TextColumn("{task.fields[text]}", table_column=rest),
             console=Console(stderr=True),
@@ -223,20 +223,20 @@ class _Terminal:
             self._bars.stop()
 
 
-def clock(seconds: float) -> str:
-    """Write a duration as 0:05, 12:34 or 1:02:03."""
+def format_duration(seconds: float) -> str:
+    """Format a duration as 0:05, 12:34 or 1:02:03."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def describe(progress: Progress) -> str:
-    """Write progress as one line: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
+def format_progress(progress: Progress) -> str:
+    """Format progress as one line: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
     done, total, unit = progress.done, progress.total, progress.unit
     share = f"/{total} {unit} {100 * done / total:.0f}%" if total else f" {unit}"
     parts = [f"{progress.task} {done}{share}", f"{progress.rate:.1f} {unit}/s"]
     if progress.eta:
-        parts.append(f"{clock(progress.eta)} left")
+        parts.append(f"{format_duration(progress.eta)} left")
     if progress.note:
         parts.append(progress.note)
     return ", ".join(parts)

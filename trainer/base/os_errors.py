@@ -1,4 +1,4 @@
-"""Errors of the operating system as StorageErrors that name the file and the remedy."""
+"""Converts OSErrors to StorageErrors that name the file and the remedy."""
 
 import errno
 import os
@@ -35,21 +35,21 @@ _MEMORY_MESSAGES = (
 """Parts of the messages of libjpeg(-turbo), Pillow, Arrow, torch and oneDNN when memory runs out."""
 
 
-def missing(uri: str) -> MissingError:
+def missing_error(uri: str) -> MissingError:
     """Return the error for a file that does not exist."""
     return MissingError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
 
 
 def check_resources(error: BaseException, title: str = "an image", verb: str = "read") -> None:
-    """Raise ResourceError if a decoder failed because the machine lacks memory or the like.
+    """Raise ResourceError if a decoder failed because memory or file descriptors ran out.
 
-    Decoders raise the same types for corrupt bytes, so a sound file would be reported as corrupt.
+    Decoders raise the same types for corrupt data, so an intact file would be reported as corrupt.
     """
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_MESSAGES):
         raise ResourceError(
             f"{title} cannot be {verb}: not enough memory", fix=_REMEDIES[errno.ENOMEM]
         ) from error
-    # torch seeks to a place before the beginning of a file that was cut short: EINVAL.
+    # For a truncated file torch seeks to a negative offset: EINVAL.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
         fix = _REMEDIES.get(error.errno, "solve that, and run again")
         raise ResourceError(f"{title} cannot be {verb}: {os.strerror(error.errno)}", fix=fix) from error
@@ -72,7 +72,7 @@ def translate_oserror(uri: str, verb: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise missing(uri) from error
+        raise missing_error(uri) from error
     except OSError as error:
         if error.errno is None:
             raise
@@ -86,7 +86,7 @@ def translate_oserror(uri: str, verb: str) -> Iterator[None]:
 
 @contextmanager
 def translate_named_oserrors() -> Iterator[None]:
-    """Turn OSErrors that name a file, or a lack of memory or the like, into StorageErrors.
+    """Turn OSErrors that name a file or report exhausted resources into StorageErrors.
 
     For the outermost level of a program.
     """

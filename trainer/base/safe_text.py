@@ -1,4 +1,4 @@
-"""Text from outside: redact secrets, sanitize names for terminals, parse JSON and YAML within bounds."""
+"""Handles untrusted text: redacts secrets, sanitizes names, and parses JSON and YAML within limits."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
-MAX_DEPTH = 100  # most levels of nested lists and mappings
-MAX_VALUES = 100_000  # most values of a text
+MAX_DEPTH = 100  # maximum nesting of lists and mappings
+MAX_VALUES = 100_000  # maximum number of values in a text
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _DIGITS = 18
 _SPACES = re.compile(r"(\s+)")
@@ -21,12 +21,12 @@ _SIGNATURE = re.compile(
 _JOINERS = {"\u200c", "\u200d"}  # format characters that are part of words (Persian, Indic scripts) and emoji
 
 
-class UnboundedError(ValueError):
+class TooLargeError(ValueError):
     """A text that is nested too deeply, holds too many values, or is too long."""
 
 
-def redacted(text: str) -> str:
-    """Return a text without the user names, passwords and signatures of addresses in it.
+def redact(text: str) -> str:
+    """Remove user names, passwords and signatures from the addresses in a text.
 
     A password may contain any character, so everything up to the last @ is removed. `http://host:9000/a@b` is
     a correct address and is kept.
@@ -53,10 +53,10 @@ def _userinfo_start(word: str) -> int | None:
     return None
 
 
-def one_line(text: str) -> str:
-    """Return a text without line breaks, tabs, control characters and changes of the writing direction.
+def to_one_line(text: str) -> str:
+    """Replace line breaks, tabs, control characters and bidirectional controls by spaces.
 
-    Each becomes a space. Letters and their accents are composed.
+    Letters and their accents are composed.
     """
     characters = list(unicodedata.normalize("NFC", text))
     for number, character in enumerate(characters):
@@ -66,62 +66,64 @@ def one_line(text: str) -> str:
     return "".join(characters)
 
 
-def printable(text: str) -> str:
-    """Return a text for terminals: like `one_line`, but line breaks remain."""
-    return "\n".join(map(one_line, text.split("\n")))
+def make_printable(text: str) -> str:
+    """Sanitize a text for terminals: like `to_one_line`, but keep line breaks."""
+    return "\n".join(map(to_one_line, text.split("\n")))
 
 
-def as_message(text: str) -> str:
-    """Return a message for terminals and logs: `printable`, with lines after the first indented.
+def format_message(text: str) -> str:
+    """Sanitize a message with `make_printable` and indent all lines after the first.
 
-    No line break in a name makes its rest look like another message.
+    So a line break in a name cannot fake another message.
     """
-    return printable(re.sub(r"\n(?!\s)", "\n  ", text))
+    return make_printable(re.sub(r"\n(?!\s)", "\n  ", text))
 
 
-def cells(text: str) -> int:
-    """Return the columns of a terminal that a text takes: a Chinese character takes two."""
+def display_width(text: str) -> int:
+    """Return the number of terminal columns of a text; a Chinese character takes two."""
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
-def aligned(text: str, width: int, *, right: bool = False) -> str:
-    """Return a text as one line of `width` columns, padded with spaces or cut with `…`."""
+def align(text: str, width: int, *, right: bool = False) -> str:
+    """Fit a text into one line of `width` columns: pad it with spaces or cut it with `…`."""
     from rich.cells import set_cell_size
 
-    line = one_line(text)
-    if cells(line) > width:
+    line = to_one_line(text)
+    if display_width(line) > width:
         line = set_cell_size(line, width - 1).rstrip() + "…"
-    padding = " " * (width - cells(line))
+    padding = " " * (width - display_width(line))
     return padding + line if right else line + padding
 
 
-def whole_number(text: str) -> int | None:
-    """Parse decimal digits; None for other texts, and for more than 18 digits."""
+def parse_digits(text: str) -> int | None:
+    """Parse at most 18 decimal digits; return None for any other text."""
     return int(text) if text.isdecimal() and len(text) <= _DIGITS else None
 
 
-def json_value(text: str | bytes) -> Any:
-    """Parse JSON; raises UnboundedError if it is nested too deeply or too large, else ValueError."""
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; raises TooLargeError if it is nested too deeply or too large, else ValueError."""
     try:
         value = json.loads(text)
     except RecursionError:
-        raise UnboundedError(_TOO_DEEP) from None
-    return _checked(value)
+        raise TooLargeError(_TOO_DEEP) from None
+    return _check_limits(value)
 
 
-def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> Any:
+def parse_yaml(text: str | bytes, max_length: int, *, plain_text: bool = False) -> Any:
     """Parse YAML strictly: JSON's values only, no duplicate keys and no aliases. Dates remain text.
 
-    At most `longest` characters or bytes: parsing 100,000 may take a second. With `plain_text` numbers,
-    `true` and `null` remain text too. Other texts are ValueErrors of one line, and too large ones
-    UnboundedError.
+    With `plain_text`, numbers, `true` and `null` remain text too. Parsing 100,000 characters may take 1 s.
+
+    Raises:
+        TooLargeError: it has more than `max_length` characters or bytes, or is too deep or large.
+        ValueError: it is not such YAML; the message has one line.
     """
     import yaml
 
-    if len(text) > longest:
-        raise UnboundedError(f"longer than {longest} characters")
+    if len(text) > max_length:
+        raise TooLargeError(f"longer than {max_length} characters")
     if isinstance(text, bytes) and not text.startswith((b"\xff\xfe", b"\xfe\xff")):
         try:
             text = text.decode("utf-8-sig")
@@ -131,12 +133,12 @@ def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> 
     try:
         value = yaml.load(text, _loader(plain_text))  # noqa: S506 - it derives from a safe loader
     except RecursionError:
-        raise UnboundedError(_TOO_DEEP) from None
+        raise TooLargeError(_TOO_DEEP) from None
     except yaml.YAMLError as error:
         raise ValueError(_yaml_problem(error)) from None
     except (TypeError, AttributeError, LookupError, OverflowError) as error:  # PyYAML's, for unsuitable tags
         raise ValueError(f"a value cannot be read ({error})") from None
-    return _checked(value)
+    return _check_limits(value)
 
 
 def _yaml_problem(error: Any) -> str:
@@ -183,16 +185,16 @@ def _loader(plain_text: bool) -> Any:
     return Loader
 
 
-def _checked(value: Any) -> Any:
-    """Return a parsed value if it is within the bounds and JSON has all of its types."""
+def _check_limits(value: Any) -> Any:
+    """Return a parsed value if it is within the limits and has only JSON types."""
     pending, count = [(value, 0)], 0
     while pending:
         node, depth = pending.pop()
         count += 1
         if count > MAX_VALUES:
-            raise UnboundedError(f"more than {MAX_VALUES} values")
+            raise TooLargeError(f"more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
-            raise UnboundedError(_TOO_DEEP)
+            raise TooLargeError(_TOO_DEEP)
         if isinstance(node, dict):
             for key in node:
                 if not isinstance(key, str):

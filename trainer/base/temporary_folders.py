@@ -1,4 +1,4 @@
-"""Temporary files and folders that a later process removes if theirs was killed."""
+"""Temporary files and folders. If a process is killed, a later one removes its leftovers."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ class TemporaryFolder:
     """A folder that is removed by `close`, with this object, or at the end of the process."""
 
     def __init__(self) -> None:
-        """Make it, after removing those of killed processes."""
+        """Create it, after removing folders of killed processes."""
         _sweep(tempfile.gettempdir())
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-{_machine()}-"))
         self.close = weakref.finalize(self, _remove, self.path, os.getpid())
@@ -43,7 +43,7 @@ def temporary_suffix() -> str:
 
 
 def is_left_over(name: str) -> bool:
-    """Return whether a name is of a temporary file or folder whose process has ended on this machine."""
+    """Return whether a name is that of a temporary file or folder of an ended process on this machine."""
     owner = _OWNER.search(name)
     return owner is not None and owner[2] == _machine() and not os.path.exists(f"/proc/{owner[1]}")
 
@@ -65,7 +65,7 @@ def _sweep(system_folder: str) -> None:
 
 @cache
 def _machine() -> str:
-    """Return a name of the boot and the container, within which process ids are unique."""
+    """Return an id of this boot and container, within which process ids are unique."""
     try:
         parts = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
     except OSError:

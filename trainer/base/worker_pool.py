@@ -35,10 +35,10 @@ def available_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
 
 
-def threads_of_process(processes: int, cores: int = 0) -> int:
-    """Return OMP_NUM_THREADS for each process if several share the cores (0: `available_cores`).
+def threads_per_process(processes: int, cores: int = 0) -> int:
+    """Return OMP_NUM_THREADS for processes that share the cores (0: `available_cores`).
 
-    torchrun would start one thread in each, PyTorch one per core in each.
+    torchrun would set it to 1; PyTorch would start one thread per core in each process.
     """
     return max(1, (cores or available_cores()) // max(processes, 1))
 
@@ -53,9 +53,9 @@ def run(
 ) -> Iterator[Result]:
     """Yield function(task) of each task as it finishes, in no fixed order.
 
-    The workers are threads or spawned processes, to which function, tasks and results are pickled; one worker
-    is this thread. Tasks are consumed as workers become free; at most `max_pending()` are in flight. After an
-    error of a task those that have not begun are dropped.
+    The workers are threads, or spawned processes that receive pickled functions and tasks. A single
+    worker runs in this thread. Tasks are consumed as workers become free; at most `max_pending()` are in
+    flight. After a task fails, pending tasks are cancelled.
     """
     if workers <= 1:
         yield from map(function, tasks)
@@ -90,7 +90,7 @@ def run(
 
 
 def _next_result(done: "SimpleQueue[Future[Result]]") -> "Future[Result]":
-    """Wait for a finished task and handle signals meanwhile."""
+    """Wait for a finished task; signals are handled during the wait."""
     while True:
         with suppress(Empty):
             return done.get(timeout=_POLL_SECONDS)
@@ -108,8 +108,8 @@ def _without_main() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and exit with it: idle workers do not notice its death."""
+    """Ignore Ctrl-C, which the parent handles, and exit when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is not None:
-        die_with_parent.die_with(parent.sentinel)
+        die_with_parent.die_with_process(parent.sentinel)

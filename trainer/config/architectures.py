@@ -76,7 +76,7 @@ def require(name: str) -> None:
         )
 
 
-def owners(key: str) -> list[str]:
+def supporting(key: str) -> list[str]:
     """Return the architectures that have an option."""
     return [name for name in ARCHITECTURES if key in {field.name for field in fields(options_class(name))}]
 

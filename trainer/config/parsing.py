@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from trainer import storage
 from trainer.base import json_files
 from trainer.base.errors import ConfigError
-from trainer.base.safe_text import UnboundedError, json_value
+from trainer.base.safe_text import TooLargeError, parse_json
 from trainer.config import architectures
 from trainer.config.schema import SECTIONS, Config, ModelConfig
 from trainer.config.types import NO_WEIGHTS, Overrides
@@ -98,7 +98,7 @@ def _make(section: str, kind: Any, values: Any, problems: list[str]) -> Any:
             key = f"{section}.{leaf}".removeprefix(".")
             if item["type"] != "unexpected_keyword_argument":
                 problems.append(f"  {key}: {item['msg'].lower()}, not {_excerpt(item['input'])}")
-            elif section == "model" and (owners := architectures.owners(leaf)):
+            elif section == "model" and (owners := architectures.supporting(leaf)):
                 problems.append(f"  {key}: a key of {', '.join(owners)}, not of {kind.architecture}")
             else:
                 problems.append(f"  {key}: no such key")
@@ -130,8 +130,8 @@ def _conflicts(config: Config) -> list[str]:
 def parse_value(text: str) -> Any:
     """Parse the value of `key=value`: JSON (1e-4, true, [1,2]) or else text."""
     try:
-        return json_value(text)
-    except UnboundedError as error:
+        return parse_json(text)
+    except TooLargeError as error:
         raise ConfigError(
             f"the value {text[:_EXCERPT]}... cannot be used: {error}",
             fix="write a number, a string, or a list of them",
@@ -158,7 +158,7 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> Overrides:
     return values
 
 
-def as_override(key: str, value: Any) -> str:
+def format_override(key: str, value: Any) -> str:
     """Write `key=value` so that `parse_overrides` reads the same value."""
     plain = isinstance(value, str) and parse_value(value) == value
     return f"{key}={value if plain else json.dumps(value)}"
@@ -174,7 +174,7 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
     name = overrides.get(_ARCHITECTURE, config.model.architecture)
     if isinstance(name, str) and name in architectures.ARCHITECTURES and name != config.model.architecture:
         tree["model"] = asdict(architectures.options_class(name)())
-    keys = list(flat(tree))
+    keys = list(flatten(tree))
     unknown = [key for key in overrides if key not in keys]
     for key in overrides.keys() - set(unknown):
         section, _, leaf = key.rpartition(".")
@@ -195,7 +195,7 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
 
 def _hint(key: str, keys: Sequence[str], architecture: str) -> str:
     section, _, option = key.partition(".")
-    if section == "model" and (owners := architectures.owners(option)):
+    if section == "model" and (owners := architectures.supporting(option)):
         return f"it is an option of {', '.join(owners)}, not of {architecture}"
     close = difflib.get_close_matches(key, keys, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"sections are: model, {', '.join(SECTIONS)}"
@@ -213,9 +213,9 @@ def check_frozen(config: Config) -> None:
         )
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Overrides:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Overrides:
     """Return the values of a tree by dotted keys."""
     values: Overrides = {}
     for name, value in tree.items():
-        values |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        values |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return values

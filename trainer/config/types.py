@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from trainer.base.errors import StorageError
-from trainer.storage import check_place
+from trainer.storage import check_uri
 
 NO_WEIGHTS = "none"  # value of model.weights for random ones; as an override it also unfreezes all layers
 
@@ -101,7 +101,7 @@ SquareSides = Annotated[list[Side], AfterValidator(_multiples)]
 
 def _check_uri(value: str) -> str:
     try:
-        check_place(value)
+        check_uri(value)
     except StorageError as error:
         raise ValueError(error.message) from None
     return value

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from trainer.base.safe_text import one_line
+from trainer.base.safe_text import to_one_line
 
 
 class TextRenderer:
@@ -22,16 +22,16 @@ class TextRenderer:
 
     def width(self, text: str) -> int:
         """Return the width of a text in pixels."""
-        return round(self._font(text).getlength(one_line(text)))
+        return round(self._font(text).getlength(to_one_line(text)))
 
     def write(self, pen: ImageDraw.ImageDraw, place: tuple[float, float], text: str, fill: object) -> None:
         """Write a text; `place` is its upper left corner, `fill` a color."""
         at = (place[0], place[1] + self._ascent)
-        pen.text(at, one_line(text), font=self._font(text), fill=fill, anchor="ls")  # type: ignore[arg-type]
+        pen.text(at, to_one_line(text), font=self._font(text), fill=fill, anchor="ls")  # type: ignore[arg-type]
 
     def shorten(self, text: str, max_width: float, *, end: bool = False) -> str:
         """Return as much of the beginning (or `end`) of a text as fits into `max_width` pixels, with `…`."""
-        text = one_line(text)
+        text = to_one_line(text)
         if self.width(text) <= max_width:
             return text
         # By bisection: a name may have thousands of letters.
@@ -46,7 +46,7 @@ class TextRenderer:
         return f"…{kept}" if end else f"{kept}…"
 
     def _font(self, text: str) -> ImageFont.FreeTypeFont:
-        return _font(_find_font(frozenset(one_line(text)) - {"…"}), self._size)
+        return _font(_find_font(frozenset(to_one_line(text)) - {"…"}), self._size)
 
 
 text_renderer = cache(TextRenderer)  # By the size of the letters in pixels.

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from trainer import storage
 from trainer.base import events
-from trainer.base.errors import DamagedError, DataError, FormError, MissingError
-from trainer.base.log import activity
+from trainer.base.errors import DamagedError, DataError, FormatError, MissingError
+from trainer.base.log import log_activity
 from trainer.config.schema import DataConfig
 from trainer.data import annotations, plausibility, raw_folder, raw_manifest, sources
 from trainer.data import problem_counts as reasons
@@ -100,7 +100,7 @@ def plan(source: str, data_root: str, config: DataConfig, excluded: list[str] | 
         StorageError: the data root cannot be written.
     """
     origin = sources.parse(source, config)
-    with activity(logger, f"listing {origin.uri}"):
+    with log_activity(logger, f"listing {origin.uri}"):
         listing = origin.listing()
     root = storage.absolute(data_root)
     if excluded is None:
@@ -114,10 +114,10 @@ def plan(source: str, data_root: str, config: DataConfig, excluded: list[str] | 
                 storage.local_copy(storage.join(uri, f"{split}.parquet"), sha256=found.tables.get(split, ""))
             annotations.check_listed_boxes(Problems.of(found.problems), origin.uri, found.splits, config)
             return found
-        except (DamagedError, FormError, MissingError) as error:
+        except (DamagedError, FormatError, MissingError) as error:
             logger.warning("%s; repairing it from the source", error.message)
     storage.remove_stale(uri)
-    with activity(logger, f"reading the annotations of {origin.uri}"):
+    with log_activity(logger, f"reading the annotations of {origin.uri}"):
         built = annotations.build(listing, config, uri, origin.uri, frozenset(excluded))
     planned = RawManifest(
         "plan",
@@ -162,7 +162,7 @@ def _find_manifest(planned: RawManifest) -> RawManifest | None:
     try:
         manifest = raw_folder.read_manifest(planned.uri)
         raw_folder.read_images(manifest)
-    except (DamagedError, FormError, MissingError) as error:
+    except (DamagedError, FormatError, MissingError) as error:
         logger.warning("%s; repairing it", error.message)
         return None
     return manifest if manifest.tables == planned.tables else None

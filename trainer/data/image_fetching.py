@@ -29,7 +29,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import FETCHED
 from trainer.data.raw_manifest import RawManifest
 from trainer.data.sources.source import Source
-from trainer.storage.web import Refused
+from trainer.storage.web import AddressNotAllowed
 
 logger = logging.getLogger(__name__)
 
@@ -367,7 +367,7 @@ def _fetch_image(source: Source, excluded: frozenset[str], image: _Image) -> _Im
         reason, detail = reasons.IMAGE_NOT_FETCHED, error.message
         if isinstance(error, MissingError):
             reason = reasons.IMAGE_MISSING
-        elif isinstance(error, Refused):
+        elif isinstance(error, AddressNotAllowed):
             reason = reasons.IMAGE_REFUSED
     if detail:
         failure = Failure(image.split, image.file_name, image.origin, reason, detail)

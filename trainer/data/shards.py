@@ -30,7 +30,7 @@ import numpy as np
 from trainer import storage
 from trainer.base import events, worker_pool
 from trainer.base.daemon_threads import DaemonThreadPool, wait_for
-from trainer.base.errors import DamagedError, DataError, FormError, MissingError, StorageError
+from trainer.base.errors import DamagedError, DataError, FormatError, MissingError, StorageError
 from trainer.base.log import progress
 from trainer.base.os_errors import name_resource_errors
 from trainer.config.schema import DataConfig
@@ -115,7 +115,7 @@ def find_finished(raw: RawManifest, data_root: str, config: DataConfig) -> Shard
         return None
     try:
         index = shard_folder.read_index(uri)
-    except (DamagedError, FormError) as error:
+    except (DamagedError, FormatError) as error:
         logger.warning("%s; writing it again", error.message)
         return None
     storage.touch(storage.join(uri, INDEX))
@@ -167,7 +167,7 @@ def _missing_shards(uri: str, names: list[str]) -> list[int]:
             tar + DAMAGE_SUFFIX,
             record + DAMAGE_SUFFIX,
         } & states.keys():
-            with suppress(DamagedError, FormError):
+            with suppress(DamagedError, FormatError):
                 if shard_folder.read_sidecar(uri, name).bytes == states[tar].size:
                     continue
         missing.append(number)

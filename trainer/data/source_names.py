@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from trainer import storage
 from trainer.base.errors import DataError, refuse_userinfo
-from trainer.base.safe_text import whole_number
+from trainer.base.safe_text import parse_digits
 
 FORMS = (
     "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
@@ -39,7 +39,7 @@ class Sample:
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
             low, high = _LIMITS.get(name.strip(), (0, -1))
-            number = whole_number(value.strip())
+            number = parse_digits(value.strip())
             if number is None or not low <= number <= high:
                 ranges = ", ".join(f"{key} ({low} to {high})" for key, (low, high) in _LIMITS.items())
                 raise DataError(f"source sample: cannot use {part!r}", fix=f"parameters: {ranges}")

@@ -17,7 +17,7 @@ from trainer.base.errors import (
     ConfigError,
     DamagedError,
     DataError,
-    FormError,
+    FormatError,
     MissingError,
     ResourceError,
     StorageError,
@@ -248,7 +248,7 @@ def repair(text: str) -> VerificationResult:
 def _repair_raw(folder: str) -> None:
     try:
         planned = raw_folder.read_manifest(folder, raw_manifest.PLAN)
-    except (DamagedError, FormError):
+    except (DamagedError, FormatError):
         planned = raw_folder.read_manifest(folder)
     config = _config(planned.settings)
     data_root = data_root_of(folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.base.safe_text import aligned, cells, one_line
+from trainer.base.safe_text import align, display_width, to_one_line
 from trainer.evaluation import engines
 from trainer.evaluation.metrics import METRICS, PER_CLASS
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
@@ -66,13 +66,13 @@ def format_table(result: CocoResult, *, rows: int = 40) -> str:
         lines.append(f"{title:<9}" + "".join(f"{name.removeprefix('coco/'):>8}" for name in names))
         lines.append(" " * 9 + "".join(f"{format_metric(result.metrics[name]):>8}" for name in names))
     classes = sorted(result.per_class.items(), key=lambda item: -item[1]["AP"])
-    width = max(9, *(min(cells(one_line(name)), _MAX_NAME_LENGTH) for name, _ in classes))
+    width = max(9, *(min(display_width(to_one_line(name)), _MAX_NAME_LENGTH) for name, _ in classes))
     lines += ["", f"{'class':<{width}}{'boxes':>9}{'AP':>8}{'AP50':>8}"]
     shown = []
     for name, row in classes if len(classes) <= rows else classes[: rows // 2] + classes[-(rows // 2) :]:
         bar = "█" * round(max(row["AP"], 0) * 20)
         numbers = f"{row['boxes']:>9}{format_metric(row['AP']):>8}{format_metric(row['AP50']):>8}"
-        shown.append(f"{aligned(name, width)}{numbers}  {bar}".rstrip())
+        shown.append(f"{align(name, width)}{numbers}  {bar}".rstrip())
     if len(classes) > rows:
         shown.insert(rows // 2, f"... {len(classes) - len(shown)} classes between ...")
     return "\n".join(lines + shown)

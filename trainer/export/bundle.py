@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import storage
-from trainer.base.errors import ExportError, FormError, StorageError, install_extra, translated
+from trainer.base.errors import ExportError, FormatError, StorageError, install_extra, wrap_exceptions
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import temporary_folder
 from trainer.export.metadata import REMEDY, Metadata
@@ -124,7 +124,7 @@ def load(uri: str) -> Bundle:
     for name, entry in metadata.formats.items():
         if unlisted := sorted(set(entry.files) - set(checksums)):
             problem = f"formats.{name}.files: {', '.join(unlisted)}, not files of the bundle"
-            raise FormError(f"{storage.join(uri, METADATA)}: {problem}", fix=REMEDY)
+            raise FormatError(f"{storage.join(uri, METADATA)}: {problem}", fix=REMEDY)
     return Bundle(uri, metadata, checksums, hashlib.sha256(content).hexdigest())
 
 
@@ -195,7 +195,7 @@ def check_signature(source: Bundle, public_key: str) -> None:
     """Verify the signature of all files in a bundle's folder, after `check_whole`."""
     fix = "use the PEM file that `openssl ec -in private.pem -pubout` writes"
     verifying = _module("verifying")
-    with translated(ExportError, f"{public_key} is no public key", fix=fix):
+    with wrap_exceptions(ExportError, f"{public_key} is no public key", fix=fix):
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     source.check_whole()
     with _all_files(source) as folder:
@@ -206,7 +206,7 @@ def check_signature(source: Bundle, public_key: str) -> None:
             )
         mismatch = f"the signature of {source.uri} does not fit {public_key}"
         fix = "check that this is the signer's key; do not use the model"
-        with translated(ExportError, mismatch, fix=fix):
+        with wrap_exceptions(ExportError, mismatch, fix=fix):
             config.set_hashing_config(_hashing(folder)).verify(folder, folder / SIGNATURE)
 
 
@@ -217,7 +217,7 @@ def signer(private_key: str) -> Any:
         "(openssl ecparam -name prime256v1 -genkey -noout)"
     )
     signing = _module("signing")
-    with translated(ExportError, f"the bundle cannot be signed with {private_key}", fix=fix):
+    with wrap_exceptions(ExportError, f"the bundle cannot be signed with {private_key}", fix=fix):
         return signing.Config().use_elliptic_key_signer(private_key=private_key)
 
 

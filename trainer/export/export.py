@@ -89,7 +89,7 @@ def export(
         for kind in names:
             file = FORMATS[kind].file
             _LOG.info("writing %s, input %dx%d", file, square.size, square.size)
-            with log.activity(_LOG, f"writing {file}"):
+            with log.log_activity(_LOG, f"writing {file}"):
                 FORMATS[kind].write(writer, folder / file)
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import torch
 
-from trainer.base.errors import ExportError, translated
+from trainer.base.errors import ExportError, wrap_exceptions
 from trainer.config.schema import Config
 from trainer.config.types import InputSquare
 from trainer.export.onnx_operators import gathered_samples, nms_keep
@@ -70,7 +70,7 @@ def write_onnx(graph: Graph, path: Path, *, grid_sample: bool = True) -> None:
         translations[torch.ops.aten.grid_sampler.default] = gathered_samples
     failing = f"the model cannot be written as ONNX (opset {OPSET})"
     fix = "use the versions of torch, onnx and onnxscript in constraints.txt"
-    with translated(ExportError, failing, fix=fix):
+    with wrap_exceptions(ExportError, failing, fix=fix):
         with quiet():
             program = torch.onnx.export(
                 graph,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer import storage
-from trainer.base.errors import CheckpointError, EvaluationError, install_extra, translated
+from trainer.base.errors import CheckpointError, EvaluationError, install_extra, wrap_exceptions
 from trainer.config import parsing
 from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
@@ -59,7 +59,7 @@ def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
         problem = f"{file} does not fit its configuration"
         with (
             source.files([WEIGHTS]) as folder,
-            translated(CheckpointError, problem, fix="export the model again"),
+            wrap_exceptions(CheckpointError, problem, fix="export the model again"),
         ):
             detector.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
         predict = _make_predict(detector.to(device).eval(), device, file)
@@ -146,7 +146,7 @@ def _load_exported(source: Bundle, name: str) -> tuple[_Predict, str, str]:
             f"{uri} cannot be run: {error}", fix=f"{install_extra('export')}, or score the checkpoint"
         ) from None
     kind, form = next(item for item in FORMATS.items() if item[1].file == name)
-    failing = translated(EvaluationError, f"{uri} cannot be run", fix="export the model again")
+    failing = wrap_exceptions(EvaluationError, f"{uri} cannot be run", fix="export the model again")
     with source.files(source.metadata.formats[kind].files) as folder, failing:
         served = ExportedModel(form, folder / name, source.metadata.thresholds)
     size, classes = source.metadata.square.size, len(source.metadata.classes)

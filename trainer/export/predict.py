@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from trainer.base.errors import DataError, ExportError, translated
+from trainer.base.errors import DataError, ExportError, wrap_exceptions
 from trainer.base.os_errors import name_resource_errors
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config
@@ -127,7 +127,7 @@ def read_image(source: object, name: str) -> Image.Image:
             f"{name} cannot be used: it is {form}",
             fix="pass a path, the bytes of a file, a PIL image, or an RGB array of uint8 [height, width, 3]",
         )
-    with translated(DataError, f"{name} cannot be used", fix="save and load it, or convert it to RGB"):
+    with wrap_exceptions(DataError, f"{name} cannot be used", fix="save and load it, or convert it to RGB"):
         return upright(source)
 
 

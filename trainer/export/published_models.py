@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from trainer import storage
-from trainer.base.errors import ConfigError, DamagedError, DataError, FormError, StorageError, check_name
+from trainer.base.errors import ConfigError, DamagedError, DataError, FormatError, StorageError, check_name
 from trainer.base.json_files import STRICT
 from trainer.data.source_names import name_of
 from trainer.export import bundle
@@ -121,7 +121,7 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
         check_classes(
             data_root, name, chosen.class_names, other_classes=other_classes, fix=fix, besides=version
         )
-    except (DamagedError, FormError) as error:  # The classes are unknown.
+    except (DamagedError, FormatError) as error:  # The classes are unknown.
         _LOG.warning("%s; it is replaced", error.message)
     chosen.check()
     metadata = chosen.metadata

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from trainer.base.errors import ExportError, translated
+from trainer.base.errors import ExportError, wrap_exceptions
 from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
@@ -55,7 +55,7 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
         "use the versions of onnx and onnxruntime in constraints.txt, or remove onnx-int8 from export.formats"
     )
     try:
-        with translated(ExportError, "the model cannot be quantized", fix=fix), quiet():
+        with wrap_exceptions(ExportError, "the model cannot be quantized", fix=fix), quiet():
             # Folds each BatchNorm into its convolution.
             quant_pre_process(str(source), str(fused), skip_symbolic_shape=True)
             quantize_static(

@@ -14,7 +14,7 @@ import torch
 from torchvision.ops import box_iou
 
 from trainer.base import log
-from trainer.base.errors import ExportError, translated
+from trainer.base.errors import ExportError, wrap_exceptions
 from trainer.config.schema import Config
 from trainer.config.types import InputSquare
 from trainer.data.decoding import read_sample
@@ -159,7 +159,7 @@ def _tolerance(name: str) -> Tolerance:
 
 
 def _running(name: str, failing: str) -> AbstractContextManager[None]:
-    return translated(ExportError, f"the exported model ({name}) {failing}", fix=_VERSIONS_FIX)
+    return wrap_exceptions(ExportError, f"the exported model ({name}) {failing}", fix=_VERSIONS_FIX)
 
 
 def _check_agreement(name: str, change: float, matches: Agreement, images: int, config: Config) -> None:

@@ -17,7 +17,7 @@ from trainer.base.errors import ConfigError
 _TIMEOUT = datetime.timedelta(minutes=30)
 """Timeout of a collective. A rank may be late because it compiles, or waits for a store."""
 _CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
-"""Timeout of the first connection. All ranks start at the same time: one that does not come is gone."""
+"""Timeout of the first connection. All ranks start at the same time: a missing one has failed."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def init_process_group(
     """Connect the processes that torchrun started, with a timeout of their collectives; return their store.
 
     Raises:
-        torch.distributed.DistNetworkError, DistStoreError, RuntimeError: a rank does not come within minutes,
-            for example since its pod is gone.
+        torch.distributed.DistNetworkError, DistStoreError, RuntimeError: a rank does not connect within
+            minutes, for example because its pod is gone.
     """
     store: dist.Store
     store, rank, size = next(dist.rendezvous("env://", timeout=_CONNECT_TIMEOUT))
@@ -101,7 +101,7 @@ def gather(value: Any, world: World) -> list[Any]:
 
 
 def gather_integers(values: Sequence[int], world: World) -> np.ndarray:
-    """Collect as many integers of every rank, on every rank: int64 [ranks, values].
+    """Collect the same number of integers from each rank, on every rank: int64 [ranks, values].
 
     The host waits for the other hosts, but not for its device.
     """
@@ -110,14 +110,14 @@ def gather_integers(values: Sequence[int], world: World) -> np.ndarray:
         return own[None]
     every = np.empty((world.size, len(own)), np.int64)
     default = dist.group.WORLD
-    group = default if world.device.type == "cpu" else _group_of_hosts(default)
+    group = default if world.device.type == "cpu" else _gloo_group(default)
     dist.all_gather_into_tensor(torch.from_numpy(every).view(-1), torch.from_numpy(own), group=group)
     return every
 
 
 @functools.lru_cache(maxsize=1)
-def _group_of_hosts(default: dist.ProcessGroup | None) -> Any:
-    """The ranks of the default group with gloo, which does not involve their GPUs. A collective."""
+def _gloo_group(default: dist.ProcessGroup | None) -> Any:
+    """Return a gloo group of all ranks, which does not use their GPUs. A collective."""
     return dist.new_group(timeout=_TIMEOUT, backend="gloo")
 
 
@@ -139,7 +139,7 @@ def broadcast(value: Any, world: World) -> Any:
     return box[0]
 
 
-def summed(values: torch.Tensor, world: World) -> torch.Tensor:
+def all_reduce_sum(values: torch.Tensor, world: World) -> torch.Tensor:
     """Sum elementwise over all ranks, in place."""
     if world.size > 1:
         dist.all_reduce(values)

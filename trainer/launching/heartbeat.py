@@ -1,6 +1,6 @@
-"""The launcher's heartbeat, without which a training job in a cluster ends.
+"""The launcher's heartbeat: a training job in a cluster ends if it stops.
 
-A job outlives its launcher if that is killed or loses the API server. The launcher rewrites a file in the
+A job outlives a launcher that is killed or loses the API server. The launcher rewrites a file in the
 run's folder, and `python -m trainer launch` reads it on every node. If the file does not change for the time
 limit, the workers save a checkpoint and the job fails with EXIT_ABANDONED.
 """
@@ -19,21 +19,21 @@ from trainer.base.clock import CLOCK, Clock
 from trainer.base.errors import EXIT_RETRY, KubedetError, MissingError
 
 EXIT_ABANDONED = 75
-"""Exit code of a training that saved its state because its launcher was gone (EX_TEMPFAIL). It is below 128:
-no controller restarts the pod."""
+"""Exit code of a training run that saved its state because its launcher was gone (EX_TEMPFAIL). It is below
+128: no controller restarts the pod."""
 
 SIGNAL = signal.SIGHUP  # signal that ends the node at the time limit; torchrun handles it like SIGTERM
 _LOG = logging.getLogger("launcher")
 
 
 @contextmanager
-def renewed(
+def renew_periodically(
     uri: str,
     interval: float = 20.0,
     clock: Clock = CLOCK,
     write: Callable[[str, object], object] = storage.write_json,
 ) -> Iterator[None]:
-    """Rewrite the heartbeat's file in a thread while the context lasts; log each outage of the store once."""
+    """Rewrite the heartbeat file in a thread until the context ends; log each outage of the store once."""
     closing = False
     changed = clock.condition()
 
@@ -82,8 +82,8 @@ class Watch:
         self._changed_at = clock.monotonic()
         self._earlier_age = 0.0
 
-    def look(self) -> float:
-        """Read the heartbeat; returns the seconds since its last change."""
+    def poll(self) -> float:
+        """Read the heartbeat and return the seconds since its last change."""
         began = self._clock.monotonic()
         content: bytes | None
         try:
@@ -109,13 +109,13 @@ class Watch:
         return age
 
     @contextmanager
-    def signalling(self) -> Iterator[None]:
-        """Send SIGNAL to this process if the launcher is gone, while the context lasts."""
+    def signal_on_expiry(self) -> Iterator[None]:
+        """Send SIGNAL to this process if the launcher is gone before the context ends."""
         closing = threading.Event()
 
         def watch() -> None:
             while not closing.wait(self.interval):
-                self.look()
+                self.poll()
                 if self.expired and not closing.is_set():
                     print(
                         f"launch: no heartbeat from the launcher for {self.timeout:.0f} s ({self.uri}): "
@@ -138,6 +138,6 @@ class Watch:
         The first node that finds the launcher gone stops the workers of all. So a node whose workers were
         stopped waits until its heartbeat is renewed or expired.
         """
-        while not self.expired and code == EXIT_RETRY and self.look() > self.timeout / 2:
+        while not self.expired and code == EXIT_RETRY and self.poll() > self.timeout / 2:
             self._clock.sleep(self.interval)
         return EXIT_ABANDONED if self.expired and code > 127 else code

@@ -1,4 +1,4 @@
-"""The progress of a training, read from the events in its log."""
+"""The progress of a training run, read from the events in its log."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from trainer.base import events
 
 TASK, UNIT = "train", "steps"
-"""Task and unit of the training's progress lines."""
+"""Task and unit of its progress lines."""
 LOSS, SPEED, AP = "loss", "images_per_second", "coco/AP"
 """Names of the metrics, as in metrics.jsonl."""
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The progress of a training, for a person."""
+    """The progress of a training run, as shown to users."""
 
     percent: int  # share of all its steps, including those of earlier processes: 0 to 100
     remaining_seconds: int | None = None  # to the end at the current rate; None if unknown
@@ -21,12 +21,12 @@ class TrainingProgress:
 
 
 def percent(done: int, total: int) -> int:
-    """Return the share of steps that are done: 100 only with the last one."""
+    """Return the percentage of completed steps; it is 100 only after the last one."""
     return min(100 * done // max(total, 1), 100)
 
 
 def read(lines: Iterable[str]) -> TrainingProgress | None:
-    """Return the newest numbers among the events in a training's log; None if there are none."""
+    """Return the latest progress from the events in a training log; None if there is none."""
     share, seconds, metrics = None, None, dict[str, float]()
     for event in events.select(lines):
         if isinstance(event, events.Progress) and (event.task, event.unit) == (TASK, UNIT):

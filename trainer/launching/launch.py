@@ -1,6 +1,6 @@
 """torchrun with meaningful exit codes and messages.
 
-torchrun ends with code 1 and a traceback whatever happened to its workers. Here a node ends with the code of
+torchrun exits with code 1 and a traceback for any failure of its workers. Here a node exits with the code of
 the failure that caused the others, and prints its message once. 143 means that the node can be restarted: it
 was stopped after saving, or another node is gone. torchrun restarts the workers (PET_MAX_RESTARTS) after
 failures that are not permanent.
@@ -34,7 +34,7 @@ from torch.distributed.run import config_from_args, parse_args, parse_min_max_nn
 from trainer.base import die_with_parent, events
 from trainer.base.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.base.temporary_folders import temporary_folder
-from trainer.base.worker_pool import threads_of_process
+from trainer.base.worker_pool import threads_per_process
 from trainer.launching import heartbeat, worker_failures
 from trainer.launching.stop_signals import exit_on_signal, handling
 
@@ -57,7 +57,7 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
 
     Returns:
         0, or the exit code of the failure that caused others; 143 if this node was stopped or only lost
-        others; EXIT_ABANDONED if the launcher is gone; 128 + n for signal n.
+        its peers; EXIT_ABANDONED if the launcher is gone; 128 + n for signal n.
     """
     os.environ[die_with_parent.LAUNCHER] = str(os.getpid())
     for name in list(logging.root.manager.loggerDict):  # Each of them has a level. Failures are printed here.
@@ -68,7 +68,7 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
             config, program, words = _settings(
                 [*torchrun_arguments, "-m", "trainer", *arguments], str(folder)
             )
-            with watch.signalling() if watch else nullcontext():
+            with watch.signal_on_expiry() if watch else nullcontext():
                 if config.max_nodes > 1:
                     rendezvous = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
                     print(f"launch: waiting for {rendezvous}", file=sys.stderr)
@@ -115,10 +115,10 @@ def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int
             rank, failure = worker_failures.first_cause(result.failures)
             message, code = worker_failures.explain(rank, failure), worker_failures.exit_code(failure)
             if not worker_failures.only_lost_peer(failure):
-                if not events.to_file():
+                if not events.go_to_file():
                     print(message, file=sys.stderr, flush=True)
-                told = message.removeprefix("error: ")
-                events.emit(events.Failed(message=told, exit_code=code))
+                text = message.removeprefix("error: ")
+                events.emit(events.Failed(message=text, exit_code=code))
                 return code
     print(message, file=sys.stderr, flush=True)
     _wait_for_peers(config)
@@ -156,7 +156,7 @@ def _settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, lis
     finally:
         if threads == _THREADS_UNSET:
             del os.environ["OMP_NUM_THREADS"]
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_process(config.nproc_per_node)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(config.nproc_per_node)))
     return config, program, words
 
 
@@ -168,7 +168,7 @@ def _unusable_settings(error: Exception) -> ConfigError:
 
 
 class _Agent(LocalElasticAgent):
-    """torchrun's agent, which stops at once, and does not restart workers after a permanent failure."""
+    """torchrun's agent, which stops immediately and does not restart workers after permanent failures."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         # No worker runs meanwhile, and the wait for other nodes may be long.
@@ -203,7 +203,7 @@ class _Agent(LocalElasticAgent):
 
 
 def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | None:
-    """Meet the other nodes, run the workers and wait; None if the run ended without this node."""
+    """Join the rendezvous, run the workers and wait; None if the run ended without this node."""
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,

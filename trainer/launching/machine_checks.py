@@ -36,14 +36,14 @@ class Check:
 
     @classmethod
     def ok_if(cls, good: bool, title: str, detail: str, fix: str, *, needed: bool = False) -> "Check":
-        """Return a result that is ok if it is good, else missing if it is needed, else a warning."""
+        """Return an ok result if `good`, else a missing one if `needed`, else a warning."""
         return cls(title, "ok" if good else "missing" if needed else "warning", detail, "" if good else fix)
 
 
 def examine(gpus: int = 0, *, rdma: bool = False, root: Path = Path("/")) -> Iterator[Check]:
     """Run the checks of a training process; `root` has /proc, /sys and /dev.
 
-    Required are that many GPUs, and with `rdma` a device and unlimited locked memory.
+    They require `gpus` GPUs and, with `rdma`, a device and unlimited locked memory.
     """
     yield _shared_memory(root)
     yield _gpus(gpus, root)
@@ -84,7 +84,7 @@ def check_machine(gpus: int = 0, data_root: str = "", root: Path = Path("/")) ->
 
 
 def report(checks: Iterable[Check]) -> list[Check]:
-    """Print each result when it is known; returns them."""
+    """Print each result as it arrives; return all results."""
     results, console = [], Console(highlight=False)
     for check in checks:
         results.append(check)
@@ -95,7 +95,7 @@ def report(checks: Iterable[Check]) -> list[Check]:
 
 
 def writable(uri: str) -> Check:
-    """Write a small file into a folder, read it and delete it."""
+    """Check that a folder is writable: write, read and delete a small file."""
     try:
         storage.check_writable(uri)
     except StorageError as error:

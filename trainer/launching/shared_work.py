@@ -1,7 +1,7 @@
 """Work that the processes of torchrun share: each takes the next part from a counter in torchrun's store.
 
-Finished parts are files, so a restarted job repeats only what was open. A process that is not run by torchrun
-does all parts, without PyTorch.
+Finished parts are files, so a restarted job only repeats unfinished parts. A process that is not run by
+torchrun does all parts, without PyTorch.
 """
 
 import datetime
@@ -19,7 +19,7 @@ _TIMEOUT = datetime.timedelta(days=1)
 
 
 class SharedWork:
-    """The processes that share work, as one of them sees them."""
+    """The work of one process among those that share it."""
 
     def __init__(self, rank: int = 0, size: int = 1, store: "Store | None" = None) -> None:
         self.rank, self.size, self._store = rank, size, store
@@ -33,7 +33,7 @@ class SharedWork:
             yield part
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """Call a function in rank 0 once all processes have come here, and return its result in all."""
+        """Call a function in rank 0 after a barrier, and return its result in all processes."""
         if self._store is None:
             return function()
         import torch.distributed as dist

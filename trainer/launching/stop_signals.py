@@ -1,4 +1,4 @@
-"""Stop requests by signal, handled at a point where no work is lost."""
+"""Stop requests by signal, handled when no work is lost."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def stop_request() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def exit_on_signal(codes: Mapping[int, int]) -> Iterator[None]:
-    """Exit at a signal while the context lasts, from a thread; for the main thread only.
+    """Exit from a thread if a signal arrives inside the context; only the main thread may enter it.
 
     Python's handlers wait until a call into C returns, which takes minutes if it waits for other machines,
     and the first process of a container ignores signals without a handler. `codes` are the exit codes.

@@ -49,7 +49,7 @@ def node_grace() -> int:
 def report_error(error: KubedetError) -> None:
     """Report an error to torchrun if it runs this process, else to stderr and as an event."""
     if not _write(str(error), exit_code=error.exit_code):
-        if not events.to_file():  # Its reader shows it.
+        if not events.go_to_file():  # Its reader shows it.
             print(f"error: {error}", file=sys.stderr, flush=True)
         events.emit(events.Failed(message=str(error), exit_code=error.exit_code))
 
@@ -116,7 +116,7 @@ def exit_code(failure: "ProcessFailure") -> int:
 
 
 def is_retryable(failure: "ProcessFailure") -> bool:
-    """Return whether a restart may help: the process was killed, stopped, or lost a peer.
+    """Return whether a restart may help: the process was killed or stopped, or it lost a peer.
 
     Codes from 1 to 127 are permanent, as for restartPolicy ExitCode of a PyTorchJob.
     """

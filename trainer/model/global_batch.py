@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.batch import Batch, to_device
-from trainer.launching.distributed import SINGLE, World, gather_integers, summed
+from trainer.launching.distributed import SINGLE, World, all_reduce_sum, gather_integers
 
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, odd: the step of SplitMix64.
 _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
@@ -35,7 +35,7 @@ class BatchContext(NamedTuple):
 
         If the step has one pass, this is a collective; otherwise `match_targets` has counted already.
         """
-        return summed(count, self.world) if self.pair_count is None else self.pair_count.to(count)
+        return all_reduce_sum(count, self.world) if self.pair_count is None else self.pair_count.to(count)
 
 
 def batch_contexts(

@@ -4,9 +4,9 @@ import yaml
 
 from trainer import storage
 from trainer.base.errors import ConfigError
-from trainer.base.safe_text import yaml_value
+from trainer.base.safe_text import parse_yaml
 from trainer.config import architectures
-from trainer.config.parsing import as_override, check_frozen, with_overrides
+from trainer.config.parsing import check_frozen, format_override, with_overrides
 from trainer.config.schema import MINUTES, Config
 from trainer.config.types import Overrides
 from trainer.model.deimv2.recipes import deimv2_s
@@ -60,7 +60,7 @@ def read_recipe(name: str) -> tuple[str, Overrides]:
     if not name.endswith((".yaml", ".yml")):
         return name, {}
     try:
-        tree = yaml_value(storage.read_bytes(name), _LONGEST)
+        tree = parse_yaml(storage.read_bytes(name), _LONGEST)
     except ValueError as error:
         raise ConfigError(f"{name} is not YAML: {error}", fix=_FILE_FIX) from None
     match tree:
@@ -81,7 +81,7 @@ def format_recipe_file(name: str, overrides: Overrides) -> str:
 
 def to_arguments(name: str, overrides: Overrides) -> list[str]:
     """Return the options of `python -m trainer` for a recipe and its overrides."""
-    return ["--recipe", name, *(f"--set={as_override(key, value)}" for key, value in overrides.items())]
+    return ["--recipe", name, *(f"--set={format_override(key, value)}" for key, value in overrides.items())]
 
 
 def load_with_packages(name: str, overrides: Overrides | None = None) -> Config:

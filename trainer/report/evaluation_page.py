@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import storage
-from trainer.config.parsing import flat
+from trainer.config.parsing import flatten
 from trainer.evaluation.coco import format_metric, format_table
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import METRICS, BaselineComparison, Change, count_verdicts
@@ -79,7 +79,7 @@ def html(data: ReportData) -> str:
         gallery_iou=gallery.IOU,
         config={
             key: value if isinstance(value, str) else json.dumps(value, default=str)
-            for key, value in flat(data.config).items()
+            for key, value in flatten(data.config).items()
         },
     )
 

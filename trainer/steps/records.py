@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from trainer import storage
 from trainer.base import json_files
-from trainer.base.errors import DamagedError, FormError
+from trainer.base.errors import DamagedError, FormatError
 from trainer.base.json_files import STRICT
 from trainer.config.types import Overrides
 from trainer.steps.manifests import Shards, run_name
@@ -63,7 +63,7 @@ class StepRecord:
         uri = cls.place(data_root, name)
         try:
             return cls.read(uri) if storage.exists(uri) else None
-        except (DamagedError, FormError) as error:
+        except (DamagedError, FormatError) as error:
             logger.warning("%s; the record is written again", error.message)
             return None
 
@@ -74,7 +74,7 @@ class StepRecord:
             if name.endswith(".json"):
                 try:
                     yield cls.read(storage.join(cls.place(data_root), name))
-                except (DamagedError, FormError) as error:
+                except (DamagedError, FormatError) as error:
                     if strict:
                         raise
                     logger.warning("%s; the record is skipped", error.message)

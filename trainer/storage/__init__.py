@@ -1,8 +1,7 @@
-"""Bytes behind URIs: local paths, object stores (s3://, minio://, gs://) and, to read, http(s)://.
+"""Files behind URIs: local paths, object stores (s3://, minio://, gs://) and, read-only, http(s)://.
 
-A file that is written appears whole under its name or not at all. Local files are handled here; the modules
-for servers are imported on first use, and import none of this file. Where a function does not say otherwise,
-its errors are StorageErrors.
+Writes are atomic. Local files are handled here; the modules for servers are imported on first use and do not
+import this module. Unless documented otherwise, functions raise StorageErrors.
 """
 
 import errno
@@ -21,7 +20,7 @@ from typing import IO, Any, TypeVar
 from trainer.base import json_files
 from trainer.base.errors import DamagedError, StorageError
 from trainer.base.json_files import Model
-from trainer.base.os_errors import missing, translate_oserror
+from trainer.base.os_errors import missing_error, translate_oserror
 from trainer.base.temporary_folders import is_left_over, temporary_folder, temporary_suffix
 from trainer.storage.uris import (
     OBJECT_STORES,
@@ -30,7 +29,7 @@ from trainer.storage.uris import (
     absolute,
     check_digest,
     check_hash,
-    check_place,
+    check_uri,
     escapes_folder,
     is_local,
     join,
@@ -41,7 +40,7 @@ from trainer.storage.uris import (
 )
 
 __all__ = [
-    "OBJECT_STORES", "WEB", "FileState", "absolute", "check_hash", "check_place", "escapes_folder",
+    "OBJECT_STORES", "WEB", "FileState", "absolute", "check_hash", "check_uri", "escapes_folder",
     "is_local", "join", "local_path", "open_file", "parent", "scheme",
 ]  # fmt: skip
 """Of `uris`; the other functions are defined here."""
@@ -54,7 +53,7 @@ _NO_HARD_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLIN
 
 
 def state(uri: str) -> FileState | None:
-    """Return size, modification time and ETag of a file, or None if there is not a file."""
+    """Return size, modification time and ETag of a file, or None if it does not exist."""
     if not is_local(uri):
         found: FileState | None = _server(uri).state(uri)
         return found
@@ -77,21 +76,21 @@ def size(uri: str) -> int:
     """Return a file's size in bytes."""
     if file := state(uri):
         return file.size
-    raise missing(uri)
+    raise missing_error(uri)
 
 
 def read_bytes(uri: str, *, sha256: str = "") -> bytes:
-    """Return a file's content; its hash must be `sha256` or, without one, that of the store, if any."""
+    """Return a file's content. Its hash must equal `sha256` or, by default, the store's hash, if any."""
     return bytes(_content(uri, sha256))
 
 
-def read_listed(uri: str) -> bytes:
+def read_allowed(uri: str) -> bytes:
     """Return the content of a file whose address comes from data; see `trainer.storage.web`."""
     if not is_local(uri):
         from trainer.storage import web
 
         if scheme(uri) in WEB:
-            return web.read_listed(uri)
+            return web.read_allowed(uri)
         web.check_allowed(uri)
     return read_bytes(uri)
 
@@ -113,7 +112,7 @@ def read_range(uri: str, start: int, length: int) -> bytes:
 
 
 def open_reader(uri: str) -> IO[bytes]:
-    """Open a file for reading, with seek; only a few pieces of a remote file are in memory."""
+    """Open a seekable file for reading; only a few pieces of a remote file are held in memory."""
     if not is_local(uri):
         reader: IO[bytes] = _server(uri).open_reader(uri)
         return reader
@@ -142,8 +141,7 @@ def _read_parsed(uri: str, parse: Callable[[str, bytes], Content]) -> Content:
 def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confirm: bool = False) -> None:
     """Write a file atomically.
 
-    `sync` waits until a local disk has stored it; `confirm` reads back what a store got, and writes it again
-    if it differs.
+    `sync` flushes it to a local disk; `confirm` reads it back from a store and writes it again if it differs.
     """
     if not is_local(uri):
         _server(uri).write(uri, BytesIO(data), confirm=confirm)
@@ -153,7 +151,7 @@ def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confir
 
 
 def touch(uri: str) -> None:
-    """Set the time of a file to now, because it is used: `kubedet data prune` deletes old files only."""
+    """Set the modification time of a file to now, so that `kubedet data prune` keeps it as recently used."""
     if is_local(uri):
         with translate_oserror(uri, "write"):
             os.utime(local_path(uri))
@@ -199,7 +197,8 @@ def new_file(
 ) -> Iterator[Path]:
     """Yield a temporary path; its content is written to the URI when the block ends without an exception.
 
-    `sha256` returns the content's hash after the block, if the caller knows it; the rest: see `write_bytes`.
+    `sha256` returns the content's hash after the block, if the caller knows it; for `sync` and `confirm`
+    see `write_bytes`.
     """
     if is_local(uri):
         with _temporary(uri) as (temporary, target):
@@ -229,7 +228,7 @@ def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
 def local_copy(uri: str, *, sha256: str = "") -> Path:
     """Return a local file with the URI's content: itself if local, else a cached download of this version.
 
-    Its hash must be `sha256`, or, without one, the hash that the store has, if any; else it is damaged.
+    Its hash must equal `sha256` or, by default, the store's hash, if any.
     """
     if is_local(uri):
         path = local_path(uri)
@@ -242,7 +241,7 @@ def local_copy(uri: str, *, sha256: str = "") -> Path:
 
     if file := state(uri):
         return cache.local_copy(uri, file, sha256)
-    raise missing(uri)
+    raise missing_error(uri)
 
 
 def forget_copy(uri: str) -> None:
@@ -250,7 +249,7 @@ def forget_copy(uri: str) -> None:
     from trainer.storage import cache
 
     if remote := state(uri):
-        cache.CopyCache().drop(cache.name_of(uri, remote))
+        cache.CopyCache().drop(cache.copy_name(uri, remote))
 
 
 def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
@@ -284,7 +283,7 @@ def delete(uri: str) -> None:
 
 
 def remove_stale(uri: str) -> None:
-    """Remove temporary files of killed writers under a local folder; of other machines after an hour."""
+    """Remove temporary files of killed writers under a local folder; wait an hour for other machines."""
     if not is_local(uri):
         return
     for path in local_path(uri).rglob(".*.tmp"):
@@ -294,7 +293,7 @@ def remove_stale(uri: str) -> None:
 
 
 def check_writable(uri: str) -> None:
-    """Write a small file into a folder, which is created if it is local, read it and delete it."""
+    """Write, read and delete a small file in a folder; a local folder is created."""
     probe = join(uri, f".writable-{secrets.token_hex(4)}")
     write_bytes(probe, b"kubedet")
     read_bytes(probe)
@@ -330,7 +329,7 @@ def _state(status: os.stat_result) -> FileState:
 
 @contextmanager
 def _temporary(uri: str) -> Iterator[tuple[Path, Path]]:
-    """Give a temporary path and the final one; after an error the temporary file is removed."""
+    """Yield a temporary path and the final one; after an error, remove the temporary file."""
     target = local_path(uri)
     # A name has at most 255 bytes.
     name = os.fsdecode(os.fsencode(target.name)[:100])

@@ -1,6 +1,6 @@
 """Local copies of files on servers, in a folder of bounded size that all processes of a machine share.
 
-<folder>/<64 hex><rest>                a complete copy; its time is its last use
+<folder>/<64 hex><rest>                a complete copy; its modification time is that of its last use
 <folder>/<64 hex><rest>-<bytes>.part   a copy that is being written
 <folder>/lock                          locked while space is freed
 
@@ -29,9 +29,9 @@ from trainer.storage.uris import FileState, check_hash
 FOLDER = "KUBEDET_CACHE_DIR"  # environment variable: the folder; by default one in the temporary folder
 
 LIMIT = "KUBEDET_CACHE_GB"
-"""Environment variable: most gigabytes (10**9 bytes) of copies. By default half of the free disk and at most
-100. In a pod a fifth of the disk also stays free, see _FREE_SHARE_IN_PODS; on a fuller disk, a tenth of the
-rest is used."""
+"""Environment variable: maximum gigabytes (10**9 bytes) of copies. By default half of the free disk space, at
+most 100. In a pod a fifth of the disk also stays free, see _FREE_SHARE_IN_PODS; on a fuller disk, a tenth of
+the rest is used."""
 
 _DEFAULT_LIMIT = 100 * 10**9
 _MIN_FREE_BYTES = 10**9
@@ -47,18 +47,18 @@ _lock = threading.Lock()
 
 
 class CacheBusy(Exception):
-    """Another process or thread writes this copy."""
+    """Another process or thread is writing this copy."""
 
 
 def local_copy(uri: str, state: FileState, sha256: str) -> Path:
-    """Return the copy of a file; download it if there is none of this version."""
+    """Return the copy of a file; download it if this version is not cached."""
     from trainer.storage import objects
 
-    copies, name = CopyCache(), name_of(uri, state)
+    copies, name = CopyCache(), copy_name(uri, state)
     path = copies.folder / name
     descriptor = copies.open(name, state.size)
     if descriptor is not None and sha256:
-        try:  # Disks alter bytes, too.
+        try:  # Disks may corrupt data, too.
             check_hash(path, uri, sha256)
         except DamagedError:
             os.close(descriptor)
@@ -77,7 +77,7 @@ def local_copy(uri: str, state: FileState, sha256: str) -> Path:
     return path
 
 
-def name_of(uri: str, state: FileState) -> str:
+def copy_name(uri: str, state: FileState) -> str:
     """Return the name of the copy of this version."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", PurePosixPath(urlsplit(uri).path).name)[-80:]
     return f"{hashlib.sha256(f'{uri} {state.version}'.encode()).hexdigest()}-{name}"
@@ -89,13 +89,13 @@ class CopyCache:
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         named, text = os.environ.get(FOLDER), os.environ.get(LIMIT, "").strip()
         self.folder = folder or Path(named or f"{tempfile.gettempdir()}/kubedet-cache-{os.getuid()}")
-        self.asked = limit  # in bytes, if one is set
+        self.configured_limit = limit  # in bytes, if one is set
         if limit is None and text:
             try:
-                self.asked = int(float(text) * 10**9)
+                self.configured_limit = int(float(text) * 10**9)
             except (ValueError, OverflowError):
-                self.asked = -1
-            if self.asked < 0:
+                self.configured_limit = -1
+            if self.configured_limit < 0:
                 fix = f"set it like {LIMIT}=100"
                 raise ConfigError(f"{LIMIT} is {text!r}, not a number of gigabytes", fix=fix)
         if folder or named:
@@ -107,7 +107,7 @@ class CopyCache:
                 raise StorageError(message, fix=f"set {FOLDER} to a folder that only you can write to")
 
     def open(self, name: str, size: int) -> int | None:
-        """Return a descriptor that keeps a copy from being evicted; None if there is none of this size."""
+        """Return a descriptor that protects a copy from eviction; None if no copy of this size exists."""
         try:
             descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -124,7 +124,7 @@ class CopyCache:
         return descriptor
 
     def add(self, name: str, size: int, write: Callable[[Path], object], *, needed: bool = False) -> int:
-        """Write a copy, unless there is one, and return a descriptor as `open` does.
+        """Write a copy unless it exists, and return a descriptor as `open` does.
 
         A needed copy waits for another writer, and exceeds the limit if all copies are in use; others raise
         CacheBusy, or OSError for lack of room.
@@ -162,14 +162,14 @@ class CopyCache:
             raise
 
     def drop(self, name: str) -> None:
-        """Remove a damaged copy; processes that have it open can read on."""
+        """Remove a damaged copy; processes that have it open can still read it."""
         with suppress(OSError):
             (self.folder / name).unlink(missing_ok=True)
 
     def limit(self) -> int:
         """Return the maximum total size of the copies in bytes, for the current disk."""
-        if self.asked is not None:
-            return self.asked
+        if self.configured_limit is not None:
+            return self.configured_limit
         disk = shutil.disk_usage(self.folder)
         room = disk.free + sum(size for _, size, _ in self._copies())
         spared = int(_FREE_SHARE_IN_PODS * disk.total) if "KUBERNETES_SERVICE_HOST" in os.environ else 0
@@ -189,7 +189,7 @@ class CopyCache:
         return sorted(copies)
 
     def _make_room(self, size: int) -> bool:
-        """Evict copies until a new one, which is there and locked, fits; return whether it does."""
+        """Evict copies until the new one, which exists and is locked, fits; return whether it does."""
         copies = self._copies()
         disk = shutil.disk_usage(self.folder)
         excess = sum(length for _, length, _ in copies) - self.limit()
@@ -216,7 +216,7 @@ class CopyCache:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock a file for this process alone; return whether no other process uses it."""
+    """Try to lock a file exclusively; return whether it is locked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

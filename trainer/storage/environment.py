@@ -1,7 +1,7 @@
-"""Settings of servers from environment variables: addresses, keys, proxies, certificates; and patience.
+"""Server settings from environment variables: addresses, keys, proxies and certificates; retry policy.
 
 docs/data.md lists the variables of each scheme. Without keys, s3:// and minio:// use a pod's role, else the
-credentials file of the AWS tools, else they are anonymous. obstore reads the variables of gs://.
+credentials file of the AWS tools, else they are anonymous. obstore reads the variables for gs://.
 """
 
 import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from minio.credentials import Provider
 
 AMAZON = "https://s3.amazonaws.com"  # the endpoint if none is set
-IDENTITY = (  # what to do without credentials for gs://
+GOOGLE_CREDENTIALS_FIX = (  # what to do without credentials for gs://
     "name a service account's key file in GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, give its "
     "JSON as GOOGLE_SERVICE_ACCOUNT_KEY, or run under GKE's workload identity; for a public bucket set "
     "GOOGLE_SKIP_SIGNATURE=true"
@@ -58,7 +58,7 @@ RETRIES = RetryPolicy()
 
 
 class Settings(NamedTuple):
-    """How an S3 store is reached."""
+    """Connection settings of an S3 store."""
 
     url: str  # http(s)://host[:port]
     region: str  # "" if the bucket's region has to be asked for
@@ -77,7 +77,7 @@ def settings(kind: str) -> Settings:
         raise StorageError("minio:// URIs need an endpoint", fix=fix)
     refuse_userinfo(endpoint, f"the endpoint of {kind}:// in the environment")
     if endpoint and "://" not in endpoint:
-        endpoint = f"{'https' if _is_set('MINIO_SECURE') else 'http'}://{endpoint}"
+        endpoint = f"{'https' if _is_true('MINIO_SECURE') else 'http'}://{endpoint}"
     endpoint = endpoint or AMAZON
     region = _value(kind, "REGION") or _value(kind, "DEFAULT_REGION")
     if AMAZON.removeprefix("https://") not in endpoint:
@@ -95,7 +95,7 @@ def settings(kind: str) -> Settings:
         keys = IamAwsProvider()
     if key:
         keys = StaticProvider(key, secret, token or None)
-    if _is_set("AWS_SKIP_SIGNATURE"):
+    if _is_true("AWS_SKIP_SIGNATURE"):
         keys = None
     url = endpoint if endpoint.endswith("//") else endpoint.rstrip("/")
     protocol, _, host = url.partition("://")
@@ -111,7 +111,7 @@ def settings(kind: str) -> Settings:
 
 
 def google_url() -> str:
-    """Return the server of gs://."""
+    """Return the URL of the gs:// server."""
     url = os.environ.get("GOOGLE_BASE_URL", "https://storage.googleapis.com")
     if not _GOOGLE_URL.fullmatch(url):
         fix = "write it as https://host:port"
@@ -123,7 +123,7 @@ def web_client(url: str) -> PoolManager:
     """Return urllib3's connections for the few requests that obstore cannot make."""
     proxy, trusted = find_proxy(url), None
     if proxy or url.lower().startswith("https:"):
-        trusted = ssl.create_default_context(cadata=authorities())
+        trusted = ssl.create_default_context(cadata=ca_certificates())
     options: dict[str, Any] = {"ssl_context": trusted, "maxsize": _CONNECTIONS}
     return ProxyManager(proxy, **options) if proxy else PoolManager(**options)
 
@@ -143,7 +143,7 @@ def find_proxy(url: str) -> str:
     return proxy
 
 
-def authorities() -> str:
+def ca_certificates() -> str:
     """Return the trusted certificates as PEM: the public authorities, and the environment's CA bundle."""
     public = Path(certifi.where()).read_text()
     variable = next((name for name in _CA_VARIABLES if os.environ.get(name)), "")
@@ -161,10 +161,10 @@ def authorities() -> str:
 
 
 def _value(kind: str, name: str, minio_name: str = "") -> str:
-    """Return a setting: for minio:// under MinIO's name, else under Amazon's."""
+    """Return a setting from MinIO's variable for minio://, else from Amazon's."""
     own = os.environ.get(f"MINIO_{minio_name or name}") if kind == "minio" else ""
     return own or os.environ.get(f"AWS_{name}", "")
 
 
-def _is_set(name: str) -> bool:
+def _is_true(name: str) -> bool:
     return os.environ.get(name, "").lower() in ("1", "true", "yes", "on", "y", "t")

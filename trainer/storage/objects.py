@@ -30,9 +30,9 @@ from obstore import exceptions
 from obstore.store import GCSStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
-from trainer.base.daemon_threads import DaemonThreadPool, in_background, wait_for
+from trainer.base.daemon_threads import DaemonThreadPool, run_in_background, wait_for
 from trainer.base.errors import Interrupted, MissingError, StorageError
-from trainer.base.os_errors import missing
+from trainer.base.os_errors import missing_error
 from trainer.storage import environment, outages, web
 from trainer.storage.retries import (
     BUSY,
@@ -46,11 +46,11 @@ from trainer.storage.retries import (
     probe,
     retry,
 )
-from trainer.storage.uris import WEB, FileState, check_digest, check_place, scheme
+from trainer.storage.uris import WEB, FileState, check_digest, check_uri, scheme
 
 PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
-THREADS = 16  # pieces of one file that are read at the same time
-AHEAD = 8  # pieces that a file that is read step by step fetches ahead
+THREADS = 16  # pieces of one file that are read concurrently
+AHEAD = 8  # pieces that a sequential reader fetches ahead
 PART = 8 * 1024 * 1024  # bytes of one write request; more if an object would have too many parts
 _MAX_PARTS = 10_000
 _UPLOAD_THREADS = 6
@@ -90,7 +90,7 @@ class Location:
     supports_ranges = True  # some stores answer with the whole object
 
     def __init__(self, uri: str) -> None:
-        check_place(uri)
+        check_uri(uri)
         self.kind = scheme(uri)
         if self.kind in WEB:
             message = f"cannot list, write or delete {uri}: files on the web can only be read"
@@ -120,7 +120,7 @@ class Location:
                 raise
             if not http_status(error):  # Otherwise the server knows us.
                 reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"
-                problem = StorageError(f"cannot use gs://: {reason}", fix=environment.IDENTITY)
+                problem = StorageError(f"cannot use gs://: {reason}", fix=environment.GOOGLE_CREDENTIALS_FIX)
                 raise probe(self.server, uri, 5.0) or problem from error
 
 
@@ -132,7 +132,7 @@ def _store(
     client: Any = {
         "allow_http": True,
         "user_agent": "kubedet",
-        "root_certificate": environment.authorities(),
+        "root_certificate": environment.ca_certificates(),
         "connect_timeout": timedelta(seconds=waits.connect),
         "read_timeout": timedelta(seconds=read_timeout),
         "timeout": timedelta(seconds=longest),
@@ -223,14 +223,14 @@ def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
 def forget_locations() -> None:
     """Read the environment again when a bucket is used next."""
     _locations.clear()
-    web.forget_stores()
+    web.reset_clients()
 
 
 @contextmanager
 def translate_errors(location: Location, uri: str, verb: str) -> Iterator[None]:
-    """Raise errors of obstore as StorageErrors, and others as they are; report a store that is away."""
+    """Convert obstore errors to StorageErrors; log if the store does not respond."""
     try:
-        with outages.report_while(location.server):
+        with outages.report_outages(location.server):
             yield
     except BaseException as error:
         if not isinstance(error, exceptions.BaseError | FileNotFoundError | ValueError) and not is_panic(
@@ -261,7 +261,7 @@ def http_status(error: BaseException) -> int:
 
 
 def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageError:
-    """Return an error of obstore as one that names the URI and the remedy."""
+    """Convert an obstore error to one that names the URI and the remedy."""
     text, status = str(error), http_status(error)
     if isinstance(error, exceptions.PreconditionError) or status in (412, 416):
         return changed_error(uri, status)
@@ -276,7 +276,7 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
         return Transient(f"cannot {verb} {uri}: {code}", fix=fix)
     if isinstance(error, FileNotFoundError) or status == 404:
         if code != "NoSuchBucket" and verb in ("read", "delete"):
-            return missing(uri)
+            return missing_error(uri)
         fix = "create the bucket, or correct the URI"
         return StorageError(f"cannot {verb} {uri}: no such bucket", fix=fix)
     code = code or {301: "PermanentRedirect", 401: "AccessDenied", 403: "AccessDenied"}.get(status, "")
@@ -290,7 +290,7 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
     elif status in BUSY:
         fix = _FIXES.get(code, "the store is overloaded or down: run again later, what is finished is kept")
     elif kind == "gs":
-        fix = f"check the permissions of this identity; {environment.IDENTITY}"
+        fix = f"check the permissions of this identity; {environment.GOOGLE_CREDENTIALS_FIX}"
     else:
         no_store = "check that the endpoint is an S3 endpoint, and the store's log"
         fix = _FIXES.get(code, _REFUSED_FIX if status in (401, 403) else no_store)
@@ -298,10 +298,10 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
 
 
 class _File:
-    """A file whose first piece has been asked for, which also gives its size."""
+    """A remote file; the request for its first piece also returns its size."""
 
     def __init__(self, uri: str) -> None:
-        self.uri, self._get = uri, web.part if scheme(uri) in WEB else _part
+        self.uri, self._get = uri, web.read_part if scheme(uri) in WEB else _part
         self.has_parts, self.size, self.sha256, self._etag, self._via = True, -1, "", "", ""
         self._unread: web.Part | None = None
         try:
@@ -329,7 +329,7 @@ class _File:
         return data
 
     def pieces(self, start: int, stop: int, ahead: int = THREADS) -> Iterator[Any]:
-        """Yield bytes in pieces, while the next `ahead` ones are read at the same time."""
+        """Yield bytes in pieces; read the next `ahead` pieces concurrently."""
         fetched: deque[Future[Any]] = deque()
         begin = start
         with DaemonThreadPool(min(ahead, 1 + (stop - start) // PIECE), "read") as threads:
@@ -357,7 +357,7 @@ class _File:
 
 
 def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web.Part:
-    """Ask for a part of an object; see `web.part`."""
+    """Request a part of an object; see `web.read_part`."""
     location, key = locate(uri)
     if not location.supports_ranges:
         raise RangesNotSupported(uri)
@@ -403,7 +403,7 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     """Return `length` bytes from `start` on, or as many as there are."""
     if length <= PIECE:
         try:
-            get = web.part if scheme(uri) in WEB else _part
+            get = web.read_part if scheme(uri) in WEB else _part
             return bytes(get(uri, start, start + length).data)
         except RangePastEnd:
             return b""
@@ -519,10 +519,12 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
         while tries:
             pages: Any = obstore.list(location.reader, prefix or None, offset=last, chunk_size=1000)
             if not recursive:
-                listing = in_background(lambda: obstore.list_with_delimiter(location.reader, prefix or None))
+                listing = run_in_background(
+                    lambda: obstore.list_with_delimiter(location.reader, prefix or None)
+                )
                 pages = iter([listing["objects"]])
             try:
-                while metas := in_background(partial(next, pages, None)):
+                while metas := run_in_background(partial(next, pages, None)):
                     for meta in metas:
                         if meta["path"][skip:]:  # Otherwise it is a console's marker of the folder itself.
                             yield meta["path"][skip:], _file_state(meta)
@@ -534,7 +536,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
                     raise
     if last is not None or location.kind == "gs":
         return
-    try:  # obstore takes an answer from something that is no store, such as a web page, for an empty listing.
+    try:  # obstore reports an empty listing if the response is not from a store, e.g. a web page.
         client = environment.settings(location.kind).client
         next(iter(client.list_objects(uri.split("/")[2], prefix=prefix)), None)
     except (MinioException, ParseError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Which files a command may replace: those that kubedet wrote itself."""
+"""Protects files that kubedet did not write from being replaced."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def claim(folder: str, names: Iterable[str], inputs: Iterable[str] = ()) -> None
     """
     place = storage.join(folder, RECORD)
     known: set[str] = set()
-    with suppress(ValueError, TypeError):  # A damaged record vouches for nothing.
+    with suppress(ValueError, TypeError):  # A damaged record is ignored.
         known = set(json.loads(storage.read_bytes(place))) if storage.exists(place) else known
     wanted = set(names)
     read = set(map(_canonical, filter(None, inputs)))
@@ -41,12 +41,12 @@ def claim(folder: str, names: Iterable[str], inputs: Iterable[str] = ()) -> None
 
 
 def claim_file(uri: str, inputs: Iterable[str] = ()) -> None:
-    """Do the same for a single file."""
+    """Claim a single file; see `claim`."""
     claim(storage.parent(uri), [storage.absolute(uri).rpartition("/")[2]], inputs)
 
 
 def require_new(folder: str) -> None:
-    """Refuse a folder that has files, for results that are to stay as they are."""
+    """Refuse a folder that already contains files, which may be the user's."""
     if found := _first_file(folder):
         problem = f"{folder} already exists and may contain your changes ({found})"
         raise ConfigError(problem, fix="choose another folder with -o, or delete this one")

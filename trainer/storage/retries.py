@@ -1,4 +1,4 @@
-"""Errors of servers, which of them may go away, and how reads and writes are repeated."""
+"""Server errors, which of them are transient, and how reads and writes are retried."""
 
 import random
 import ssl
@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import urllib3
 
-from trainer.base.daemon_threads import in_background
+from trainer.base.daemon_threads import run_in_background
 from trainer.base.errors import DamagedError, StorageError
 from trainer.storage import environment
 
@@ -50,8 +50,8 @@ def changed_error(uri: str, status: int = 0) -> Transient:
     return kind(f"{uri} changed while it was read", fix="run again when no other process is writing to it")
 
 
-def no_answer(uri: str, error: BaseException) -> StorageError:
-    """Return the error for a server that does not respond to urllib3."""
+def no_answer_error(uri: str, error: BaseException) -> StorageError:
+    """Convert urllib3's error for a server that does not respond."""
     cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
     if isinstance(cause, urllib3.exceptions.SSLError | ssl.SSLError):
         cause = cause.args[0] if cause.args and isinstance(cause.args[0], ssl.SSLError) else cause
@@ -68,22 +68,22 @@ def no_answer(uri: str, error: BaseException) -> StorageError:
 
 
 def probe(server: str, uri: str, seconds: float) -> StorageError | None:
-    """Ask a server for anything; return the error about a URI if it does not respond in time."""
+    """Send a HEAD request to a server; return an error that names `uri` if it does not respond in time."""
     try:
         client, seconds = environment.web_client(server), max(seconds, 0.1)
         timeout = urllib3.Timeout(connect=min(seconds, environment.RETRIES.connect), read=seconds)
         client.request("HEAD", server, timeout=timeout, retries=False, redirect=False)
     except urllib3.exceptions.ProtocolError:
-        return None  # There is a server; the request itself will say what is wrong.
+        return None  # The server responds; the request itself will report the problem.
     except urllib3.exceptions.HTTPError as error:
-        return no_answer(uri, error)
+        return no_answer_error(uri, error)
     return None
 
 
 def retry(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Repeat a read or write after a Transient error; signals are handled meanwhile."""
+    """Decorate a read or write to retry it after Transient errors; signals are handled during the wait."""
 
-    def repeat(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def call_with_retries(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         def run() -> Result:
             for number in range(1, MAX_TRIES):
                 try:
@@ -92,6 +92,6 @@ def retry(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
                     time.sleep(random.uniform(0, min(environment.RETRIES.wait, 0.2 * 2**number)))
             return action(*args, **kwargs)
 
-        return in_background(run)
+        return run_in_background(run)
 
-    return repeat
+    return call_with_retries

@@ -24,11 +24,11 @@ class FileState(NamedTuple):
 
     size: int  # bytes
     modified: float | None  # seconds since 1970; None if it is not reported; listings may be more precise
-    etag: str  # the store's mark of this content; of a local file, its modification time in nanoseconds
+    etag: str  # the store's ETag; for a local file, the modification time in nanoseconds
 
     @property
     def version(self) -> str:
-        """Changes with the content: the ETag, or the time if there is none."""
+        """The ETag, or the modification time without one; it changes with the content."""
         return self.etag or ("" if self.modified is None else str(self.modified))
 
 
@@ -106,8 +106,8 @@ def host_or_bucket(uri: str) -> str:
     return f"{address.host}:{address.port or _PORTS[kind]}"
 
 
-def check_place(uri: str) -> None:
-    """Refuse a URI that cannot name a file, without a request."""
+def check_uri(uri: str) -> None:
+    """Refuse a malformed URI; sends no request."""
     refuse_userinfo(uri, "the URI")
     kind = scheme(uri)
     if kind in WEB:
@@ -143,7 +143,7 @@ _hashes: dict[tuple[str, int, int, int], str] = {}  # by path, inode, size and m
 
 
 def check_hash(path: Path, uri: str, sha256: str) -> None:
-    """Compare a copy of a URI with its hash; it is hashed again only if it changes."""
+    """Check the hash of a local copy of a URI; an unchanged file is hashed only once."""
     with translate_oserror(uri, "read"), open_file(path) as file:
         status = os.fstat(file.fileno())
         key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)

@@ -18,9 +18,9 @@ from urllib.parse import urljoin
 
 import urllib3
 
-from trainer.base.errors import ConfigError, MissingError, RefusedError, StorageError, refuse_userinfo
-from trainer.base.os_errors import missing
-from trainer.base.safe_text import has_userinfo, whole_number
+from trainer.base.errors import AccessDeniedError, ConfigError, MissingError, StorageError, refuse_userinfo
+from trainer.base.os_errors import missing_error
+from trainer.base.safe_text import has_userinfo, parse_digits
 from trainer.storage import environment
 from trainer.storage.retries import (
     BUSY,
@@ -29,7 +29,7 @@ from trainer.storage.retries import (
     RangesNotSupported,
     Transient,
     changed_error,
-    no_answer,
+    no_answer_error,
     retry,
 )
 from trainer.storage.uris import OBJECT_STORES, WEB, FileState, host_or_bucket, is_local, scheme
@@ -54,7 +54,7 @@ allowed: set[str] = set()
 _tokens: dict[str, str] = {}  # by host and port
 
 
-class Refused(StorageError):
+class AddressNotAllowed(StorageError):
     """An address that is not on the allow-list."""
 
 
@@ -74,22 +74,26 @@ def check_allowed(uri: str) -> None:
     if is_local(uri):
         return
     if has_userinfo(uri):
-        raise Refused(f"refused {uri}: it contains a name or password", fix="remove it from the address")
+        raise AddressNotAllowed(
+            f"refused {uri}: it contains a name or password", fix="remove it from the address"
+        )
     if scheme(uri) not in (*WEB, *OBJECT_STORES):
-        raise Refused(f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket")
+        raise AddressNotAllowed(
+            f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket"
+        )
     place = host_or_bucket(uri)
     host = place.rpartition(":")[0] if scheme(uri) in WEB else place
     if not (host in allowed or _contains(allowed, place)) and not any(
         host.endswith(known) if known.startswith(".") else host == known for known in KNOWN_HOSTS
     ):
         fix = f"if you trust it: --set 'data.allow_hosts=[\"{host}\"]'"
-        raise Refused(
+        raise AddressNotAllowed(
             f"refused {uri}: neither the source's address nor data.allow_hosts names {host}", fix=fix
         )
 
 
 def _contains(places: set[str], place: str) -> bool:
-    """Whether a place is among others; servers at port 80 redirect to their port 443."""
+    """Return whether `places` contain a place; port 80 includes 443, since servers redirect to it."""
     return place in places or (place.endswith(":443") and f"{place.removesuffix('443')}80" in places)
 
 
@@ -103,15 +107,15 @@ class Part(NamedTuple):
     data: Any  # a buffer of its bytes; a proxy may have truncated them
 
 
-def part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part:
-    """Ask for bytes of a file by an address from the user: of version `etag`, at `via` after redirects."""
+def read_part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part:
+    """Read bytes of a file at an address from the user, of version `etag`; `via` is its redirect."""
     headers = {"Range": f"bytes={start}-{stop - 1}"}
     if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
         headers["If-Match"] = etag
     with _open_response("GET", via or uri, headers=headers) as (response, hop):
-        size = whole_number(response.headers.get("content-range", "").rpartition("/")[2])
+        size = parse_digits(response.headers.get("content-range", "").rpartition("/")[2])
         if response.status != 206 or size is None:
-            size = whole_number(response.headers.get("content-length", ""))
+            size = parse_digits(response.headers.get("content-length", ""))
             if start or size is None or size > stop:
                 raise RangesNotSupported(f"{uri} cannot be read in parts")
         data = b"".join(_blocks(response, uri))
@@ -119,7 +123,7 @@ def part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part
 
 
 def stream(uri: str) -> Iterator[bytes]:
-    """Yield all bytes of a file as they arrive, by an address from the user."""
+    """Yield the content of a file at an address from the user as it arrives."""
     with _open_response("GET", uri) as (response, _):
         yield from _blocks(response, uri)
 
@@ -135,12 +139,12 @@ def state(uri: str) -> FileState | None:
         modified = parsedate_to_datetime(response.headers["last-modified"]).timestamp()
     except (KeyError, TypeError, ValueError):
         modified = None
-    size = whole_number(response.headers.get("content-length", "")) or 0
+    size = parse_digits(response.headers.get("content-length", "")) or 0
     return FileState(size, modified, response.headers.get("etag", ""))
 
 
 @retry
-def read_listed(uri: str, max_bytes: int = MAX_BYTES) -> bytes:
+def read_allowed(uri: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a file whose address comes from data and is on the allow-list."""
     blocks, received = [], 0
     with _open_response("GET", uri, from_data=True) as (response, _):
@@ -157,7 +161,7 @@ def read_listed(uri: str, max_bytes: int = MAX_BYTES) -> bytes:
 def _open_response(
     method: str, uri: str, *, headers: Mapping[str, str] | None = None, from_data: bool = False
 ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str]]:
-    """Follow redirects; yield the last answer and its address.
+    """Follow redirects; yield the final response and its address.
 
     The host of an address from the user is allowed; that of one `from_data`, and of redirects, must be on
     the list.
@@ -193,7 +197,7 @@ def _open_response(
             raise MissingError(f"{target} is not a valid address: {error}", fix="correct it") from None
         if scheme(following) not in WEB:
             fix = "let it redirect to http:// or https://"
-            raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
+            raise AddressNotAllowed(f"refused {uri}: it redirects to {following}", fix=fix)
         if following in hops or len(hops) > _MAX_REDIRECTS:
             way = " -> ".join([*hops, following])
             fix = "correct the address or the server; retrying does not help"
@@ -203,17 +207,17 @@ def _open_response(
 
 def _check_status(status: int, uri: str) -> None:
     if status in (404, 410):
-        raise missing(uri)
+        raise missing_error(uri)
     if status in (412, 416):
         raise changed_error(uri, status)
     if status >= 300:
-        kind, busy = RefusedError if status in (401, 403) else StorageError, status in BUSY
+        kind, busy = AccessDeniedError if status in (401, 403) else StorageError, status in BUSY
         fix = "run again later" if busy else "check the address and who may read it"
         raise kind(f"cannot read {uri}: the server answers {status}", fix=fix, transient=busy)
 
 
 def _request(method: str, uri: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-    """Ask a server, without following its redirects."""
+    """Send a request without following redirects."""
     waits = environment.RETRIES
     retries = urllib3.Retry(
         total=None,
@@ -238,7 +242,7 @@ def _request(method: str, uri: str, headers: Mapping[str, str]) -> urllib3.BaseH
             retries=retries,
         )
     except (urllib3.exceptions.HTTPError, HTTPException, UnicodeError) as error:
-        raise no_answer(uri, error) from error
+        raise no_answer_error(uri, error) from error
 
 
 @lru_cache(maxsize=256)
@@ -251,13 +255,13 @@ def use_token(origin: str, token: str) -> None:
     _tokens[host_or_bucket(origin)] = token
 
 
-def forget_stores() -> None:
-    """Read proxies and certificates again when a server is used next."""
+def reset_clients() -> None:
+    """Drop cached clients, so that the next request reads proxies and certificates again."""
     _client.cache_clear()
 
 
 def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
-    """Yield the body of an answer as it arrives."""
+    """Yield the body of a response as it arrives."""
     received, began = 0, time.monotonic()
     try:
         while block := response.read1(_BLOCK_BYTES, decode_content=False):

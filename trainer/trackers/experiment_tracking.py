@@ -20,7 +20,7 @@ from pydantic import dataclasses as models
 from trainer import storage
 from trainer.base.errors import KubedetError, install_extra
 from trainer.base.json_files import STRICT
-from trainer.config.parsing import flat
+from trainer.config.parsing import flatten
 from trainer.config.schema import Config
 
 State = Literal["finished", "stopped", "failed"]  # how a run ended; a stopped one can be resumed
@@ -109,7 +109,7 @@ def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: boo
         # The run's folder contains `train`.
         name=folders[-2] if len(folders) > 1 and folders[-1] == "train" else folders[-1],
         output=output,
-        parameters=flat(asdict(config)),
+        parameters=flatten(asdict(config)),
         tags={"recipe": config.recipe, "shards": fingerprint, "output": output},
     )
     return Tracking(trackers, run, resumed=resumed)

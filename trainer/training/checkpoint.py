@@ -207,8 +207,10 @@ def _steps(folder: str) -> list[str]:
 def check_same_run(state: State, config: Config, fingerprint: str, global_batch: int) -> None:
     """Refuse a checkpoint with a different configuration or different data, naming the keys that differ."""
     # Loading the configuration adds defaults for keys that the checkpoint lacks.
-    saved = parsing.flat(asdict(parsing.from_json(state["config"], where="the checkpoint's configuration")))
-    now = parsing.flat(asdict(config))
+    saved = parsing.flatten(
+        asdict(parsing.from_json(state["config"], where="the checkpoint's configuration"))
+    )
+    now = parsing.flatten(asdict(config))
     pairs = [(key, saved.get(key), now.get(key)) for key in sorted(saved.keys() | now.keys())]
     pairs = [pair for pair in pairs if not {pair[0], pair[0].split(".")[0]} & _KEYS_THAT_MAY_CHANGE]
     pairs += [("shards", state["fingerprint"], fingerprint)]

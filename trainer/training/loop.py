@@ -23,7 +23,7 @@ from trainer.data.sample_order import global_batch_size, image_weights
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.inference import predict_split
 from trainer.launching import job_status
-from trainer.launching.distributed import World, broadcast, process_group, summed
+from trainer.launching.distributed import World, all_reduce_sum, broadcast, process_group
 from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.model.pretrained import DATA_ROOT
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
@@ -242,7 +242,9 @@ class _Run:
     def _report(self, seconds: float, steps: int) -> dict[str, float]:
         """Log means over all ranks since the last report; return the metrics of the progress bar."""
         state = self.state
-        total, *losses, norm = (summed(self.sums, self.world) / self.world.size / self.summed).tolist()
+        total, *losses, norm = (
+            all_reduce_sum(self.sums, self.world) / self.world.size / self.summed
+        ).tolist()
         self.sums.zero_()
         self.summed = 0
         rate = steps * self.global_batch / seconds

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.data.batch import to_device
-from trainer.launching.distributed import World, summed
+from trainer.launching.distributed import World, all_reduce_sum
 
 
 class RunningStatistics:
@@ -63,7 +63,7 @@ class RunningStatistics:
         """Update the running statistics after the last pass. A collective, if the network has BatchNorm."""
         if not self._norms:
             return
-        count, total, squares = summed(self._sums, self._world)
+        count, total, squares = all_reduce_sum(self._sums, self._world)
         mean = total / count
         variance = (squares - total * mean) / (count - 1)  # as torch keeps it
         latest = torch.where(count > 0, torch.stack([mean, variance]), self._before)

@@ -16,7 +16,7 @@ from trainer.base.errors import TrainingError
 from trainer.base.precision import autocast
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import Batch, copy_to_host
-from trainer.launching.distributed import World, all_reduce_max, gather, summed
+from trainer.launching.distributed import World, all_reduce_max, all_reduce_sum, gather
 from trainer.model import fused_functions
 from trainer.model.architecture import Architecture
 from trainer.model.global_batch import BatchContext, batch_contexts
@@ -152,7 +152,7 @@ class TrainStep:
                 detector.match_targets(batch.images, batch.boxes, batch.labels, batch.color, context)
                 for batch, context in zip(batches, described, strict=True)
             ]
-            total = summed(torch.stack([count for _, count in matches]).sum(), state.world)
+            total = all_reduce_sum(torch.stack([count for _, count in matches]).sum(), state.world)
         return [
             context._replace(matches=matched, pair_count=total)
             for context, (matched, _) in zip(described, matches, strict=True)

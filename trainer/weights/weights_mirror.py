@@ -34,12 +34,12 @@ from trainer import storage
 from trainer.base import log
 from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import (
+    AccessDeniedError,
     CheckpointError,
     ConfigError,
     DamagedError,
-    FormError,
+    FormatError,
     MissingError,
-    RefusedError,
     StorageError,
     first_line,
 )
@@ -208,7 +208,7 @@ def published_file(uri: str) -> PublishedFile:
     address = f"{hub_address()}/api/models/{name}/revision/{quote(revision)}?blobs=true"
     try:
         model = storage.read_model(address, _HubModel, f"check {HUB_ADDRESS}, if it is set")
-    except (DamagedError, FormError) as error:
+    except (DamagedError, FormatError) as error:
         raise StorageError(f"{address} does not respond like a model hub", fix=error.fix) from None
     files = {item.rfilename: item for item in model.siblings}
     if _TENSORS not in files:
@@ -288,7 +288,7 @@ def fetch_if_needed(uri: str, data_root: str) -> WeightFile:
     if file is None or path is None or _find_fault(path, file):
         if file:
             _LOG.warning("weights %s in %s are damaged: fetching them again", uri, mirror_uri(data_root))
-        with log.activity(_LOG, f"fetching {uri}"):
+        with log.log_activity(_LOG, f"fetching {uri}"):
             file = _fetch(uri, data_root)
         path = storage.local_copy(storage.join(place, file.name))
     return WeightFile(uri, path, _read_config(place))
@@ -384,9 +384,9 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             storage.upload(path, storage.join(place, file.name))
             file = replace(file, sha256=file.sha256 or _sha256(path), size=path.stat().st_size)
     except StorageError as error:
-        if isinstance(error, web.Refused):
+        if isinstance(error, web.AddressNotAllowed):
             remedy = error.fix
-        elif uri.startswith(HUB) and isinstance(error, (RefusedError, MissingError)):
+        elif uri.startswith(HUB) and isinstance(error, (AccessDeniedError, MissingError)):
             remedy = (
                 f"see whether {hub_address()}/{name} is there; for a private or gated model set {HUB_TOKEN}, "
                 "in a cluster as a key of the Secret that `credentials` names. Its account must be able to "

@@ -20,7 +20,7 @@ from operations.tuning.search import Study
 from operations.tuning.space import ENDED
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
-from trainer.base.errors import EXIT_RETRY, ConfigError, FormError, Interrupted
+from trainer.base.errors import EXIT_RETRY, ConfigError, FormatError, Interrupted
 from trainer.model import recipes
 from trainer.steps.manifests import Shards
 
@@ -150,7 +150,7 @@ def test_a_record_of_a_bucket_with_other_content_is_refused_with_its_name(bucket
     assert [trial.number for trial in study.trials()] == [0]
     for broken in (record | change, {key: record[key] for key in record.keys() - change.keys()}):
         file.write_text(json.dumps(broken))
-        with pytest.raises(FormError, match=r"trials/00000\.json") as caught:
+        with pytest.raises(FormatError, match=r"trials/00000\.json") as caught:
             study.trials()
         assert "delete it" in caught.value.fix
 

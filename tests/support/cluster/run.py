@@ -142,7 +142,7 @@ class Run:
         for attempt in range(5):
             began = self.clock.monotonic()
             try:
-                with heartbeat.renewed(HEARTBEAT, clock=self.clock, write=self.store.write_json):
+                with heartbeat.renew_periodically(HEARTBEAT, clock=self.clock, write=self.store.write_json):
                     self._train_to_the_end()
                 self.outcome = self.outcome if pod.gone else "succeeded"
                 return
@@ -205,7 +205,7 @@ class Run:
                 if rank == 0 and step:
                     pod.say(resumed(step, STEPS))
             pod.until(lambda: pod.leaving, STEP_SECONDS)
-            monitor.look()
+            monitor.poll()
             if pod.leaving or self._has_lost_its_peer(pod):
                 pod.exit(EXIT_RETRY)
             elif monitor.expired:

@@ -14,12 +14,12 @@ from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, KubedetError, refuse_userinfo
 from trainer.base.safe_text import (
-    aligned,
-    cells,
+    align,
+    display_width,
     has_userinfo,
-    one_line,
-    redacted,
-    yaml_value,
+    parse_yaml,
+    redact,
+    to_one_line,
 )
 from trainer.data import source_names, sources
 
@@ -53,7 +53,7 @@ signatures = st.text(string.ascii_letters + string.digits + "%+/=_-.~:", max_siz
 def test_no_error_or_log_line_contains_a_password(address, text):
     error = KubedetError(text.format(address), fix=f"give another address than {address}")
     assert SECRET not in str(error) + repr(error) + str(error.args) + error.fix and "***@" in error.message
-    assert redacted(error.message) == error.message
+    assert redact(error.message) == error.message
     try:
         raise OSError(text.format(address))
     except OSError:
@@ -85,7 +85,7 @@ def test_addresses_with_a_password_are_refused_everywhere(address):
         lambda: source_names.source_uris(uri),
         lambda: storage.state(uri),
         lambda: storage.read_bytes(uri),
-        lambda: storage.check_place(uri),
+        lambda: storage.check_uri(uri),
     ]
     for door in doors:
         with pytest.raises(KubedetError, match="name or password") as caught:
@@ -102,12 +102,12 @@ def test_addresses_with_a_password_are_refused_everywhere(address):
     ],
 )  # fmt: skip
 def test_addresses_without_secrets_are_unchanged(uri):
-    assert redacted(uri) == uri and not has_userinfo(uri)
+    assert redact(uri) == uri and not has_userinfo(uri)
 
 
 def test_a_token_alone_is_a_secret_too():
     text = "https://ghp_qZx7@host/x https://qZx7:x-oauth-basic@h/"
-    assert redacted(text) == "https://***@host/x https://***@h/"
+    assert redact(text) == "https://***@host/x https://***@h/"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_an_endpoint_with_a_password_is_refused(monkeypatch):
 
 
 def test_long_texts_take_little_time():
-    assert redacted("://" * 100_000 + "@") and redacted("://a:b" * 50_000) and redacted("@" * 300_000 + "://")
+    assert redact("://" * 100_000 + "@") and redact("://a:b" * 50_000) and redact("@" * 300_000 + "://")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_long_texts_take_little_time():
     ],
 )
 def test_control_characters_become_spaces(text, line):
-    assert one_line(text) == line
+    assert to_one_line(text) == line
 
 
 def test_no_name_in_a_message_controls_the_terminal_or_looks_like_another_message(capfd):
@@ -168,16 +168,16 @@ def test_no_name_in_a_message_controls_the_terminal_or_looks_like_another_messag
 @pytest.mark.parametrize("text", ["cat", "猫", "a\tb", "very long name of a class", "猫猫猫猫猫猫猫", ""])
 @pytest.mark.parametrize("right", [False, True])
 def test_aligned_text_has_the_width(text, right):
-    cell = aligned(text, 10, right=right)
-    assert cells(cell) == 10 and ("…" in cell) == (cells(text) > 10)
-    assert (cell.startswith(" ") if right else cell.endswith(" ")) or cells(text) >= 9
+    cell = align(text, 10, right=right)
+    assert display_width(cell) == 10 and ("…" in cell) == (display_width(text) > 10)
+    assert (cell.startswith(" ") if right else cell.endswith(" ")) or display_width(text) >= 9
 
 
 def test_yaml_has_the_values_of_json_and_dates_are_text():
-    assert yaml_value("a: [2020-01-02, 1.5, null, true, x]", 100) == {
+    assert parse_yaml("a: [2020-01-02, 1.5, null, true, x]", 100) == {
         "a": ["2020-01-02", 1.5, None, True, "x"]
     }
-    assert yaml_value("a: [no, 1, null]", 100, plain_text=True) == {"a": ["no", "1", "null"]}
+    assert parse_yaml("a: [no, 1, null]", 100, plain_text=True) == {"a": ["no", "1", "null"]}
     for text in (
         "!!binary YWJj",
         "!!set {a}",
@@ -187,7 +187,7 @@ def test_yaml_has_the_values_of_json_and_dates_are_text():
         "{? [a] : b}",
     ):
         with pytest.raises(ValueError):
-            yaml_value(text, 100)
+            parse_yaml(text, 100)
 
 
 @pytest.mark.parametrize(
@@ -201,18 +201,18 @@ def test_yaml_has_the_values_of_json_and_dates_are_text():
 )
 def test_yaml_errors_name_the_line_and_the_remedy(text, parts):
     with pytest.raises(ValueError) as caught:
-        yaml_value(text, 100)
+        parse_yaml(text, 100)
     assert all(part in str(caught.value) for part in parts) and "\n" not in str(caught.value)
 
 
 def test_aliases_are_refused():
     with pytest.raises(ValueError, match="line 2: aliases"):
-        yaml_value("a: &a {x: 1}\nb: {<<: *a, y: 2}", 100)
+        parse_yaml("a: &a {x: 1}\nb: {<<: *a, y: 2}", 100)
 
 
 @pytest.mark.slow
 def test_the_time_for_many_keys_is_linear():
     text = "\n".join(f"{number}: name" for number in range(36_000))
     start = time.process_time()
-    assert len(yaml_value(text, 10**6, plain_text=True)) == 36_000
+    assert len(parse_yaml(text, 10**6, plain_text=True)) == 36_000
     assert time.process_time() - start < 20  # A comparison of all pairs took 101.

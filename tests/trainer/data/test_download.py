@@ -152,7 +152,7 @@ def faulty_reads(monkeypatch):
     """What reading some images of a COCO folder raises, by name (a list: once each), and counts of reads."""
     faults: dict[str, Exception | list[Exception]] = {}
     reads: Counter[str] = Counter()
-    read_listed = storage.read_listed
+    read_allowed = storage.read_allowed
 
     def read(uri: str) -> bytes:
         name = uri.rpartition("/")[2]
@@ -160,9 +160,9 @@ def faulty_reads(monkeypatch):
             reads[name] += 1
             if fault := faults.get(name):
                 raise fault.pop() if isinstance(fault, list) else fault
-        return read_listed(uri)
+        return read_allowed(uri)
 
-    monkeypatch.setattr(storage, "read_listed", read)
+    monkeypatch.setattr(storage, "read_allowed", read)
     return faults, reads
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer import storage
-from trainer.base.errors import EvaluationError, FormError, StorageError
+from trainer.base.errors import EvaluationError, FormatError, StorageError
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import coco
@@ -305,5 +305,5 @@ def test_other_folders_are_refused_as_baselines(root):
         baseline_of(root, baseline=str(root / "runs"))
     for text in ("{}", "[]", '{"fingerprint": 1, "split": "", "predictions": null, "checkpoint": []}'):
         (root / "runs" / "first" / "evaluation" / "metrics.json").write_text(text)
-        with pytest.raises(FormError, match=r"metrics\.json"):
+        with pytest.raises(FormatError, match=r"metrics\.json"):
             baseline_of(root, baseline=str(root / "runs" / "first"))

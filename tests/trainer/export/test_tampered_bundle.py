@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from trainer import storage
 from trainer.base import json_files
-from trainer.base.errors import ExportError, FormError, KubedetError, StorageError
+from trainer.base.errors import ExportError, FormatError, KubedetError, StorageError
 from trainer.export import bundle, published_models
 from trainer.export.predict import open_bundle
 
@@ -124,7 +124,7 @@ def test_values_that_no_export_writes_are_refused(tmp_path, keys, value):
     functools.reduce(lambda part, key: part[key], above, metadata)[last] = value
     (folder / bundle.METADATA).write_bytes(json_files.encode(metadata))
     bundle.seal(folder)
-    with pytest.raises(FormError) as caught:
+    with pytest.raises(FormatError) as caught:
         bundle.load(str(folder))
     assert bundle.METADATA in caught.value.message and caught.value.fix
 

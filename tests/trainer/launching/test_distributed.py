@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from trainer.base.errors import ConfigError
 from trainer.launching import distributed, worker_failures
-from trainer.launching.distributed import process_group, summed
+from trainer.launching.distributed import all_reduce_sum, process_group
 
 
 def test_outside_torchrun_it_is_one_process(monkeypatch):
@@ -54,7 +54,7 @@ def connect(rank: int, port: int, behavior: str, outcomes: Any) -> None:
         with process_group() as world:
             if behavior == "late":
                 time.sleep(6)
-            outcomes.put(summed(torch.ones(1), world).item())
+            outcomes.put(all_reduce_sum(torch.ones(1), world).item())
     except Exception as error:
         outcomes.put(worker_failures.lost_peer(error))
 

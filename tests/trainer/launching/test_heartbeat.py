@@ -10,7 +10,7 @@ import pytest
 from trainer import storage
 from trainer.base.clock import Clock
 from trainer.base.errors import StorageError
-from trainer.launching.heartbeat import EXIT_ABANDONED, Watch, renewed
+from trainer.launching.heartbeat import EXIT_ABANDONED, Watch, renew_periodically
 from trainer.trackers.training_log import read_rows
 from trainer.training import checkpoint
 
@@ -42,7 +42,7 @@ def beat(path, clock, age=0.0):
 def passes(watch, clock, seconds):
     """Look every second for a while; returns after how many seconds the launcher counted as gone."""
     for second in range(int(seconds) + 1):
-        watch.look()
+        watch.poll()
         if watch.expired:
             return second
         clock.seconds += 1
@@ -104,7 +104,7 @@ def test_the_heartbeat_is_written_until_the_launcher_ends(tmp_path):
         if len(written) == 3:
             third.set()
 
-    with renewed(uri, 0.1, write=sometimes):
+    with renew_periodically(uri, 0.1, write=sometimes):
         assert third.wait(60)
     count = len(written)
     assert abs(storage.read_json(uri)["time"] - time.time()) < 60
@@ -125,7 +125,7 @@ def test_two_elastic_nodes_save_and_end_without_the_launcher(node, port, trainin
     arguments, output = training
     place = {**ELASTIC, "rdzv_endpoint": f"127.0.0.1:{port}"}
     limit = options(tmp_path / "beat", 20)
-    with renewed(str(tmp_path / "beat"), 3.0):
+    with renew_periodically(str(tmp_path / "beat"), 3.0):
         pair = [node(arguments(train__epochs=2000), *limit, **place) for _ in range(2)]
         for each in pair:
             each.wait_for("launch: waiting for")

@@ -94,7 +94,7 @@ def test_a_ca_bundle_that_cannot_be_read_is_named(name, monkeypatch, tmp_path):
     for bundle in (tmp_path / "none.pem", tmp_path / "broken.pem"):
         monkeypatch.setenv(name, str(bundle))
         with pytest.raises(StorageError, match=f"CA bundle {bundle}") as caught:
-            environment.authorities()
+            environment.ca_certificates()
         assert name in caught.value.fix
 
 

@@ -15,7 +15,7 @@ def test_a_store_that_is_away_is_named_until_it_is_back(monkeypatch, caplog):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    with outages.report_while(url):
+    with outages.report_outages(url):
         until(lambda: f"{url}: no answer from the server" in caplog.text)
         assert "again" not in caplog.text
         with HTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as server:

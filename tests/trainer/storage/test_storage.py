@@ -8,7 +8,7 @@ import pytest
 
 from trainer import storage
 from trainer.base.errors import MissingError, StorageError
-from trainer.storage import check_place
+from trainer.storage import check_uri
 from trainer.storage.uris import host_or_bucket
 
 
@@ -183,7 +183,7 @@ def test_a_fifo_or_device_is_refused_instead_of_read(tmp_path):
     ],
 )
 def test_places_that_exist(uri):
-    check_place(uri)
+    check_uri(uri)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_places_that_exist(uri):
 )  # fmt: skip
 def test_a_name_that_no_bucket_can_have_is_refused(uri):
     with pytest.raises(StorageError, match=r"invalid bucket name|has no bucket") as caught:
-        check_place(uri)
+        check_uri(uri)
     assert caught.value.fix
 
 

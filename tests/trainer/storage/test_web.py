@@ -10,7 +10,7 @@ from prepared_server import PLAIN, Server
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.storage import objects, web
-from trainer.storage.web import Refused
+from trainer.storage.web import AddressNotAllowed
 
 
 @pytest.fixture
@@ -159,13 +159,13 @@ def test_hosts_and_buckets_on_the_list_are_allowed(uri):
 )  # fmt: skip
 def test_all_other_addresses_are_refused(uri):
     web.allow(NAMED, HOSTS)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AddressNotAllowed) as caught:
         web.check_allowed(uri)
     assert caught.value.fix
 
 
 def test_a_refusal_names_the_key_that_allows_the_host():
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AddressNotAllowed) as caught:
         web.check_allowed("http://images.lan:81/a.jpg")
     assert "data.allow_hosts" in caught.value.fix and "images.lan" in caught.value.fix
 
@@ -194,7 +194,7 @@ READS = {
     "look": storage.state,
     "copy": storage.local_copy,
     "open": storage.open_reader,
-    "an address in data": lambda uri: (web.allow([uri]), storage.read_listed(uri)),
+    "an address in data": lambda uri: (web.allow([uri]), storage.read_allowed(uri)),
 }
 
 
@@ -213,7 +213,7 @@ def test_one_without_end_is_told_with_its_hops_and_not_tried_again(server, read,
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 def test_redirects_to_other_hosts_are_refused_until_they_are_allowed(server, target, read):
     server.answers = [redirect(target.url)] * 9
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AddressNotAllowed) as caught:
         read(server.url)
     assert "data.allow_hosts" in caught.value.fix and not target.requests
     web.allow((), [target.url.removeprefix("http://").removesuffix("/x")])
@@ -233,7 +233,7 @@ def test_a_server_may_redirect_to_its_own_https(server, monkeypatch):
 def test_a_second_redirect_is_checked_too(server, target):
     web.allow([target.url])
     server.answers, target.answers = [redirect(target.url)], [redirect("http://169.254.169.254/")]
-    with pytest.raises(Refused, match=r"169\.254"):
+    with pytest.raises(AddressNotAllowed, match=r"169\.254"):
         storage.read_bytes(server.url)
 
 

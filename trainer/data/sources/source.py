@@ -148,7 +148,7 @@ class Source:
         Raises:
             StorageError: the bytes cannot be read; Refused: the address is not on the list.
         """
-        return storage.read_listed(origin)
+        return storage.read_allowed(origin)
 
 
 class SplitOverlaps:

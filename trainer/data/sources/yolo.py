@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from trainer import storage
 from trainer.base.errors import DataError, MissingError
-from trainer.base.safe_text import whole_number, yaml_value
+from trainer.base.safe_text import parse_digits, parse_yaml
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
@@ -220,7 +220,7 @@ class YoloSource(Source):
     def _from_yaml(self, uri: str, content: bytes) -> DatasetDescription:
         try:
             # Every scalar stays the text that it is: a class may be named no, 1 or null.
-            form = yaml_value(content, _MAX_BYTES, plain_text=True)
+            form = parse_yaml(content, _MAX_BYTES, plain_text=True)
         except ValueError as error:
             raise DataError(f"{uri} is not YAML: {error}", fix=FIX) from None
         if not isinstance(form, dict):
@@ -402,7 +402,7 @@ def find_description(folder: str) -> str:
     for name in names:
         if name.lower().endswith(YAML):
             with suppress(ValueError):
-                form = yaml_value(storage.read_bytes(storage.join(folder, name)), _MAX_BYTES, plain_text=True)
+                form = parse_yaml(storage.read_bytes(storage.join(folder, name)), _MAX_BYTES, plain_text=True)
                 if isinstance(form, dict) and {"names", "nc"} & form.keys() and "train" in form:
                     described.append(name)
     if len(described) > 1:
@@ -451,12 +451,12 @@ def _parse_names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
     """Return the classes by their numbers."""
     names = form.get("names")
     text = str(form.get("nc", "")).strip()
-    count = whole_number(text)
+    count = parse_digits(text)
     if text.isdecimal() and (count is None or count > _MAX_CLASSES):
         raise DataError(f"{uri}: nc is {text[:20]}, more than {_MAX_CLASSES}", fix="set nc to their number")
     if names in (None, "") and count is not None:
         return {number: f"class_{number}" for number in range(count)}
-    if isinstance(names, dict) and all(whole_number(str(key)) is not None for key in names):
+    if isinstance(names, dict) and all(parse_digits(str(key)) is not None for key in names):
         numbered = {int(key): name for key, name in names.items()}
     elif isinstance(names, list):
         numbered = dict(enumerate(names))
