@@ -24,7 +24,7 @@ from trainer.base.safe_text import format_message
 
 TITLE = "Train an object detector on Kubeflow, or on one machine, with one pipeline."
 EXIT_CODES = "Exit codes: 0; 2 for a mistake in options or data; 143 if it was stopped; 1 otherwise."
-_COMPLETION = "_KUBEDET_COMPLETE"  # Variable with which the shell asks for completions.
+_COMPLETION = "_KUBEDET_COMPLETE"  # Variable with which the shell requests completions.
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Entry:
 
     function: Callable[..., Any]
     show: Callable[..., int | None]
-    logs: bool = False  # Whether it logs what it does.
+    logs: bool = False  # Whether it sets up logging.
 
 
 def show_nothing(result: object) -> None:

@@ -1,4 +1,4 @@
-"""What all functions of `kubedet.api` have in common: checked arguments, and errors with a remedy."""
+"""Wraps all functions of `kubedet.api`: checks arguments and gives errors a remedy."""
 
 import inspect
 import os
@@ -21,7 +21,7 @@ R = TypeVar("R")
 def public(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a function, and turn errors of the system into KubedetErrors.
 
-    Arguments must have the types in the signature; a `pathlib.Path` may stand for any text.
+    Arguments must have the types in the signature; a `pathlib.Path` is accepted for any text.
     """
     signature = inspect.signature(function)
 
@@ -39,7 +39,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_text(value: object, where: str) -> None:
-    """Refuse texts that contain a password, or are not UTF-8, as manifests, pipelines and jobs are."""
+    """Refuse texts that contain a password or are not UTF-8, which manifests, pipelines and jobs must be."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -58,7 +58,7 @@ def check_text(value: object, where: str) -> None:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn OSErrors that name a file, and imports of packages that are missing, into KubedetErrors."""
+    """Turn OSErrors that name a file, and failed imports, into KubedetErrors."""
     try:
         with translate_named_oserrors():
             yield

@@ -85,7 +85,7 @@ class Model:
         self._predictor, self.uri = predictor, predictor.model.uri
         classes = predictor.model.categories
         self.names: list[str] = [each["name"] for each in classes]  # By label.
-        # Formats without ids of their own have "" or none.
+        # Formats without their own ids have "" or none.
         originals = [each.get("original_id", "") for each in classes]
         self._category_ids = [label if each == "" else each for label, each in enumerate(originals)]
 
@@ -105,7 +105,7 @@ class Model:
         Args:
             images: paths, bytes of files, open files, PIL images, or arrays of uint8 [height, width, 3] in
                 RGB.
-            score: least score of a detection, 0 to 1.
+            score: minimum score of a detection, 0 to 1.
 
         Raises:
             KubedetError: an image is missing, damaged or of another type, and the message says which one; or
@@ -148,7 +148,7 @@ class Model:
 
 
 def _without_file(source: Any) -> object:
-    """Return the bytes of an open file, which can be read once only; other images as they are."""
+    """Return the bytes of an open file, which can be read only once; return other images unchanged."""
     if not hasattr(source, "read"):
         return source
     with wrap_exceptions(DataError, f"{source!r} cannot be used", fix="open the file with the mode 'rb'"):

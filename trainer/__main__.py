@@ -41,7 +41,7 @@ _REQUIRED = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb; returns the exit code (see trainer.base.errors)."""
+    """Run one verb and return the exit code (see trainer.base.errors)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
     die_with_parent.die_with_launcher()
@@ -206,7 +206,7 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _check_output(uri: str) -> None:
-    """Check that a folder can be written, before this machine waits for others."""
+    """Check that a folder is writable before waiting for other machines."""
     from trainer.storage import check_writable
 
     try:

@@ -9,12 +9,12 @@ MAX_ITEMS = 10  # Items of a list that are printed.
 
 
 def show(text: str) -> None:
-    """Print a text with names from files, without their control characters."""
+    """Print a text without the control characters of file names."""
     print(make_printable(text))
 
 
 def say(template: str) -> Callable[[object, Mapping[str, Any]], None]:
-    """Return what prints a text with the arguments of a command, and `{result}`."""
+    """Return a function that prints a template with a command's arguments and `{result}`."""
 
     def show_text(result: object, arguments: Mapping[str, Any]) -> None:
         show(template.format(result=result, **arguments))
@@ -49,7 +49,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def print_list(title: str, items: Sequence[str]) -> None:
-    """Print the first of some items, unless there are none."""
+    """Print the first items of a list, if any."""
     if items:
         show(f"{title} ({len(items)}):\n" + "\n".join(f"  {item}" for item in items[:MAX_ITEMS]))
         if len(items) > MAX_ITEMS:
@@ -57,5 +57,5 @@ def print_list(title: str, items: Sequence[str]) -> None:
 
 
 def format_bytes(count: int) -> str:
-    """Write a number of bytes."""
+    """Format a size as MB or GB."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

@@ -108,7 +108,7 @@ def show_preview(preview: Preview) -> None:
 
 
 def show_pruned(pruning: "Pruning", arguments: Mapping[str, Any], *, json: bool = False) -> None:
-    """Print what was deleted, or would be, and why the rest is kept."""
+    """Print what was or would be deleted, and why the rest is kept."""
     artifacts = sorted(pruning.artifacts.values(), key=lambda item: (bool(item.reasons), item.name))
     if json:
         kept = [{"name": item.name, "bytes": item.size, "kept": item.reasons} for item in artifacts]

@@ -84,7 +84,7 @@ def status_text(job: "JobStatus", reasons: Sequence[str]) -> str:
 
 
 def age(created: str) -> str:
-    """Return the age of a time in RFC 3339, e.g. 3m12s; "-" for no time."""
+    """Return the time since an RFC 3339 timestamp, e.g. 3m12s; "-" for no time."""
     if not created:
         return "-"
     passed = datetime.now(UTC) - datetime.fromisoformat(created)
@@ -92,7 +92,7 @@ def age(created: str) -> str:
 
 
 def time_span(seconds: int) -> str:
-    """Write a time in its two largest units: 45s, 3m12s, 5h2m, 12d4h."""
+    """Format a duration in its two largest units: 45s, 3m12s, 5h2m, 12d4h."""
     days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
     units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
     first = next((index for index, (number, _) in enumerate(units) if number), 3)
@@ -100,13 +100,13 @@ def time_span(seconds: int) -> str:
 
 
 def show_lines(lines: Iterator[str]) -> None:
-    """Print the lines of a log as they come."""
+    """Print the lines of a log as they arrive."""
     for line in lines:
         print(line, flush=True)
 
 
 def show_checks(checks: "Iterable[Check]") -> int:
-    """Print each check when it is known; return 1 if something is missing."""
+    """Print each check as it finishes; return 1 if something is missing."""
     from trainer.launching import machine_checks
 
     missing = sum(check.state == "missing" for check in machine_checks.report(checks))

@@ -23,7 +23,7 @@ _MAX_WIDTH = 110
 
 
 def show_evaluation(evaluation: Evaluation) -> int:
-    """Print scores, comparison and verdict; return 1 if the rules of the call failed."""
+    """Print scores, comparison and verdict; return 1 if the command's gate rules failed."""
     from trainer import storage
     from trainer.evaluation.metrics import Change
 
@@ -82,7 +82,7 @@ def show_card(model: "Bundle") -> None:
 
 
 def show_verified(model: "Bundle", arguments: Mapping[str, Any]) -> None:
-    """Print what was compared."""
+    """Print what was verified."""
     show(f"{model.uri}: {len(model.checksums)} files are as they were written, and no others are there")
     show(f"{model.metadata.name} {model.metadata.model_version}, sha256 of SHA256SUMS {model.digest}")
     if arguments["public_key"]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_run(run: ClusterRun, arguments: Mapping[str, Any]) -> None:
-    """Print what was sent, or would be, and what to do next."""
+    """Print what was or would be submitted, and the next steps."""
     from components.images import COMPONENT_IMAGE
     from pipelines.submission import format_argument
 

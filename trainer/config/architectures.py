@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     options: str  # `module:Class` of its options, a subclass of `config.ModelConfig`
     network: str  # `module:Class` of its network, a subclass of `model.architecture.Architecture`
     extra: str = ""
-    """The extra that it needs, if any."""
+    """The extra that it requires, if any."""
     packages: tuple[str, ...] = ()  # packages of that extra
 
 

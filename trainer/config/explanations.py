@@ -1,4 +1,4 @@
-"""Fields of configurations and jobs, with their defaults and meanings, for people."""
+"""Describes the fields of configurations and jobs, with their defaults, for users."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ Variants = Mapping[type, Mapping[str, type]]
 
 @dataclass(frozen=True)
 class Explanation:
-    """One field, and what it means."""
+    """A field and its meaning."""
 
     name: str  # With dots; * is the number of an item in a list.
     value: str  # The default, or the value in a configuration, as text.

@@ -1,4 +1,4 @@
-"""Configurations as JSON, changed by dotted keys; every value is checked once, when its section is made."""
+"""Configurations as JSON, changed by dotted keys; each section validates its values when it is created."""
 
 import difflib
 import json
@@ -28,12 +28,12 @@ _KEYS_FIX = "correct these keys; `kubedet recipes show NAME` lists a recipe's ke
 
 
 def to_json(config: Config) -> str:
-    """Write a configuration as JSON text that `from_json` reads back equal."""
+    """Serialize a configuration to JSON; `from_json` restores an equal one."""
     return json.dumps(asdict(config), indent=2) + "\n"
 
 
 def write(uri: str, config: Config) -> None:
-    """Write a run's configuration, with its hash in it."""
+    """Write a run's configuration with its hash."""
     storage.write_json(uri, asdict(config), indent=2)
 
 
@@ -52,7 +52,7 @@ def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
 
 
 def from_tree(tree: Any, *, where: str = "configuration") -> Config:
-    """Make a configuration of nested mappings; missing keys have their defaults.
+    """Build a configuration from nested mappings; missing keys get their defaults.
 
     A ConfigError names every key that is unknown, of a wrong type or out of range; `where` is the title of
     the text in it (a path, a recipe).
@@ -110,7 +110,7 @@ def _excerpt(value: Any) -> str:
 
 
 def _conflicts(config: Config) -> list[str]:
-    """Describe what the architecture does not support."""
+    """Return a line for each setting that the architecture does not support."""
     model, size, problems = config.model, config.loader.image_size, []
     if size % model.stride:
         below = size // model.stride * model.stride
@@ -159,7 +159,7 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> Overrides:
 
 
 def format_override(key: str, value: Any) -> str:
-    """Write `key=value` so that `parse_overrides` reads the same value."""
+    """Format `key=value` so that `parse_overrides` reads back the same value."""
     plain = isinstance(value, str) and parse_value(value) == value
     return f"{key}={value if plain else json.dumps(value)}"
 

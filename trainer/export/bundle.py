@@ -5,7 +5,7 @@
 - `model_metadata.json`: classes, input, outputs, thresholds, origin, checks
 - `MODEL_CARD.md`: the same for people
 - `model.sig`: signature, if a key was given
-- `SHA256SUMS`: written last: a folder without it is no bundle (`sha256sum -c` reads it)
+- `SHA256SUMS`: written last: a folder without it is not a bundle (`sha256sum -c` reads it)
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _MAX_TEXT_BYTES = 16 * 1024**2
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose checksums and metadata have been read, and agree."""
+    """A bundle whose checksums and metadata have been read and match."""
 
     uri: str
     metadata: Metadata
@@ -48,7 +48,7 @@ class Bundle:
         return [category["name"] for category in self.metadata.classes]
 
     def check(self) -> None:
-        """Compare all files with their checksums; raises as `files`."""
+        """Compare all files with their checksums; raises the errors of `files`."""
         with self.files(self.checksums):
             pass
 
@@ -104,7 +104,7 @@ def _verify_files(uri: str, checksums: dict[str, str], names: Iterable[str]) -> 
 
 
 def exists(uri: str) -> bool:
-    """Return whether there is a complete bundle."""
+    """Return whether a complete bundle exists."""
     return storage.exists(storage.join(uri, CHECKSUMS))
 
 
@@ -211,7 +211,7 @@ def check_signature(source: Bundle, public_key: str) -> None:
 
 
 def signer(private_key: str) -> Any:
-    """Return the configuration that signs with a key."""
+    """Return the signing configuration for a key."""
     fix = (
         "use an unencrypted PEM file of an elliptic-curve private key "
         "(openssl ecparam -name prime256v1 -genkey -noout)"

@@ -67,8 +67,8 @@ def describe(
 ) -> None:
     """Write the metadata and the card of the files in a folder.
 
-    `meta` is that of the checkpoint, `rows` the number of detections of an image, `scores` those of
-    `read_scores`, `made_from` a hash of all inputs.
+    `meta` is the checkpoint's metadata, `rows` the number of detections per image, `scores` the result of
+    `read_scores`, and `made_from` a hash of all inputs.
     """
     size, resize, fill = meta["square"]
     hashes = {path.name: bundle.file_sha256(path) for path in sorted(folder.iterdir())}

@@ -23,7 +23,7 @@ from trainer.model.retinanet import postprocess
 
 _LOG = logging.getLogger("export")
 OPSET = 18  # ONNX operator set, which all runtimes support
-_CANDIDATES = 10_000  # best pairs of box and class of an image that are suppressed
+_CANDIDATES = 10_000  # best pairs of box and class of an image that enter suppression
 
 
 class OnnxRuntime:
@@ -133,7 +133,7 @@ class Format:
 
     file: str
     write: Callable[[FormatWriter, Path], None]  # writes the file
-    raw: bool = False  # whether it gives all boxes and scores, not detections
+    raw: bool = False  # whether it returns all boxes and scores instead of detections
 
 
 FORMATS = {
@@ -145,7 +145,7 @@ FORMATS = {
 
 
 class ExportedModel:
-    """An exported file in onnxruntime, giving detections."""
+    """An exported file that onnxruntime runs; returns detections."""
 
     def __init__(self, kind: Format, path: Path, thresholds: Mapping[str, float]) -> None:
         self.kind, self.runtime, self._thresholds = kind, OnnxRuntime(path), thresholds

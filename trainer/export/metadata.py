@@ -22,7 +22,7 @@ def _check_time(value: str) -> str:
 
 @dataclass(config=STRICT, frozen=True)
 class Input:
-    """The model's input and what its clients do to an image."""
+    """The model's input and the preprocessing that clients apply."""
 
     name: str
     dtype: str
@@ -35,7 +35,7 @@ class Input:
 
 @dataclass(config=STRICT, frozen=True)
 class Outputs:
-    """The model's outputs: names, rows, and the meaning of each."""
+    """The model's outputs: names, number of rows, and meanings."""
 
     names: list[str]
     rows: int  # detections of an image
@@ -78,7 +78,7 @@ class ExportedFormat:
 
 @dataclass(config=STRICT, frozen=True)
 class Origin:
-    """What the model was trained on, and its checkpoint."""
+    """The model's training data and checkpoint."""
 
     shards: str  # fingerprint
     checkpoint: str

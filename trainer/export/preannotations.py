@@ -1,4 +1,4 @@
-"""Detections as annotations to be corrected in other tools: COCO's format, or Label Studio's tasks.
+"""Writes detections as annotations to correct in other tools: COCO files or Label Studio tasks.
 
 Images are named relative to the folder that contains all of them. CVAT, Roboflow and FiftyOne read COCO's
 format. Label Studio reads its own: https://labelstud.io/guide/predictions (as of version 1.20).

@@ -27,7 +27,7 @@ BATCH = 8  # Images or tiles that a model gets at once.
 
 
 class ImageTooLarge(DataError):
-    """An image has more pixels than the limit."""
+    """An image that has more pixels than the limit."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Detection:
 
 
 class Predictor:
-    """An opened model."""
+    """A loaded model."""
 
     def __init__(self, model: ScoredModel, tile: int = -1) -> None:
         """`tile` is the side of the tiles that images are detected in, see `evaluation.tile`."""

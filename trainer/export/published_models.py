@@ -55,7 +55,7 @@ def folder(data_root: str, name: str) -> str:
 
 
 def current(data_root: str, name: str, *, besides: str = "") -> CurrentModel | None:
-    """Return the content of a model's `current`, or None if it has no versions (`besides` one that is new).
+    """Return the content of a model's `current`; None if it has no versions other than `besides`.
 
     Versions without `current` are a DamagedError: a gate would pass every model without a baseline.
     """
@@ -73,7 +73,7 @@ def current(data_root: str, name: str, *, besides: str = "") -> CurrentModel | N
 def check_classes(
     data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str, besides: str = ""
 ) -> None:
-    """Refuse other classes than those of a model's current version: clients would misread the labels.
+    """Refuse classes that differ from those of the current version: clients would misread the labels.
 
     For `besides` see `current`.
     """

@@ -80,7 +80,7 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
 
 
 def as_matrices(graph: onnx.GraphProto) -> int:
-    """Make onnxruntime compute large int8 convolutions as matrix products; returns how many.
+    """Make onnxruntime compute large int8 convolutions as matrix products; return their number.
 
     If the zero point of the weights is 0, it uses direct convolution with a CPU's vector instructions,
     else a matrix product, which takes half the time on a CPU with a matrix unit (AMX). So this shifts the

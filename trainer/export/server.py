@@ -1,4 +1,4 @@
-"""A small local server to try one model: a page, and detections in the images that are sent to it.
+"""A small local server to try a model: serves a page, and returns detections in uploaded images.
 
 Not for production: one image at a time, no authentication. Triton and KServe serve the exported files.
 """
@@ -43,7 +43,7 @@ _SECURITY_HEADERS = {
 class ModelServer(ThreadingHTTPServer):
     """Serves an opened model."""
 
-    daemon_threads = True  # a running image does not delay the end
+    daemon_threads = True  # a running request does not delay shutdown
 
     def __init__(self, address: tuple[str, int], predictor: Predictor, names: Sequence[str] = ()) -> None:
         """Listen; `names` are further host names of this server, or patterns."""
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_json(HTTPStatus.OK, {"model": model, **as_json(detections, image)})
 
     def _is_refused(self) -> bool:
-        """Refuse other host names, and requests that pages of other sites send."""
+        """Refuse other host names and cross-site requests."""
         own = _host_and_port(self.headers.get("Host", ""))
         is_allowed = any(fnmatchcase(own[0], name) for name in self.server.hosts)
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Templates, thumbnails and plots of all pages.
+"""Renders the templates, thumbnails and plots of all pages.
 
 Colors are placeholders for the CSS variables --text, --grid and --series-1 to -8, which each page defines:
 a plot fits a light and a dark page.

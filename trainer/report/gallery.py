@@ -1,4 +1,4 @@
-"""The worst images, with right and wrong boxes."""
+"""The worst images of an evaluation, with correct and wrong boxes."""
 
 import io
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""The manifests that the steps of a run exchange: small, strict, and without the data they describe."""
+"""The manifests that the steps of a run exchange. They are small and refer to data by URI."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -91,7 +91,7 @@ class Scores(Manifest):
     evaluation: str  # URI of the folder with the report and all results.
     model: str  # Name under which the model is published.
     metrics: dict[str, float]
-    passed: bool  # Whether all rules of the gate hold.
+    passed: bool  # Whether all gate rules passed.
     reason: str  # A line for each rule.
     rules: list[str]
 

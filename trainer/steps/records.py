@@ -1,6 +1,6 @@
-"""What was made from what: `<data_root>/lineage/` has a small record of every training and every version.
+"""Lineage: `<data_root>/lineage/` contains a small record of each training run and model version.
 
-    runs/<run>.json                written before a training begins: its folder, data, source, settings, code
+    runs/<run>.json                written before training starts: its folder, data, source, settings, code
     models/<name>@<version>.json   written when a version is published: its run, and where it is registered
     verdicts/<run>.json            written when the gate has decided: whether it passed, and its metrics
     nothing_new/<run id>.json      written when a run ends before its training, with the reason
@@ -38,7 +38,7 @@ class StepRecord:
     _remedy: ClassVar[str]
 
     def __init_subclass__(cls, *, folder: str, remedy: str) -> None:
-        """Set the folder below that of all records, and what to do about an unreadable record."""
+        """Set the folder below that of all records, and the remedy for an unreadable record."""
         cls._folder, cls._remedy = folder, remedy
 
     @property
@@ -54,7 +54,7 @@ class StepRecord:
 
     @classmethod
     def read(cls, uri: str) -> Self:
-        """Read a record; raises as `storage.read_model`."""
+        """Read a record; raises the errors of `storage.read_model`."""
         return storage.read_model(uri, cls, cls._remedy)
 
     @classmethod
@@ -80,7 +80,7 @@ class StepRecord:
                     logger.warning("%s; the record is skipped", error.message)
 
     def encoded(self) -> bytes:
-        """Return it as JSON with its hash."""
+        """Return the record as JSON with its hash."""
         return json_files.encode(asdict(self))
 
     def write(self, data_root: str) -> None:
@@ -153,7 +153,7 @@ class VerdictRecord(StepRecord, folder="verdicts", remedy="evaluate that run aga
 
 @dataclass(config=STRICT, frozen=True)
 class NothingNewRecord(StepRecord, folder="nothing_new", remedy="delete it"):
-    """Why a run ended before its training; the prepare step writes it."""
+    """Why a run ended before training; the prepare step writes it."""
 
     run_id: str
     since: str  # The model version, or the run, since which nothing is new.
@@ -166,7 +166,7 @@ class NothingNewRecord(StepRecord, folder="nothing_new", remedy="delete it"):
 def record_run(
     shards: Shards, output: str, *, run_id: str, image: str, weights: str, overrides: Overrides
 ) -> None:
-    """Write the record of a run; that of a resumed run stays. `image` is the container's, or empty."""
+    """Write the record of a run; a resumed run keeps its record. `image` is the container's, or empty."""
     from trainer.data.shard_folder import read_index
 
     data_root, name = shards.data_root, run_name(output)
@@ -192,7 +192,7 @@ def record_run(
 
 
 def held_back(data_root: str, source: str) -> RunRecord | None:
-    """Return the newest run of a source that was evaluated, if the gate refused its model."""
+    """Return a source's newest evaluated run if the gate rejected its model."""
     verdicts = {record.run: record for record in VerdictRecord.read_all(data_root)}
     runs = [record for record in RunRecord.read_all(data_root) if record.source == source]
     for record in sorted(runs, key=lambda record: record.started, reverse=True):
@@ -202,7 +202,7 @@ def held_back(data_root: str, source: str) -> RunRecord | None:
 
 
 def below(uri: str, data_root: str) -> str:
-    """Return a URI relative to the data root if it is below it: a volume may be mounted elsewhere."""
+    """Return a URI relative to the data root, if it is below it, since volumes may be mounted elsewhere."""
     root = storage.absolute(data_root).rstrip("/") + "/"
     absolute = storage.absolute(uri) if uri and storage.is_local(uri) else uri
     return absolute.removeprefix(root)

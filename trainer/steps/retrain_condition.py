@@ -28,7 +28,7 @@ def check(min_new_images: int) -> None:
 
 
 def find(listed: RawManifest, data_root: str, config: Config, min_new_images: int) -> NothingNew | None:
-    """Return why nothing is new in a listed source; None if the run trains."""
+    """Return the reason to skip training on a listed source; None if the run trains."""
     from trainer.data import dataset_diff  # It needs numpy, which a client that only checks does not have.
 
     name = config.export.name or name_of(listed.source)
@@ -37,7 +37,7 @@ def find(listed: RawManifest, data_root: str, config: Config, min_new_images: in
         logger.info("%s has no current version yet: this run trains", name)
         return None
     references = {f"{name} {current.version}": current.fingerprint}
-    # Otherwise every night would train on the images of a model that was refused the night before.
+    # Otherwise each nightly run would train again on the images of a rejected model.
     if run := held_back(data_root, listed.source):
         references[f"{run.run}, whose model was held back"] = run.fingerprint
     for since, fingerprint in references.items():

@@ -1,4 +1,4 @@
-"""Initial weights of a training: named ones, those of its recipe, or the current version of its model."""
+"""Initial weights of a run: named weights, the recipe's, or the current version of the model."""
 
 import logging
 
@@ -33,7 +33,7 @@ def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
 
 
 def implied(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
-    """Return values of further keys that follow from the file of a recipe's weights; may fetch it."""
+    """Return the overrides that the weights file of a recipe implies; may fetch the file."""
     config = recipes.load(recipe, overrides)
     model = config.model
     if model.weights:
@@ -58,7 +58,7 @@ def check_warm_start(warm_start: str) -> None:
 
 
 def from_champion(recipe: str, overrides: Overrides, data_root: str, name: str) -> Overrides:
-    """Return the overrides of a training that starts from the current version of the model `name`.
+    """Return the overrides of a run that starts from the current version of the model `name`.
 
     Heads for another number of classes start from scratch, see `trainer.model.pretrained.load_pretrained`.
     It trains a quarter of the recipe's epochs, unless train.epochs is among the overrides.

@@ -1,4 +1,4 @@
-"""The step `train`: decide the configuration of a run, and train with it."""
+"""The step `train`: determine the configuration of a run, and train with it."""
 
 import logging
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def train(
     image: str = "",
     in_pods: bool = False,
 ) -> TrainedModel:
-    """Train to the end, or resume; mistakes of the user are errors before anything is launched.
+    """Train or resume a run to its end; user errors are raised before anything is launched.
 
     Args:
         shards: the data.
@@ -51,7 +51,7 @@ def train(
     """
     config = configure(shards, output, warm_start)
     if in_pods and MINUTES not in shards.overrides:
-        # The limits of recipes are for one machine. A first look shall end within five minutes here, too.
+        # The limits of recipes are for one machine. A quick run should end within five minutes here, too.
         minutes = min(config.train.minutes, _DEBUG_MINUTES) if shards.recipe == "debug" else 0.0
         config = parsing.with_overrides(config, {MINUTES: minutes})
     config = check(config, shards, rules, processes)
@@ -162,7 +162,7 @@ def check(config: Config, shards: Shards, rules: str, processes: tuple[int, int]
         other_classes=config.export.other_classes,
         fix=published_models.RENAME_FIX,
     )
-    # Checked here as well as in the loader: hundreds of processes need minutes to come that far.
+    # Also checked in the loader, which hundreds of processes take minutes to reach.
     batch_of = partial(
         global_batch_size,
         index.samples.get("train", 0),
@@ -175,7 +175,7 @@ def check(config: Config, shards: Shards, rules: str, processes: tuple[int, int]
 
 
 def read_result(shards: Shards, output: str) -> TrainedModel:
-    """Return the manifest of a training that has ended; raises LaunchError if it has no result."""
+    """Return the manifest of a finished training run; raises LaunchError if it has no result."""
     report = result_uri(output)
     if not storage.exists(report):
         raise LaunchError(
@@ -191,7 +191,7 @@ def read_result(shards: Shards, output: str) -> TrainedModel:
 
 
 def result_uri(output: str) -> str:
-    """Return the URI of the file that a training writes last."""
+    """Return the URI of the file that a training run writes last."""
     return storage.join(output, "train", "result.json")
 
 

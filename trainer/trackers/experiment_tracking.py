@@ -1,6 +1,6 @@
-"""Sends a run's metrics to experiment trackers, without stopping or slowing down the training.
+"""Sends a run's metrics to experiment trackers, without interrupting or slowing down training.
 
-A tracker that fails is logged once and tried again later, with everything that it missed.
+If a tracker fails, the failure is logged once, and the missed rows are sent later.
 """
 
 import logging
@@ -75,7 +75,7 @@ class Tracker(Protocol):
     """One tracker. One thread calls its methods, which may raise anything."""
 
     def start(self, run: TrackedRun, run_id: str) -> str:
-        """Start a run, or resume the one with that id; returns its id. Called again after a failure."""
+        """Start a run, or resume the one with `run_id`, and return its id. Called again after a failure."""
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows. After a failure it is called with the same rows again."""
