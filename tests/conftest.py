@@ -105,7 +105,7 @@ def _log_handlers_end_with_their_test():
 @pytest.fixture(autouse=True)
 def _environment_is_read_again():
     """Open buckets and connections again in each test."""
-    for name, function in (("objects", "forget_locations"), ("web", "forget_stores")):
+    for name, function in (("objects", "forget_locations"), ("web", "reset_clients")):
         if module := sys.modules.get(f"trainer.storage.{name}"):
             getattr(module, function)()
     if web := sys.modules.get("trainer.storage.web"):

@@ -81,7 +81,7 @@ class ShardCache(CopyCache):
         name = f"{sha256}.tar"
         if (self.folder / name).exists():
             return True
-        if self.asked == 0:
+        if self.configured_limit == 0:
             return False
         try:
             os.close(self.add(name, size, copy))
