@@ -51,7 +51,7 @@ def test_no_schedule_of_failures_breaks_a_run(part):
 def leave_jobs(monkeypatch):
     """Neither the launcher nor the missing heartbeat ends a job."""
     monkeypatch.setattr(ClusterBackend, "withdraw", lambda *_, **__: None)
-    monkeypatch.setattr(Watch, "look", lambda _: 0.0)
+    monkeypatch.setattr(Watch, "poll", lambda _: 0.0)
 
 
 def rename_jobs(monkeypatch):
