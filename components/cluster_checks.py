@@ -227,9 +227,10 @@ def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests])
             all(node.get(name, 0) >= amount(text) for name, text in wanted.requests.items())
             for node in free.values()
         )
-        most = ", ".join(f"{name} {_format_amount(number)}" for name, number in largest.items())
+        maximum_free = ", ".join(f"{name} {_format_amount(number)}" for name, number in largest.items())
         detail = (
-            f"{fitting} of {len(free)} ready nodes have it free; needed: {wanted.pods}; at most free: {most}"
+            f"{fitting} of {len(free)} ready nodes have it free; needed: {wanted.pods}; "
+            f"most free on a node: {maximum_free}"
         )
         title = f"room for {wanted.name} ({', '.join(map(' '.join, wanted.requests.items()))})"
         fix = "wait for other pods, request less (--gpus, --step-cpu, --step-memory, --job), or add nodes"

@@ -32,7 +32,7 @@ spec = next(yaml.safe_load_all(file.read_text()))
 for graph in [spec["root"], *spec["components"].values()]:
     for name, task in graph.get("dag", {}).get("tasks", {}).items():
         task.pop("retryPolicy", None)  # The runner would wait half a minute.
-        # The runner's id of a run is a number, and known to nobody.
+        # The local runner's id of a run is a number that only the runner knows.
         given = task.get("inputs", {}).get("parameters", {}).get("run_id", {}).get("runtimeValue")
         if given:
             given["constant"] = "the-run"

@@ -162,7 +162,7 @@ def _loader(plain_text: bool) -> Any:
 
     class Loader(base):  # type: ignore[misc, valid-type]
         def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-            if self.check_event(yaml.events.AliasEvent):  # A few of them could stand for millions of values.
+            if self.check_event(yaml.events.AliasEvent):  # A few of them can expand to millions of values.
                 mark = self.peek_event().start_mark
                 raise yaml.composer.ComposerError(None, None, "aliases (*name) are not supported", mark)
             node: yaml.Node | None = super().compose_node(parent, index)

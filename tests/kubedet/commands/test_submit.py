@@ -180,7 +180,7 @@ def test_what_may_keep_pods_from_starting_is_a_warning(kfp_server, cluster, caps
     ("options", "warning"),
     [
         (["--nodes", "2"], "nvidia.com/gpu 8): 1 of 1 ready nodes have it free; needed: 2"),
-        (["--job", "memory_limit=64Gi"], "at most free: memory 14.0Gi"),
+        (["--job", "memory_limit=64Gi"], "most free on a node: memory 14.0Gi"),
         (["--step-memory", "32Gi"], "room for a step (cpu 500m, memory 32Gi): 0 of 1"),
     ],
 )

@@ -55,7 +55,7 @@ def leave_jobs(monkeypatch):
 
 
 def rename_jobs(monkeypatch):
-    """A step that is run again names its job anew."""
+    """A step that runs again gives its job a new name."""
     submit = ClusterBackend.submit
 
     def renamed(backend, job):
