@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "error: $(PYTHON) is older than Python 3.11; set PYTHON: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "error: $(PYTHON) has no venv module; install it (Debian: apt-get install python3-venv)" >&2; exit 2; }
-	@echo "making the environment in $(VENV) (about 5 GB, a few minutes) ..."
+	@echo "making the environment in $(VENV) (about 8 GB, a few minutes) ..."
 	@rm -f $(STAMP)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,signing,registry,docs,dev]'
