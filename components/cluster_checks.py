@@ -83,7 +83,7 @@ def check_cluster(
 
 
 class PodRequests(NamedTuple):
-    """The requests of a pod, e.g. {"cpu": "2"}, and the number of such pods, one per node."""
+    """The requests of a pod, e.g. {"cpu": "2"}, and the number of such pods."""
 
     name: str
     requests: Mapping[str, str]
@@ -215,26 +215,29 @@ def _check_claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
 
 
 def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests]) -> Iterator[Check]:
-    """Check whether enough nodes have the requested resources free; otherwise the pods wait."""
+    """Check whether the nodes have the requested resources free for all pods; otherwise the pods wait."""
     free: dict[str, dict[str, Decimal]] = {}
     for wanted in pod_requests:
         free = free or _free_resources(cluster)
-        largest = {
-            name: max((node.get(name, Decimal(0)) for node in free.values()), default=Decimal(0))
-            for name in wanted.requests
-        }
-        fitting = sum(
-            all(node.get(name, 0) >= amount(text) for name, text in wanted.requests.items())
+        requests = {name: number for name, text in wanted.requests.items() if (number := amount(text))}
+        if not requests:
+            continue
+        room = sum(
+            max(0, min(int(node.get(name, Decimal(0)) // number) for name, number in requests.items()))
             for node in free.values()
         )
+        largest = {
+            name: max((node.get(name, Decimal(0)) for node in free.values()), default=Decimal(0))
+            for name in requests
+        }
         maximum_free = ", ".join(f"{name} {_format_amount(number)}" for name, number in largest.items())
         detail = (
-            f"{fitting} of {len(free)} ready nodes have it free; needed: {wanted.pods}; "
+            f"room for {room} of {wanted.pods} on {len(free)} ready nodes; "
             f"most free on a node: {maximum_free}"
         )
         title = f"room for {wanted.name} ({', '.join(map(' '.join, wanted.requests.items()))})"
         fix = "wait for other pods, request less (--gpus, --step-cpu, --step-memory, --job), or add nodes"
-        yield Check.ok_if(fitting >= wanted.pods, title, detail, fix)
+        yield Check.ok_if(room >= wanted.pods, title, detail, fix)
 
 
 def _free_resources(cluster: Cluster) -> dict[str, dict[str, Decimal]]:

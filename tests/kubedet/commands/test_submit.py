@@ -179,9 +179,12 @@ def test_what_may_keep_pods_from_starting_is_a_warning(kfp_server, cluster, caps
 @pytest.mark.parametrize(
     ("options", "warning"),
     [
-        (["--nodes", "2"], "nvidia.com/gpu 8): 1 of 1 ready nodes have it free; needed: 2"),
+        (["--nodes", "2"], "nvidia.com/gpu 8): room for 1 of 2 on 1 ready nodes"),
         (["--job", "memory_limit=64Gi"], "most free on a node: memory 14.0Gi"),
-        (["--step-memory", "32Gi"], "room for a step (cpu 500m, memory 32Gi): 0 of 1"),
+        (
+            ["--step-memory", "32Gi"],
+            "room for a step (cpu 500m, memory 32Gi): room for 0 of 1 on 1 ready nodes",
+        ),
     ],
 )
 def test_pods_that_no_node_has_room_for_are_a_warning(kfp_server, cluster, capsys, options, warning):
