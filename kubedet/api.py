@@ -1,6 +1,6 @@
-"""The interface of kubedet: one function for each command, with the same names of parameters.
+"""The Python API of kubedet: one function per command, with the same parameter names.
 
-Every error that a user can cause is a `KubedetError`, whose `fix` says what to do. Importing this module
+Every error that a user can cause is a `KubedetError`; its `fix` says what to do. Importing this module
 loads neither torch nor kfp.
 """
 
@@ -77,30 +77,30 @@ def run(
 ) -> Run:
     """Run the whole pipeline on this machine.
 
-    Download, shard, train, evaluate, and export. If it is stopped or killed, repeat the command with the same
-    name to continue. Exit code 0 also if the gate fails.
+    Download, shard, train, evaluate and export. To continue a run that was stopped or killed, repeat the
+    command with the run's name. The exit code is 0 even if the gate fails.
 
     Args:
-        source: images and boxes: sample (generated), coco:URI, coco:2017, voc:URI, yolo:URI, openimages:, or
-            the URI or path of a COCO, VOC or YOLO folder
-        recipe: a whole configuration: a name (`kubedet recipes list` shows them), or a file as `kubedet tune`
-            writes it
-        minutes: train for at most so many minutes; the same as --set train.minutes=MINUTES
-        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
+        source: the data set: sample (generated), coco:URI, coco:2017, voc:URI, yolo:URI, openimages:, or the
+            URI or path of a COCO, VOC or YOLO folder
+        recipe: the configuration: a recipe's name (see `kubedet recipes list`), or a recipe file, such as
+            `kubedet tune` writes
+        minutes: train for at most this many minutes; the same as --set train.minutes=MINUTES
+        overrides: override a configuration value, e.g. train.lr=0.01; may be repeated
         gate: rules that a model must pass to be exported, e.g. 'coco/AP50 >= 0.5', separated by commas
             (default: the recipe's)
         min_new_images: skip training (and succeed) if fewer images were added, changed or removed since the
             current version of the model; 0: always train
-        warm_start: champion starts from the weights of the current version of the model, and trains a quarter
+        warm_start: champion: start from the weights of the model's current version, and train for a quarter
             of the recipe's epochs unless train.epochs is set
-        nproc: training processes (default: one for each GPU; 2 without GPUs)
+        nproc: number of training processes (default: one per GPU, or 2 without GPUs)
         name: name of the run (default: the recipe and the time)
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
-        output: where runs go
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
+        output: folder for runs
 
     Raises:
-        Interrupted: it was stopped; call it again with the same name to continue.
-        KubedetError: an argument cannot be used, or a step failed.
+        Interrupted: the run was stopped; call `run` again with the same name to continue.
+        KubedetError: an argument is invalid, or a step failed.
 
     Examples:
         >>> tiny = {"train.epochs": 1, "loader.image_size": 96, "model.backbone_width": 8}
@@ -150,13 +150,13 @@ def submit(
 ) -> ClusterRun:
     """Run the pipeline in Kubeflow.
 
-    Compile the pipeline and start a run of it in Kubeflow Pipelines. With --wait the exit code is 1 if the
-    run fails.
+    Compile the pipeline and start a run in Kubeflow Pipelines. With --wait, the exit code is 1 if the run
+    fails.
 
     Args:
         run: the parameters of the run
         name: name of the run (default: the recipe and the time)
-        wait: follow the run to its end
+        wait: follow the run until it ends
         dry_run: print what would be sent, without sending it
         access: how to reach Kubeflow Pipelines
 
@@ -196,23 +196,23 @@ def tune(
     data_root: Uri = DATA_ROOT,
     output: Folder = "./runs",
 ) -> Path:
-    """Search for the best hyper-parameters on this machine.
+    """Search for the best hyperparameters on this machine.
 
-    Trials of a recipe train on the same shards, with values from Optuna's TPE; those that fall behind are
-    stopped (ASHA), and the best is written as a recipe file. Repeat the command to continue a stopped search.
-    `kubedet submit --trials N` searches in Kubeflow.
+    All trials train on the same shards. Optuna's TPE sampler chooses their values, ASHA stops those that fall
+    behind, and the best trial is written as a recipe file. Repeat the command to continue a stopped search.
+    To search in Kubeflow, use `kubedet submit --trials N`.
 
     Args:
-        source: images and boxes, as for a run
-        recipe: a whole configuration: a name, or a file
-        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
-        space: YAML file with the keys to search and their ranges, as `kubedet recipes space` prints it
-            (default: the recipe's space)
+        source: the data set, as for `run`
+        recipe: the configuration: a recipe's name, or a recipe file
+        overrides: override a configuration value, e.g. train.lr=0.01; may be repeated
+        space: YAML file with the keys to search and their ranges, in the format of `kubedet recipes space`
+            (default: the recipe's search space)
         trials: number of trials, including those of earlier calls
         parallel: number of concurrent trials
         name: name of the search (default: tune-RECIPE)
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
-        output: where runs go
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
+        output: folder for runs
     """
     from pipelines import tuning
 
@@ -228,14 +228,14 @@ def schedule_create(
     dry_run: bool = False,
     access: Access = Access(),
 ) -> "Schedule":
-    """Create a recurring run, or replace the one of the same name.
+    """Create a recurring run, or replace the one with the same name.
 
-    One run at a time; missed runs are skipped.
+    Only one run is active at a time; missed runs are skipped.
 
     Args:
         run: the parameters of each run
-        cron: minute, hour, day of the month, month, day of the week (0 is Sunday), optionally with the second
-            first; '0 2 * * *' is every night at 2, in the cluster's time zone (usually UTC)
+        cron: minute, hour, day of the month, month, day of the week (0 is Sunday), optionally preceded by the
+            second; '0 2 * * *' is every night at 2, in the cluster's time zone (usually UTC)
         name: name of the schedule
         dry_run: print what would be sent, without sending it
         access: how to reach Kubeflow Pipelines
@@ -259,11 +259,11 @@ def schedule_list(*, access: Access = Access()) -> "list[Schedule]":
 
 @public
 def schedule_history(*, name: Name = SCHEDULE, data_root: Uri = "", access: Access = Access()) -> "History":
-    """Show the runs of a schedule: times, state, verdict, AP.
+    """Show the runs of a schedule with their times, state, verdict and AP.
 
     Args:
         name: name of the schedule
-        data_root: location of the runs' data for this machine, if it differs
+        data_root: path or URI of the runs' data root on this machine, if it differs
         access: how to reach Kubeflow Pipelines
     """
     from pipelines import schedules
@@ -273,7 +273,7 @@ def schedule_history(*, name: Name = SCHEDULE, data_root: Uri = "", access: Acce
 
 @public
 def schedule_run(*, name: Name = SCHEDULE, access: Access = Access()) -> tuple[str, str]:
-    """Start a run of a schedule now; return its id and its address in the UI.
+    """Start a run of a schedule now; return its id and its URL in the UI.
 
     Args:
         name: name of the schedule
@@ -286,7 +286,7 @@ def schedule_run(*, name: Name = SCHEDULE, access: Access = Access()) -> tuple[s
 
 @public
 def schedule_delete(*, name: Name = SCHEDULE, access: Access = Access()) -> None:
-    """Delete a schedule; the runs that it has started stay.
+    """Delete a schedule, but not the runs that it has started.
 
     Args:
         name: name of the schedule
@@ -299,14 +299,15 @@ def schedule_delete(*, name: Name = SCHEDULE, access: Access = Access()) -> None
 
 @public
 def load(model: ModelPath, *, data_root: Uri = DATA_ROOT, format: Name = "", tile: int = -1) -> "Model":
-    """Load a model to predict with.
+    """Load a model for prediction.
 
     Args:
         model: a bundle's folder (RUN/model), which runs in onnxruntime; a checkpoint (RUN/train/best.pt),
-            which runs in PyTorch; or NAME or NAME@VERSION of a published model. The first two may be URIs.
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
+            which runs in PyTorch; or NAME or NAME@VERSION of a published model. Folders and checkpoints may
+            be URIs.
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
         format: format of the bundle to run, as for `predict`.
-        tile: side of the tiles, in pixels, that images are detected in; 0: the whole image; -1: as trained.
+        tile: side of the tiles that images are split into, in pixels; 0: the whole image; -1: as in training.
 
     Examples:
         >>> kubedet.load("runs/first/model").names
@@ -334,21 +335,21 @@ def predict(
 ) -> "PredictedFiles":
     """Draw the detections of a model on images.
 
-    For every image NAME the folder gets NAME.jpg with drawn detections and NAME.json, and detections.json
-    has all.
+    For each image NAME, write NAME.jpg (the image with its detections) and NAME.json to the output folder;
+    detections.json contains the detections of all images.
 
     Args:
         model: folder or URI of an exported model, a checkpoint, or NAME or NAME@VERSION of a published model
         images: image files, folders of images, or patterns such as 'images/*.jpg'
         output: folder for the results
         score: minimum score of a detection, from 0 to 1
-        tile: detect in tiles of this side, in pixels, and merge the detections of neighboring ones; 0: the
-            whole image; -1: as in the model's training
+        tile: split images into tiles with this side, in pixels, and merge the detections of neighboring
+            tiles; 0: the whole image; -1: as in the model's training
         format: format of the model to run: onnx, onnx-int8, raw (default: the first available, else its
             weights in PyTorch)
-        annotations: also write the detections as annotations to be corrected in another tool: coco.json, or
-            label-studio.json and its labeling configuration
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
+        annotations: also write annotations to correct in a labeling tool: coco.json, or label-studio.json
+            and its labeling configuration
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
     """
     from trainer.export.predict import open_model
     from trainer.export.predict_files import find_images, predict_files
@@ -370,18 +371,19 @@ def serve(
 ) -> None:
     """Try a model in a browser.
 
-    A page shows the detections in an image dropped on it. It is for trying a model, not for production:
-    Triton and KServe serve its ONNX file.
+    The page shows the detections in an image that you drop on it. It is not meant for production: use Triton
+    or KServe to serve the model's ONNX file there.
 
     Args:
-        model: folder or URI of an exported model, or NAME or NAME@VERSION of a published one
+        model: folder or URI of an exported model, or NAME or NAME@VERSION of a published model
         host: address to listen on
-        port: port; 0 chooses a free one
-        allow_host: another host name of this server, as a proxy or a Service gives it, or a pattern such as
-            *.example.org; may be repeated. IP addresses, localhost and this machine's name need none
+        port: port to listen on; 0: any free port
+        allow_host: another host name that requests may use, e.g. that of a proxy or a Service, or a pattern
+            such as *.example.org; may be repeated. IP addresses, localhost and this machine's name are always
+            allowed
         format: format of the model to run: onnx, onnx-int8, raw (default: the first available, else its
             weights in PyTorch)
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
     """
     from trainer.export import published_models
     from trainer.export.predict import open_bundle
@@ -407,21 +409,21 @@ def evaluate(
     """Score a model on shards.
 
     Score a checkpoint or an exported model, compare it with a baseline, check the gate, and write
-    report.html, metrics.json and the predictions. Exit code 1 if the rules of --gate fail.
+    report.html, metrics.json and the predictions. The exit code is 1 if a rule of --gate fails.
 
     Args:
-        model: URI of best.pt, of an exported model's folder, or of a file in it
-        shards: folder that the shard step wrote
-        output: folder for the evaluation (default: a new one in ./evaluations)
+        model: URI of best.pt, of an exported model's folder, or of a file in that folder
+        shards: folder of shards, as written by the shard step
+        output: folder for the evaluation (default: a new folder in ./evaluations)
         split: split to score (default: test, or val if there is no test)
-        tile: detect in tiles of this side, in pixels, and merge the detections of neighboring ones; 0: the
-            whole image; -1: as in the model's training
+        tile: split images into tiles with this side, in pixels, and merge the detections of neighboring
+            tiles; 0: the whole image; -1: as in the model's training
         baseline: a run, an evaluation or a model to compare with; none: no comparison (default: the last
-            model of that name that passed)
+            model with the same name that passed)
         gate: rules separated by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'
-        nproc: processes that share the images (default: one for each GPU; without GPUs one, which uses all
-            cores)
-        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
+        nproc: number of processes that share the images (default: one per GPU; without GPUs, one process
+            that uses all cores)
+        overrides: override a configuration value, e.g. train.lr=0.01; may be repeated
 
     Examples:
         >>> shards, rule = "data_root/shards/0123abcd", "coco/AP >= 0.99"
@@ -463,7 +465,7 @@ def _evaluation(folder: str, summary: Mapping[str, Any], rules: Sequence[str]) -
 
 @public
 def recipes_list() -> dict[str, str]:
-    """List the named configurations; a run uses one (--recipe) and changes keys (--set)."""
+    """List the recipes. A run uses one of them (--recipe) and may override its keys (--set)."""
     from trainer.model.recipes import RECIPES
 
     return {name: (recipe.__doc__ or "").splitlines()[0] for name, recipe in RECIPES.items()}
@@ -471,7 +473,7 @@ def recipes_list() -> dict[str, str]:
 
 @public
 def recipes_show(name: Name) -> "Config":
-    """Print one recipe with all its keys, as JSON.
+    """Print a recipe with all its keys, as JSON.
 
     Args:
         name: name of the recipe
@@ -483,11 +485,11 @@ def recipes_show(name: Name) -> "Config":
 
 @public
 def recipes_explain(text: Text = "", *, recipe: Name = "") -> "list[Explanation]":
-    """Explain the keys of configurations.
+    """Explain the configuration keys.
 
     Args:
         text: only keys that contain this text, e.g. train. or anchor
-        recipe: show the values of this recipe, and only its keys, instead of the defaults
+        recipe: show the keys and values of this recipe instead of the defaults
     """
     from trainer.config import architectures
     from trainer.config.explanations import Variants, explain
@@ -502,7 +504,7 @@ def recipes_explain(text: Text = "", *, recipe: Name = "") -> "list[Explanation]
 
 @public
 def recipes_space(name: Name) -> str:
-    """Print the keys that a search changes and their ranges, as a YAML file for `tune`.
+    """Print a recipe's search space (keys and their ranges) as a YAML file for `tune`.
 
     Args:
         name: name of the recipe
@@ -518,12 +520,13 @@ def weights_fetch(
 ) -> "dict[str, PublishedFile]":
     """Fetch published weights into DATA_ROOT/weights, e.g. for a cluster without internet.
 
-    Their hashes are checked; damaged files are fetched again. For a cluster, fetch into a folder and copy
-    its weights/ into the cluster's data root.
+    Checksums are verified, and damaged files are fetched again. For a cluster, fetch the weights into a local
+    folder and copy its weights/ into the cluster's data root.
 
     Args:
-        names: recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: those of all recipes)
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
+        names: recipes, or weights: torchvision:NAME, hf:ORG/NAME, https://... (default: the weights of all
+            recipes)
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
     """
     from trainer.weights import weights_mirror
 
@@ -536,7 +539,7 @@ def weights_fetch(
 
 
 def _needed_weights(names: Sequence[str]) -> list[str]:
-    """Return the URIs of the weights that recipes start from, or of named ones."""
+    """Return the URIs of the named weights and of the weights that named recipes start from."""
     from trainer.model.recipes import RECIPES, load
     from trainer.weights.weights_mirror import is_published
 
@@ -555,7 +558,7 @@ def model_list(*, data_root: Uri = DATA_ROOT) -> list[PublishedModel]:
     """List the published models and their versions.
 
     Args:
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
     """
     from trainer.base.errors import DataError, StorageError
     from trainer.export import published_models
@@ -566,7 +569,7 @@ def model_list(*, data_root: Uri = DATA_ROOT) -> list[PublishedModel]:
         try:
             record = published_models.current(data_root, name)
             current = record.version if record else ""
-        except (StorageError, DataError) as error:  # The others are listed.
+        except (StorageError, DataError) as error:  # List the other models.
             problem = str(error)
         whole, damaged = published_models.versions(data_root, name)
         metadata = {version: bundle.metadata for version, bundle in whole.items()}
@@ -576,11 +579,11 @@ def model_list(*, data_root: Uri = DATA_ROOT) -> list[PublishedModel]:
 
 @public
 def model_show(model: ModelPath, *, data_root: Uri = DATA_ROOT) -> "Bundle":
-    """Show the model card.
+    """Show a model's card.
 
     Args:
-        model: folder or URI of an exported model, or NAME or NAME@VERSION of a published one
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
+        model: folder or URI of an exported model, or NAME or NAME@VERSION of a published model
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
     """
     from trainer.export import published_models
 
@@ -595,13 +598,13 @@ def model_verify(
     at_least: Annotated[str, "VERSION"] = "",
     data_root: Uri = DATA_ROOT,
 ) -> "Bundle":
-    """Compare a model with its checksums and signature.
+    """Verify the checksums and the signature of a model.
 
     Args:
-        model: folder or URI of an exported model, or NAME or NAME@VERSION of a published one
+        model: folder or URI of an exported model, or NAME or NAME@VERSION of a published model
         public_key: PEM file of the signer's key
         at_least: reject a model that was exported before this version
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
     """
     from trainer.export import published_models
     from trainer.export.bundle import check_signature
@@ -625,13 +628,13 @@ def model_promote(
     other_classes: bool = False,
     data_root: Uri = DATA_ROOT,
 ) -> str:
-    """Make a version the current one; return it.
+    """Make a version of a model the current version; return the version.
 
     Args:
         name: name of the model, as in `kubedet model list`
-        version: one of its versions
-        other_classes: allow classes that differ from those of the current version
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
+        version: version to promote
+        other_classes: allow the classes to differ from those of the current version
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
     """
     from trainer.export import published_models
 
@@ -645,16 +648,16 @@ def data_inspect(
     overrides: Overrides = None,
     images: Count | None = None,
 ) -> "Report":
-    """Count images, boxes, classes and problems of shards or a source.
+    """Count the images, boxes, classes and problems of shards or of a source.
 
-    The format of a path without a scheme is detected, and the source to use is printed.
+    If the path has no scheme, its format is detected, and the matching source is printed.
 
     Args:
         uri: a folder DATA_ROOT/shards/FINGERPRINT, also on s3://, or a source: PATH, sample, coco:PATH,
             voc:PATH, ...
-        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
-        images: number of images per split to check for damage, size and near duplicates (default: 2000 on
-            this machine, 100 in an object store, 0 on the web)
+        overrides: override a configuration value, e.g. train.lr=0.01; may be repeated
+        images: number of images per split to check for damage, size and near duplicates (default: 2000 for
+            local files, 100 in an object store, 0 on the web)
     """
     from trainer.data.inspection import inspect
     from trainer.model import recipes
@@ -662,14 +665,14 @@ def data_inspect(
     return inspect(uri, recipes.load(DATA_RECIPE, {**(overrides or {})}).data, images)
 
 
-DATA_RECIPE = "small"  # Its settings say how a source is read, unless `overrides` does.
+DATA_RECIPE = "small"  # The recipe whose data settings are used to read sources.
 
 
 @public
 def data_verify(uri: Uri, *, repair: bool = False) -> "VerificationResult":
-    """Compare the hashes of shards or raw images with the recorded ones, and decode every image.
+    """Verify the checksums of shards or raw images, and decode every image.
 
-    Exit code 2 if anything is damaged or missing.
+    The exit code is 2 if anything is damaged or missing.
 
     Args:
         uri: a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://
@@ -691,18 +694,18 @@ def data_preview(
     overrides: Overrides = None,
     output: File = "preview.png",
 ) -> Preview:
-    """Draw random images of a split with their boxes on one PNG.
+    """Draw random images of a split, with their boxes, in a PNG file.
 
-    With a recipe they are the first images of a training, as it sees them.
+    With a recipe, draw the first inputs of a training run, after augmentation.
 
     Args:
         uri: a folder DATA_ROOT/shards/FINGERPRINT, also on s3://, or a source
         count: number of images
         split: train, val or test (default: the first)
         seed: seed of the random selection
-        recipe: show the inputs of a training with this recipe (only for shards)
-        overrides: change one value of the configuration, e.g. train.lr=0.01; may be repeated
-        output: the PNG
+        recipe: show the inputs of a training run with this recipe (only for shards)
+        overrides: override a configuration value, e.g. train.lr=0.01; may be repeated
+        output: PNG file to write
     """
     from trainer import storage
     from trainer.data import preview
@@ -739,15 +742,15 @@ def data_merge(
     *,
     output: Folder,
 ) -> "MergeResult":
-    """Merge a set with corrections of it, as a labelling tool exports them, into a new COCO set.
+    """Merge a data set with corrections that a labeling tool exported, into a new COCO data set.
 
-    Classes are matched by name. An image in both (with the same bytes) gets the boxes of the correction and
-    stays in its split; new images are added to train.
+    Classes are matched by name. An image that is in both (with the same bytes) gets the boxes of the
+    correction and stays in its split; new images are added to train.
 
     Args:
-        source: the data set, as the source of a run
-        corrections: more sets, e.g. corrections.zip; if several have an image, the last one wins
-        output: folder of the new set; its last part names the models
+        source: the data set, as for `run`
+        corrections: corrected data sets, e.g. corrections.zip; if several contain an image, the last one wins
+        output: folder for the new data set; models trained on it are named after the folder
     """
     from trainer.data.merging import merge
 
@@ -762,17 +765,17 @@ def data_prune(
     data_root: Uri = DATA_ROOT,
     yes: bool = False,
 ) -> "Pruning":
-    """Delete old runs, versions and data that nothing needs.
+    """Delete old runs, model versions and data that are no longer needed.
 
-    Runs with their checkpoints, versions of models, shards, raw tables and images of a data root are deleted.
-    The newest and the unfinished runs are kept, current, signed and registered versions, what these
-    need, and young files.
+    Delete runs with their checkpoints, model versions, shards, raw tables and raw images from a data root.
+    Keep the newest and unfinished runs, the current, signed and registered versions, everything that these
+    need, and recent files.
 
     Args:
-        keep: how many of the newest runs, and of previous versions, are kept
-        older_than: delete only what is older; 1 or more, and longer than runs wait in your queue
-        data_root: folder or URI of data and models, e.g. s3://bucket/prefix
-        yes: delete; otherwise only show what would be deleted, and why the rest is kept
+        keep: number of newest runs, and of previous versions, to keep
+        older_than: delete only what is older than this; at least 1, and longer than runs wait in your queue
+        data_root: folder or URI for data and models, e.g. s3://bucket/prefix
+        yes: delete; without it, only show what would be deleted and why the rest is kept
     """
     from operations import retention
     from trainer import storage
@@ -786,12 +789,12 @@ def compile(
     *,
     output: Annotated[str | os.PathLike[str], "FILE"] = "pipeline.yaml",
 ) -> Path:
-    """Write the compiled pipeline as one YAML file, for the UI or `kfp run create`.
+    """Write the compiled pipeline to a YAML file, for the UI or `kfp run create`.
 
-    The variable KUBEDET_IMAGE names the image of its steps.
+    The environment variable KUBEDET_IMAGE sets the image of its steps.
 
     Args:
-        options: settings that Kubeflow needs before a run starts
+        options: settings that are fixed when the pipeline is compiled
         output: file to write
 
     Examples:
@@ -809,12 +812,12 @@ def compile(
 
 @public
 def job_submit(job: "JobSpec", *, wait: bool = False, target: JobTarget = JobTarget()) -> "SubmittedJob":
-    """Start a training job, or adopt the same one if it runs already.
+    """Start a training job, or attach to the same job if it is already running.
 
     Args:
         job: the job
-        wait: print its log and exit with its result; Ctrl-C deletes the job
-        target: where to start it; the job's own namespace takes precedence
+        wait: print the job's log and exit with its result; Ctrl-C deletes the job
+        target: where to start the job; the job's own namespace takes precedence
     """
     from pipelines import jobs
 
@@ -828,7 +831,7 @@ def job_render(
     target: Annotated[str, "TARGET"] = "pytorchjob",
     namespace: Name = "",
 ) -> str:
-    """Print a job for other tools, and send nothing.
+    """Print a job in the format of another tool, without starting it.
 
     Args:
         job: the job
@@ -842,7 +845,7 @@ def job_render(
 
 @public
 def job_fields(text: Text = "") -> "list[Explanation]":
-    """Explain the fields of a job, with their defaults; * is the number of an item.
+    """Explain the fields of a job, with their defaults; * stands for the number of a list item.
 
     Args:
         text: only fields that contain this text
@@ -855,7 +858,7 @@ def job_fields(text: Text = "") -> "list[Explanation]":
 
 @public
 def job_list(*, target: JobTarget = JobTarget()) -> "list[JobStatus] | str":
-    """List the training jobs of a namespace; those of Run:ai as its own command line does.
+    """List the training jobs of a namespace; for Run:ai, print the output of its command line.
 
     Args:
         target: where the jobs are
@@ -867,7 +870,7 @@ def job_list(*, target: JobTarget = JobTarget()) -> "list[JobStatus] | str":
 
 @public
 def job_status(name: Name, *, target: JobTarget = JobTarget()) -> "StatusExplanation":
-    """Show the state of a job and its pods, and why they wait or failed.
+    """Show the state of a job and its pods, and why they are waiting or failed.
 
     Args:
         name: name of the job
@@ -891,9 +894,9 @@ def job_logs(
 
     Args:
         name: name of the job
-        follow: follow the log until the job ends, also across failed pods
-        rank: only the pod of this rank
-        pod: only the pod of this name
+        follow: follow the log until the job ends, even if pods fail and are replaced
+        rank: only the pod with this rank
+        pod: only the pod with this name
         target: where the job is
     """
     from pipelines import jobs
@@ -903,7 +906,7 @@ def job_logs(
 
 @public
 def job_stop(name: Name, *, target: JobTarget = JobTarget()) -> None:
-    """Delete a job and its pods; its checkpoints stay.
+    """Delete a job and its pods, but not its checkpoints.
 
     Args:
         name: name of the job
@@ -924,13 +927,13 @@ def job_exec(
     pod: Name = "",
     target: JobTarget = JobTarget(),
 ) -> int:
-    """Run a command in a pod of a job, on this terminal; the exit code is the command's.
+    """Run a command in a pod of a job, in this terminal; exit with the command's exit code.
 
     Args:
         name: name of the job
-        command: the command; after -- it may have options
-        rank: the pod of this rank (default: 0)
-        pod: the pod of this name
+        command: the command to run; put -- before it if it has options
+        rank: run it in the pod with this rank (default: 0)
+        pod: run it in the pod with this name
         target: where the job is
     """
     from pipelines import jobs
@@ -940,10 +943,10 @@ def job_exec(
 
 @public
 def cluster_manifests(*, output: Folder = "deploy") -> Path:
-    """Write the manifests of a cluster, for kubectl.
+    """Write the Kubernetes manifests that a cluster needs, for kubectl.
 
-    The folder deploy/ of this version has permissions, a volume, the runtime of TrainJobs, overlays for each
-    kind of installation and example jobs. Its README.md explains which to apply.
+    They contain permissions, a volume, the runtime of TrainJobs, an overlay per kind of installation, and
+    example jobs. README.md, in the same folder, explains which to apply.
 
     Args:
         output: folder to write
@@ -954,7 +957,7 @@ def cluster_manifests(*, output: Folder = "deploy") -> Path:
     from trainer.base.errors import StorageError
     from trainer.storage import outputs
 
-    # `deploy/` in the wheel; in a checkout a link to it.
+    # In a checkout, `pipelines/deploy` is a link to `deploy/`.
     manifests = Path(pipelines.__file__).parent / "deploy"
     try:
         outputs.require_new(output)
@@ -980,18 +983,18 @@ def doctor(
 ) -> "Iterator[Check]":
     """Check the requirements of a run in the cluster of KUBECONFIG, or on this machine.
 
-    Exit code 1 if something is missing.
+    The exit code is 1 if something is missing.
 
     Args:
         local: check only this machine, for `kubedet run`
-        data_root: write, read and delete a small file there, from this machine
+        data_root: write, read and delete a small file in this data root, from this machine
         gpus: GPUs per machine
         credentials: Secret with the object store's keys
         claim: PersistentVolumeClaim of the data root
-        nodes: number of machines of a job
-        resource: devices per machine, e.g. rdma/hca=1; without a number, print the available devices; may be
+        nodes: number of machines per job
+        resource: devices per machine, e.g. rdma/hca=1; without a number, print how many are available; may be
             repeated
-        access: the cluster of the runs; without a host, Kubeflow Pipelines is not checked
+        access: how to reach Kubeflow Pipelines, which is checked only if a host is given
     """
     from trainer.launching.machine_checks import check_machine, writable
 
@@ -1011,7 +1014,7 @@ def doctor(
 
 
 def _read_resources(texts: Sequence[str]) -> dict[str, int]:
-    """Read devices as NAME or NAME=N."""
+    """Parse devices that are written as NAME or NAME=N."""
     from trainer.base.safe_text import parse_digits
 
     resources = {}

@@ -1,6 +1,6 @@
-"""The pipeline: download, convert to shards, train (or search), evaluate, export if the gate passes.
+"""The pipeline: download, convert to shards, train (or search), evaluate, and export if the gate passes.
 
-It is one function; `CompileOptions` choose its variants. A run has two pods for each task, and one for each
+One function defines all variants, which `CompileOptions` selects. A run has two pods per task, and a pod per
 group of tasks.
 """
 
@@ -36,19 +36,19 @@ _RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 _REQUIRED: Any = inspect.Parameter.empty
 _WAITING = ("20m", "512Mi")  # CPU and memory of a step that only waits.
 _RETRY_LIMIT = "2592000s"
-"""For 30 days a step may be retried, and then run. Kubeflow's default of an hour would end a training that
-started again after an eviction."""
+"""Retries of a step may take up to 30 days. Kubeflow's default of an hour would end a training run that was
+restarted after an eviction."""
 
 
 TRAINING = (
     "nodes", "nproc", "gpus", "image", "output", "warm_start", "gate", "min_new_images",
     "signing", "registry",
 )  # fmt: skip
-"""Parameters of a pipeline with one training."""
+"""Parameters that only a pipeline with a training step has."""
 
 
 def make_pipeline(options: CompileOptions) -> Any:
-    """Return kfp's pipeline of a variant, ready to compile."""
+    """Return the variant of the pipeline that the options select, for kfp's compiler."""
 
     def pipeline(
         claim: str = _REQUIRED if options.volume else "",
@@ -82,29 +82,29 @@ def make_pipeline(options: CompileOptions) -> Any:
         Args:
             claim: PersistentVolumeClaim that every pod mounts at /data.
             data_root: URI under which data and runs are stored; every step must reach it.
-            source: images and boxes: sample, coco:URI, coco:2017, voc:URI, yolo:URI or openimages:.
-            recipe: a whole configuration.
-            overrides: values that replace those of the recipe.
+            source: the data set: sample, coco:URI, coco:2017, voc:URI, yolo:URI or openimages:.
+            recipe: name of the configuration.
+            overrides: configuration values that replace the recipe's values.
             min_new_images: skip training if fewer images changed since the current model version.
-            prune: how many of the newest runs to keep when the data is ready; 0 keeps all.
+            prune: number of newest runs to keep when the data is ready; 0: keep all.
             data_workers: number of pods that share download and sharding.
-            launcher: what trains: local, kubernetes, pytorchjob or trainjob.
+            launcher: where the training runs: local, kubernetes, pytorchjob or trainjob.
             nodes: number of training pods.
-            nproc: processes on each node; 0 is one for each GPU.
-            gpus: GPUs of each node.
-            image: container image of the training; empty is the steps' own.
+            nproc: processes on each node; 0: one per GPU.
+            gpus: GPUs per node.
+            image: container image of the training; empty: the image of the steps.
             job: further fields of the training job.
-            output: URI of the run's folder; empty is one below the data root.
-            warm_start: champion starts from the weights of the current model version.
-            gate: rules that a model must pass to be exported; empty is the recipe's.
+            output: URI of the run's folder; empty: a folder in the data root.
+            warm_start: champion: start from the weights of the current model version.
+            gate: rules that a model must pass to be exported; empty: the recipe's rules.
             signing: Secret whose private.pem signs the exported model; the default Secret is optional.
             registry: URL of the Kubeflow Model Registry that registers the exported model.
             study: name of the search; an existing name continues it.
-            space: keys to search and their ranges, as YAML; empty is the recipe's.
+            space: keys to search and their ranges, as YAML; empty: the recipe's search space.
             credentials: Secret with the object store's keys, which are all optional.
             notify: Secret whose url is the webhook to notify when the run ends; optional.
             step_cpu: CPU request of the pods that process the data or the model.
-            step_memory: their memory request.
+            step_memory: memory request of these pods.
         """
 
         def step(task: dsl.PipelineTask, cpu: Any = step_cpu, memory: Any = step_memory) -> dsl.PipelineTask:
@@ -194,7 +194,7 @@ def make_pipeline(options: CompileOptions) -> Any:
     limits = {f"ttl_seconds_after_{end}": options.ttl for end in ("finished", "success", "failure")}
     limits |= {"active_deadline_seconds": options.deadline}
     config = dsl.PipelineConfig(**{name: value for name, value in limits.items() if value})
-    title = "Search for hyper-parameters" if options.trials else "Train an object detector"
+    title = "Search for hyperparameters" if options.trials else "Train an object detector"
     decorate = dsl.pipeline(name=NAME, display_name=title, pipeline_config=config)
     return decorate(without_parameters(pipeline, [name for name, present in only.items() if not present]))
 
@@ -202,7 +202,7 @@ def make_pipeline(options: CompileOptions) -> Any:
 def search(
     options: CompileOptions, step: Callable[..., Any], shards: Any, study: Any, space: Any, credentials: Any
 ) -> None:
-    """Add a search for hyper-parameters: a pod for each trial, and one that chooses the best."""
+    """Add a hyperparameter search: a task for each trial, and a task that chooses the best trial."""
     settings = {"shards": shards, "study": study, "space": space, "credentials": credentials}
     # Strings: kfp declares items of a list as strings, and its driver then refuses other types.
     numbers = [str(number) for number in range(options.trials)]
@@ -210,7 +210,7 @@ def search(
         trained = step(trial(number=number, trials=options.trials, gpus=options.gpus, **settings))
         if options.gpus:
             trained.set_accelerator_type(GPU).set_accelerator_limit(options.gpus)
-            # Processes of a node exchange data there; a container's default is 64 MB.
+            # The processes of a node exchange data in /dev/shm, which by default has only 64 MB.
             kubernetes.empty_dir_mount(trained, "shm", "/dev/shm", medium="Memory")  # noqa: S108
     step(best(ended=dsl.Collected(trained.output), **settings))
 
@@ -219,29 +219,29 @@ def configure_pod(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> 
     """Set the common options of all pods: title, security, resource requests, retries."""
     task.set_display_name(title)
     kubernetes.use_field_path_as_env(task, environment.RUN_ID, f"metadata.labels['{environment.RUN_LABEL}']")
-    # No user id: OpenShift assigns one to each namespace, and the image has one.
+    # Set no user id: OpenShift assigns one per namespace, and elsewhere the image's user is used.
     kubernetes.set_security_context(task, run_as_non_root=True)
     # Requests, not limits: a step that needs more for a large dataset is slowed down, not killed.
     task.set_cpu_request(cpu).set_memory_request(memory)
-    # kfp 2.17 does not pass parameters of requests into groups by itself, and its driver then refuses them.
+    # kfp 2.17 does not pass parameters of resource requests into groups, and its driver then rejects them.
     task.register_pipeline_channels([value for value in (cpu, memory) if not isinstance(value, str)])
     # Retry pods that were deleted or evicted; steps retry other failures. Finished shards, checkpoints
     # and the training job are reused.
     task.set_retry(num_retries=3, backoff_duration="30s", backoff_factor=2, backoff_max_duration=_RETRY_LIMIT)
-    # Kubeflow's cache does not notice changed sources or deleted data; steps reuse finished work.
+    # Kubeflow's cache does not detect changed sources or deleted data; steps reuse finished work themselves.
     return task.set_caching_options(False)
 
 
 @cache
 def default_parameters(*, volume: bool) -> Mapping[str, Any]:
-    """Return the defaults of all parameters by name; "" if there is none."""
+    """Return the default of each parameter by name; "" for required parameters."""
     all_parameters = make_pipeline(CompileOptions(volume=volume)).pipeline_func.__wrapped__
     parameters = inspect.signature(all_parameters).parameters
     return {name: "" if item.default is _REQUIRED else item.default for name, item in parameters.items()}
 
 
 def without_parameters(pipeline: Callable[..., None], absent: Collection[str]) -> Callable[..., None]:
-    """Return the pipeline without the parameters in `absent`, which keep their defaults."""
+    """Return the pipeline without the parameters in `absent`, for which it uses the defaults."""
     signature = inspect.signature(pipeline)
     present = [item for name, item in signature.parameters.items() if name not in absent]
 
