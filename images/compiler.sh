@@ -1,23 +1,23 @@
 #!/bin/sh
-# Install a C++ compiler and Python's headers where the base has none, as its package manager knows them.
+# Install a C++ compiler and Python's headers with apt-get if the base image has none.
 #
-# torch.compile needs them when a training starts: without, the loss takes several times as long, on a
-# CPU and on a GPU, whose Triton builds the launchers of its kernels with gcc.
+# torch.compile needs them when training starts; without it, the loss takes several times as long. On GPUs,
+# Triton needs gcc to build the launchers of its kernels.
 set -eu
 
 packages=
 command -v g++ >/dev/null || packages=g++
 header=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h
-# Only an operating system's own Python comes without them.
+# Only the operating system's Python comes without headers.
 [ -e "$header" ] || packages="$packages python3-dev"
 [ -n "$packages" ] || exit 0
 
 if ! command -v apt-get >/dev/null; then
-  echo "error: the base has no $packages and no apt-get to install it: put it into the base, or build" \
+  echo "error: the base has no $packages and no apt-get to install it: add it to the base image, or build" \
     "with COMPILER= (an image that trains with the slower, uncompiled loss)" >&2
   exit 1
 fi
 apt-get update
-# shellcheck disable=SC2086  # names of packages, parted by spaces
+# shellcheck disable=SC2086  # names of packages, separated by spaces
 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages
 rm -rf /var/lib/apt/lists/*
