@@ -13,7 +13,7 @@ import typer
 
 from kubedet import api
 from kubedet.commands import Builders, Docstring, Option, make_command, read_options
-from kubedet.display import data, jobs, models, runs, say
+from kubedet.display import data, jobs, message, models, runs
 from kubedet.interface import check_text, translate_errors
 from kubedet.job_menu import job_menu
 from pipelines import Access, JobTarget
@@ -23,21 +23,21 @@ from trainer.base.errors import EXIT_FAILURE, EXIT_USAGE, KubedetError
 from trainer.base.safe_text import format_message
 
 TITLE = "Train an object detector on Kubeflow, or on one machine, with one pipeline."
-EXIT_CODES = "Exit codes: 0; 2 for a mistake in options or data; 143 if it was stopped; 1 otherwise."
-_COMPLETION = "_KUBEDET_COMPLETE"  # Variable with which the shell requests completions.
+EXIT_CODES = "Exit codes: 0 for success; 2 for invalid options or data; 143 if stopped; 1 otherwise."
+_COMPLETION = "_KUBEDET_COMPLETE"  # Environment variable that the shell sets to request completions.
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A command: a function, and what prints its result."""
+class Command:
+    """A command: a function of the API, and the function that prints its result."""
 
     function: Callable[..., Any]
     show: Callable[..., int | None]
-    logs: bool = False  # Whether it sets up logging.
+    logs: bool = False  # Whether to set up logging.
 
 
 def show_nothing(result: object) -> None:
-    """Print nothing: the command has printed what it did."""
+    """Print nothing, because the command has printed its results itself."""
 
 
 def return_code(code: int) -> int:
@@ -47,58 +47,60 @@ def return_code(code: int) -> int:
 
 GROUPS = {
     "schedule": "Run the pipeline on a schedule in Kubeflow.",
-    "recipes": "List the named configurations, and explain their keys.",
+    "recipes": "List the recipes, and explain their keys.",
     "weights": "Fetch the published weights that recipes start from.",
     "data": "Inspect, verify, preview, merge and prune data.",
     "model": "List, promote and verify published models.",
     "job": "Submit, list, watch and stop training jobs.",
     "cluster": "Write files for a cluster: manifests, the compiled pipeline.",
 }
-"""Commands that have commands below them."""
+"""Help of the commands that have subcommands."""
 
-COMMANDS: Mapping[str, Entry] = {
-    "run": Entry(api.run, show_nothing),
-    "submit": Entry(api.submit, runs.show_run),
-    "schedule create": Entry(api.schedule_create, runs.show_schedule),
-    "schedule list": Entry(api.schedule_list, runs.show_schedules),
-    "schedule history": Entry(api.schedule_history, runs.show_history),
-    "schedule run": Entry(api.schedule_run, say("schedule {name}: started the run {result[0]}\n{result[1]}")),
-    "schedule delete": Entry(api.schedule_delete, say("schedule {name}: deleted")),
-    "tune": Entry(api.tune, show_nothing),
-    "recipes list": Entry(api.recipes_list, models.show_recipes),
-    "recipes show": Entry(api.recipes_show, models.show_config),
-    "recipes space": Entry(api.recipes_space, jobs.show_text),
-    "recipes explain": Entry(api.recipes_explain, models.show_explanations),
-    "weights fetch": Entry(api.weights_fetch, models.show_weights, logs=True),
-    "data inspect": Entry(api.data_inspect, data.show_report),
-    "data verify": Entry(api.data_verify, data.show_verified),
-    "data preview": Entry(api.data_preview, data.show_preview),
-    "data merge": Entry(api.data_merge, data.show_merged),
-    "data prune": Entry(api.data_prune, data.show_pruned),
-    "evaluate": Entry(api.evaluate, models.show_evaluation, logs=True),
-    "predict": Entry(api.predict, models.show_predictions),
-    "serve": Entry(api.serve, show_nothing),
-    "model list": Entry(api.model_list, models.show_published),
-    "model show": Entry(api.model_show, models.show_card),
-    "model verify": Entry(api.model_verify, models.show_verified),
-    "model promote": Entry(api.model_promote, say("current version of {name}: {result}")),
-    "job submit": Entry(api.job_submit, jobs.show_submitted),
-    "job render": Entry(api.job_render, jobs.show_text),
-    "job fields": Entry(api.job_fields, models.show_explanations),
-    "job list": Entry(api.job_list, jobs.show_jobs),
-    "job status": Entry(api.job_status, jobs.show_status),
-    "job logs": Entry(api.job_logs, jobs.show_lines),
-    "job stop": Entry(api.job_stop, say("deleted {name} and its pods")),
-    "job exec": Entry(api.job_exec, return_code),
-    "job menu": Entry(job_menu, show_nothing),
-    "cluster manifests": Entry(api.cluster_manifests, say("wrote {result}: see {result}/README.md")),
-    "cluster compile": Entry(api.compile, say("wrote {result}")),
-    "doctor": Entry(api.doctor, jobs.show_checks),
+COMMANDS: Mapping[str, Command] = {
+    "run": Command(api.run, show_nothing),
+    "submit": Command(api.submit, runs.show_run),
+    "schedule create": Command(api.schedule_create, runs.show_schedule),
+    "schedule list": Command(api.schedule_list, runs.show_schedules),
+    "schedule history": Command(api.schedule_history, runs.show_history),
+    "schedule run": Command(
+        api.schedule_run, message("schedule {name}: started the run {result[0]}\n{result[1]}")
+    ),
+    "schedule delete": Command(api.schedule_delete, message("schedule {name}: deleted")),
+    "tune": Command(api.tune, show_nothing),
+    "recipes list": Command(api.recipes_list, models.show_recipes),
+    "recipes show": Command(api.recipes_show, models.show_config),
+    "recipes space": Command(api.recipes_space, jobs.show_text),
+    "recipes explain": Command(api.recipes_explain, models.show_explanations),
+    "weights fetch": Command(api.weights_fetch, models.show_weights, logs=True),
+    "data inspect": Command(api.data_inspect, data.show_report),
+    "data verify": Command(api.data_verify, data.show_verification),
+    "data preview": Command(api.data_preview, data.show_preview),
+    "data merge": Command(api.data_merge, data.show_merge_result),
+    "data prune": Command(api.data_prune, data.show_pruning),
+    "evaluate": Command(api.evaluate, models.show_evaluation, logs=True),
+    "predict": Command(api.predict, models.show_predictions),
+    "serve": Command(api.serve, show_nothing),
+    "model list": Command(api.model_list, models.show_models),
+    "model show": Command(api.model_show, models.show_model_card),
+    "model verify": Command(api.model_verify, models.show_verification),
+    "model promote": Command(api.model_promote, message("current version of {name}: {result}")),
+    "job submit": Command(api.job_submit, jobs.show_submitted),
+    "job render": Command(api.job_render, jobs.show_text),
+    "job fields": Command(api.job_fields, models.show_explanations),
+    "job list": Command(api.job_list, jobs.show_jobs),
+    "job status": Command(api.job_status, jobs.show_status),
+    "job logs": Command(api.job_logs, jobs.show_lines),
+    "job stop": Command(api.job_stop, message("deleted {name} and its pods")),
+    "job exec": Command(api.job_exec, return_code),
+    "job menu": Command(job_menu, show_nothing),
+    "cluster manifests": Command(api.cluster_manifests, message("wrote {result}: see {result}/README.md")),
+    "cluster compile": Command(api.compile, message("wrote {result}")),
+    "doctor": Command(api.doctor, jobs.show_checks),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return 0, 2 for user errors, 143 if it can be continued, otherwise 1."""
+    """Run a command; return 0, 2 for user errors, 143 if it was stopped and can be continued, otherwise 1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # File names may be undecodable.
             stream.reconfigure(errors="backslashreplace")
@@ -111,14 +113,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except typer.TyperException as error:
-        return _report_usage(error)
+        return _report_usage_error(error)
     except BrokenPipeError:  # E.g. `kubedet recipes list | head -1`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
 
 
-def _report_usage(error: typer.TyperException) -> int:
-    """Print a mistake on the command line with the usage of the command; return the exit code."""
+def _report_usage_error(error: typer.TyperException) -> int:
+    """Print an error in the command line and the command's usage; return the exit code."""
     context, text = getattr(error, "ctx", None), error.format_message()
     if context and text == context.get_help():  # No command was given.
         print(text, file=sys.stderr)
@@ -131,14 +133,14 @@ def _report_usage(error: typer.TyperException) -> int:
 
 
 def make_app(words: Sequence[str] | None = None) -> typer.Typer:
-    """Return Typer's application; only the command that begins `words` has its options, for a quick start."""
+    """Return Typer's application; to start fast, only the command that `words` begin with has options."""
     settings: dict[str, Any] = {
         "rich_markup_mode": None,
         "pretty_exceptions_enable": False,
         "no_args_is_help": True,
         "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 120},
     }
-    app = typer.Typer(name="kubedet", help=TITLE, callback=_program, **settings)
+    app = typer.Typer(name="kubedet", help=TITLE, callback=_main_callback, **settings)
     groups: dict[str, typer.Typer] = {}
     for name, entry in COMMANDS.items():
         group, _, verb = name.rpartition(" ")
@@ -147,19 +149,19 @@ def make_app(words: Sequence[str] | None = None) -> typer.Typer:
             app.add_typer(groups[group])
         parts = name.split()
         is_needed = words is None or words[: len(parts)] == parts or _COMPLETION in os.environ
-        command = _command(entry) if is_needed else show_nothing
+        command = _wrap_command(entry) if is_needed else show_nothing
         text = Docstring.read(entry.function).text
         (groups[group] if group else app).command(verb, help=text, epilog=EXIT_CODES)(command)
     return app
 
 
-def read_entry(entry: Entry) -> dict[str, list[Option]]:
-    """Return the options of a command by the parameter of its function, or of what prints its result."""
-    groups = read_options(entry.function, _builders(entry.function))
+def command_options(entry: Command) -> dict[str, list[Option]]:
+    """Return the options of a command by parameter, of its function and of the function that prints."""
+    groups = read_options(entry.function, _builders_for(entry.function))
     return groups | read_options(entry.show, {}, only_keywords=True)
 
 
-def _builders(function: Callable[..., Any]) -> Builders:
+def _builders_for(function: Callable[..., Any]) -> Builders:
     builders: Builders = {item: item for item in (Access, CompileOptions, JobTarget, PipelineRun)}
     if any(item.annotation == "JobSpec" for item in signature(function).parameters.values()):
         from components.launchers.job_options import read_job
@@ -168,8 +170,8 @@ def _builders(function: Callable[..., Any]) -> Builders:
     return builders
 
 
-def _command(entry: Entry) -> Callable[..., int]:
-    builders, readers = _builders(entry.function), {"overrides": _read_overrides, "job": _read_job}
+def _wrap_command(entry: Command) -> Callable[..., int]:
+    builders, readers = _builders_for(entry.function), {"overrides": _read_overrides, "job": _read_job}
     command = make_command(entry.function, entry.show, builders, readers)
 
     @wraps(command)
@@ -206,7 +208,7 @@ def _print_version(is_given: bool) -> None:
         raise typer.Exit
 
 
-def _program(
+def _main_callback(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,

@@ -1,7 +1,7 @@
-"""Commands made from functions by Typer: options from the signature, help from the docstring.
+"""Creates Typer commands from functions: options from the signature, help from the docstring.
 
-A parameter that may be passed by position is an argument of the command; a keyword is an option of the same
-name, with `-` for `_`. The text in its `Annotated` is the name of its value in the help.
+A positional parameter becomes an argument of the command; a keyword-only parameter becomes an option with the
+same name, with `-` for `_`. The text in its `Annotated` is the name of its value in the help.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from trainer.base.errors import ConfigError
 
 Function = Callable[..., Any]
 Builders = dict[Any, Function]
-"""Functions that make the value of a parameter, with options of their own, by the parameter's annotation."""
+"""Functions that build the value of a parameter, by its annotation. Their parameters become options."""
 
 FLAGS = {
     "count": ("--count", "-n"),
@@ -27,14 +27,14 @@ FLAGS = {
     "output": ("--output", "-o"),
     "overrides": ("--set",),
 }
-"""Names of options that are not only the parameter's."""
+"""Option names by parameter, if they differ from the parameter's name or there are several."""
 
-SHARED = {"json": "print the result as JSON"}
-"""Meanings of options that functions do not describe."""
+COMMON_HELP = {"json": "print the result as JSON"}
+"""Help of options that docstrings do not describe."""
 
 _SECTION = re.compile(r"^(Args|Returns|Yields|Raises|Examples):$", re.MULTILINE)
 _ARGUMENT = re.compile(r"^    (\w+): ", re.MULTILINE)
-_VALUES = {int: "N", float: "X", str: "TEXT"}
+_TYPE_NAMES = {int: "N", float: "X", str: "TEXT"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Docstring:
     """A docstring in Google's style."""
 
     text: str  # Summary and description.
-    parameters: Mapping[str, str]  # One line for each parameter.
+    parameters: Mapping[str, str]  # Descriptions of the parameters, each as one line.
 
     @classmethod
     def read(cls, function: Function) -> "Docstring":
@@ -59,7 +59,7 @@ class Option:
     """An option or argument of a command: one parameter of a function."""
 
     name: str
-    kind: Any  # What Typer parses: int, float, bool, str, Literal, or a list of these.
+    kind: Any  # Type that Typer parses: int, float, bool, str, Literal, or a list of these.
     value: str  # Name of the value in the help; empty for switches and choices.
     help: str
     default: Any
@@ -68,18 +68,18 @@ class Option:
 
     @classmethod
     def read(cls, parameter: inspect.Parameter, text: str) -> "Option":
-        """Return the option of a parameter, which `text` describes."""
+        """Return the option for a parameter with the description `text`."""
         kind, value, default = parameter.annotation, "", parameter.default
         while get_origin(kind) in (Annotated, Union, UnionType):
             if get_origin(kind) is Annotated:
                 value = value or next((item for item in get_args(kind) if isinstance(item, str)), "")
                 kind = get_args(kind)[0]
-            else:  # The first type is that of the command line.
+            else:  # The command line uses the first type of the union.
                 kind = get_args(kind)[0]
         is_mapping, is_repeated = get_origin(kind) is Mapping, get_origin(kind) is Sequence
         kind = str if is_mapping else get_args(kind)[0] if is_repeated else kind
         if kind is not bool and get_origin(kind) is not Literal:
-            value = value or _VALUES[kind]
+            value = value or _TYPE_NAMES[kind]
         if is_mapping or is_repeated:
             kind = list.__class_getitem__(kind)
             default = [] if default is not parameter.empty else default
@@ -92,20 +92,20 @@ class Option:
         return () if self.is_argument else FLAGS.get(self.name, (f"--{self.name.replace('_', '-')}",))
 
     @property
-    def written(self) -> str:
-        """The value on the command line, e.g. `URI` or `train|val|test`; empty for a switch."""
+    def placeholder(self) -> str:
+        """Placeholder of the value in the help, e.g. `URI` or `train|val|test`; empty for a switch."""
         if self.value:
             return f"{self.value}..." if get_origin(self.kind) is list else self.value
         return "|".join(map(str, get_args(self.kind)))
 
     @property
     def shows_default(self) -> bool:
-        """Whether the help adds the default: not if it is empty, or the description has it."""
+        """Whether the help appends the default: only if it is not empty and not in the description."""
         empty: tuple[Any, ...] = ("", None, False, [], inspect.Parameter.empty)
         return self.default not in empty and "default:" not in self.help
 
     def declare(self) -> inspect.Parameter:
-        """Return the parameter as Typer reads it."""
+        """Return the parameter with the annotation that Typer reads."""
         make: Function = typer.Argument if self.is_argument else typer.Option
         settings = {"help": self.help, "show_default": self.shows_default, "metavar": self.value or None}
         annotation = Annotated.__class_getitem__((self.kind, make(*self.flags, **settings)))  # type: ignore[attr-defined]
@@ -116,8 +116,8 @@ class Option:
 def read_options(
     function: Function, builders: Builders, *, only_keywords: bool = False
 ) -> dict[str, list[Option]]:
-    """Return the options of each parameter of a function: one, or those of the function that builds it."""
-    described = SHARED | {**Docstring.read(function).parameters}
+    """Return the options for each parameter of a function: one, or those of the builder of the parameter."""
+    described = COMMON_HELP | {**Docstring.read(function).parameters}
     options = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if only_keywords and parameter.kind is not parameter.KEYWORD_ONLY:
@@ -135,14 +135,14 @@ def make_command(
     builders: Builders,
     readers: Mapping[str, Callable[[list[str]], Any]],
 ) -> Function:
-    """Return a function that Typer makes a command of: it calls `function` and returns an exit code.
+    """Return a function for a Typer command: it calls `function`, shows the result, and returns an exit code.
 
     Args:
-        function: what the command does.
-        show: prints the result; its keywords are further options. It may return an exit code, and have a
-            parameter `arguments` for those of the call.
-        builders: functions that make a parameter of a type, with options of their own.
-        readers: functions that read the KEY=VALUE of options by name; others are texts.
+        function: the function of the API that the command calls.
+        show: prints the result; its keyword-only parameters become further options. It may return an exit
+            code. Its parameter `arguments`, if any, receives the arguments of the call.
+        builders: see `Builders`.
+        readers: functions that parse the KEY=VALUE texts of an option, by its name; default: `read_pairs`.
     """
     parameters = inspect.signature(function).parameters
     groups = read_options(function, builders)
@@ -171,7 +171,7 @@ def make_command(
 
 
 def read_pairs(texts: Sequence[str]) -> dict[str, str]:
-    """Read KEY=VALUE texts."""
+    """Parse KEY=VALUE texts."""
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")

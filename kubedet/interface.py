@@ -1,4 +1,4 @@
-"""Wraps all functions of `kubedet.api`: checks arguments and gives errors a remedy."""
+"""Wraps all functions of `kubedet.api`: validates arguments, and adds fixes to errors."""
 
 import inspect
 import os
@@ -19,9 +19,9 @@ R = TypeVar("R")
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the arguments of a function, and turn errors of the system into KubedetErrors.
+    """Decorate a function: validate its arguments, and convert system errors to KubedetErrors.
 
-    Arguments must have the types in the signature; a `pathlib.Path` is accepted for any text.
+    Arguments must have the types in the signature; a `pathlib.Path` is accepted in place of a string.
     """
     signature = inspect.signature(function)
 
@@ -39,7 +39,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_text(value: object, where: str) -> None:
-    """Refuse texts that contain a password or are not UTF-8, which manifests, pipelines and jobs must be."""
+    """Reject strings that contain a password, or that are not UTF-8 as manifests and pipelines require."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -58,7 +58,7 @@ def check_text(value: object, where: str) -> None:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn OSErrors that name a file, and failed imports, into KubedetErrors."""
+    """Convert OSErrors that name a file, and failed imports, to KubedetErrors."""
     try:
         with translate_named_oserrors():
             yield
@@ -74,12 +74,12 @@ def translate_errors() -> Iterator[None]:
 
 
 def _validate(name: str, value: Any, annotation: Any) -> Any:
-    if isinstance(annotation, str):  # A class that takes long to import.
+    if isinstance(annotation, str):  # A class that is slow to import is not checked.
         return value
     from pydantic import ValidationError
 
     try:
-        return _adapter(annotation).validate_python(value, strict=True)
+        return _type_adapter(annotation).validate_python(value, strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         name = f"{name}.{problem['loc'][0]}" if is_dataclass(annotation) else name
@@ -88,10 +88,10 @@ def _validate(name: str, value: Any, annotation: Any) -> Any:
 
 
 @cache
-def _adapter(annotation: Any) -> Any:
+def _type_adapter(annotation: Any) -> Any:
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
     try:
         return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
-    except PydanticUserError:  # A dataclass has a configuration of its own.
+    except PydanticUserError:  # The type is a dataclass, which has its own configuration.
         return TypeAdapter(annotation)

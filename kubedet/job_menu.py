@@ -1,19 +1,19 @@
-"""`kubedet job menu`: the jobs of a namespace, handled by keys."""
+"""`kubedet job menu`: an interactive menu for the jobs of a namespace."""
 
 import sys
 
-from kubedet.display import columns, show
+from kubedet.display import format_columns, print_safe
 from kubedet.display.jobs import JOB_COLUMNS, job_row
 from pipelines import JobTarget
 from trainer.base.errors import ConfigError
 
 _SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
-_LEFT_OUT = ("KIND", "RESTARTS")  # A terminal of 80 columns has no room for them.
+_HIDDEN_COLUMNS = ("KIND", "RESTARTS")  # A terminal of 80 columns has no room for them.
 _KEYS_HELP = "i N details, l N log, e N [RANK] shell, d N delete, s FILE submit, Enter list again, q quit"
 
 
 def job_menu(*, target: JobTarget = JobTarget()) -> None:
-    """List the jobs, and handle one of them by keys, until `q` or the end of input.
+    """List the jobs, and show, stop or submit jobs interactively until you enter q.
 
     Args:
         target: where the jobs are
@@ -33,8 +33,8 @@ def job_menu(*, target: JobTarget = JobTarget()) -> None:
     while True:
         found = [backend.with_progress(job) for job in backend.list_jobs()]
         rows = [("", *JOB_COLUMNS), *((str(number), *job_row(job)) for number, job in enumerate(found, 1))]
-        shown = [column for column in zip(*rows, strict=True) if column[0] not in _LEFT_OUT]
-        show(f"{backend.place}\n{columns([*zip(*shown, strict=True)])}\n{_KEYS_HELP}")
+        shown = [column for column in zip(*rows, strict=True) if column[0] not in _HIDDEN_COLUMNS]
+        print_safe(f"{backend.place}\n{format_columns([*zip(*shown, strict=True)])}\n{_KEYS_HELP}")
         try:
             key, *rest = input("> ").split() or [""]
         except EOFError:
@@ -56,6 +56,6 @@ def job_menu(*, target: JobTarget = JobTarget()) -> None:
             if key == "d" and input(f"{question} [y/n] ") != "y":
                 continue
         elif key:
-            print(f"{' '.join([key, *rest])}: not a key and the number of a job")
-        if command:  # A mistake, a failed job or Ctrl-C ends the command, not the menu.
+            print(f"{' '.join([key, *rest])}: enter a key and the number of a job")
+        if command:  # A user error, a failed job or Ctrl-C ends the command, not the menu.
             cli.main(["job", command[0], *where, *command[1:]])

@@ -18,12 +18,12 @@ from trainer.export.predict import BATCH, Detection, Predictor, draw, read_image
 ImageLike: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | npt.NDArray[np.uint8] | Image.Image
 """A path, the bytes of a file, an open file, an RGB array [height, width, 3], or a PIL image."""
 
-_SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
+_SINGLE_IMAGE_TYPES = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Detections:
-    """The N detections in one image, the best first.
+    """The N detections in one image, sorted by descending score.
 
     Examples:
         >>> kubedet.load("runs/first/model").predict("photo.jpg")
@@ -36,7 +36,7 @@ class Detections:
     names: list[str]  # N names of classes
     size: tuple[int, int]  # width and height of the image, pixels
     image_id: int  # position of the image in the call of `predict`
-    _found: list[Detection]
+    _detections: list[Detection]
     _category_ids: list[Any]
     _source: object
 
@@ -48,16 +48,16 @@ class Detections:
         return f"<kubedet.Detections: {counts or 'nothing'} in {self.size[0]}x{self.size[1]} pixels>"
 
     def plot(self) -> Image.Image:
-        """Return the image, which is read again if it is a file, with boxes, names and scores.
+        """Return the image with boxes, names and scores; if it is a file, it is read again.
 
         Examples:
             >>> kubedet.load("runs/first/model").predict("photo.jpg").plot().size
             (192, 96)
         """
-        return draw(read_image(self._source, "the image"), self._found)
+        return draw(read_image(self._source, "the image"), self._detections)
 
     def to_coco(self, image_id: int | None = None) -> list[dict[str, Any]]:
-        """Return COCO's results format: boxes are x, y, width, height, categories have the ids of the data.
+        """Return the detections in COCO's results format, with the category ids of the training data.
 
         Examples:
             >>> result = kubedet.load("runs/first/model").predict("photo.jpg").to_coco(image_id=7)[0]
@@ -65,7 +65,7 @@ class Detections:
             (18, [24.0, 12.0, 72.0, 48.0])
         """
         number = self.image_id if image_id is None else image_id
-        corners = [one.box for one in self._found]
+        corners = [one.box for one in self._detections]
         boxes = [[x1, y1, round(x2 - x1, 2), round(y2 - y1, 2)] for x1, y1, x2, y2 in corners]
         return [
             {
@@ -74,7 +74,7 @@ class Detections:
                 "bbox": box,
                 "score": one.score,
             }
-            for one, box in zip(self._found, boxes, strict=True)
+            for one, box in zip(self._detections, boxes, strict=True)
         ]
 
 
@@ -85,7 +85,7 @@ class Model:
         self._predictor, self.uri = predictor, predictor.model.uri
         classes = predictor.model.categories
         self.names: list[str] = [each["name"] for each in classes]  # By label.
-        # Formats without their own ids have "" or none.
+        # Data formats without category ids leave it empty or out.
         originals = [each.get("original_id", "") for each in classes]
         self._category_ids = [label if each == "" else each for label, each in enumerate(originals)]
 
@@ -100,7 +100,7 @@ class Model:
     def predict(
         self, images: ImageLike | Iterable[ImageLike], *, score: float = 0.3
     ) -> Detections | list[Detections]:
-        """Detect objects in one image, or in those of an iterable, which are read in batches.
+        """Detect objects in one image, or in each image of an iterable, which is read in batches.
 
         Args:
             images: paths, bytes of files, open files, PIL images, or arrays of uint8 [height, width, 3] in
@@ -108,7 +108,7 @@ class Model:
             score: minimum score of a detection, 0 to 1.
 
         Raises:
-            KubedetError: an image is missing, damaged or of another type, and the message says which one; or
+            KubedetError: an image is missing, damaged or not of a supported type (the message says which), or
                 `score` is not a number from 0 to 1.
 
         Examples:
@@ -121,7 +121,7 @@ class Model:
         is_array = isinstance(images, np.ndarray) and images.ndim < 4
         if (
             is_array
-            or isinstance(images, _SINGLE)
+            or isinstance(images, _SINGLE_IMAGE_TYPES)
             or hasattr(images, "read")
             or not isinstance(images, Iterable)
         ):
@@ -129,7 +129,7 @@ class Model:
         return list(self._detect(images, score, "images[{}]"))
 
     def _detect(self, images: Iterable[object], score: float, name: str) -> Iterator[Detections]:
-        numbered = enumerate(map(_without_file, images))
+        numbered = enumerate(map(_read_if_open, images))
         while batch := list(islice(numbered, BATCH)):
             opened = [read_image(source, name.format(number)) for number, source in batch]
             everything = self._predictor.detect(opened, score)
@@ -147,8 +147,8 @@ class Model:
                 )
 
 
-def _without_file(source: Any) -> object:
-    """Return the bytes of an open file, which can be read only once; return other images unchanged."""
+def _read_if_open(source: Any) -> object:
+    """Return the content of an open file, which can be read only once; return other images unchanged."""
     if not hasattr(source, "read"):
         return source
     with wrap_exceptions(DataError, f"{source!r} cannot be used", fix="open the file with the mode 'rb'"):

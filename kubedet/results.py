@@ -1,4 +1,4 @@
-"""What the functions of `kubedet` return."""
+"""The classes that the functions of `kubedet` return."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The scores of a model."""
+    """The evaluation of a model."""
 
     folder: str  # Path or URI of the folder with all results.
     report: str  # Path or URI of the report, an HTML page.
-    metrics: dict[str, float]  # E.g. coco/AP50; -1 if there was nothing to score.
-    passed: bool  # Whether the rules of the gate passed.
-    shards: str = ""  # URI of the data's shards; empty for a file of detections.
-    reason: str = ""  # The gate's reasons, a line each.
-    rules: tuple[str, ...] = ()  # The rules of the gate that the call named.
-    comparison: Mapping[str, Any] = field(default_factory=dict)  # With the baseline, if there is one.
+    metrics: dict[str, float]  # Values by name, e.g. coco/AP50; -1 if there was nothing to score.
+    passed: bool  # Whether the model passed the gate.
+    shards: str = ""  # URI of the data's shards; empty if a file of detections was scored.
+    reason: str = ""  # The gate's reasons, one per line.
+    rules: tuple[str, ...] = ()  # The gate rules that were passed to the function.
+    comparison: Mapping[str, Any] = field(default_factory=dict)  # Comparison with the baseline, if any.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Run(Evaluation):
     """A finished run of the whole pipeline on this machine."""
 
     name: str
-    trained: str  # The exported model's folder; the checkpoint if the gate failed; "" without a training.
+    trained: str  # Folder of the exported model; the checkpoint if the gate failed; "" if not trained.
 
     @cached_property
     def model(self) -> "Model":
@@ -68,19 +68,19 @@ class ClusterRun:
 
     @property
     def commands(self) -> list[str]:
-        """The same as command lines of `kubedet` and `kfp`."""
+        """Equivalent command lines of `kubedet` and `kfp`."""
         return self.submission.commands(self.access)
 
 
 @dataclass(frozen=True)
 class Preview:
-    """A contact sheet."""
+    """A contact sheet of a data set."""
 
     file: str
-    split: str  # With what the sheet shows of it.
+    split: str  # Name of the split, and a description of what is shown.
     images: int
     boxes: int
-    unreadable: list[str]  # Images with their problems.
+    unreadable: list[str]  # Images that cannot be read, with the reasons.
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class PublishedModel:
     """A published model."""
 
     name: str
-    current: str  # The version that NAME stands for.
-    versions: "Mapping[str, Metadata]"  # The oldest first.
+    current: str  # The version that NAME without a version refers to.
+    versions: "Mapping[str, Metadata]"  # Oldest first.
     damaged: Mapping[str, str]  # Versions that cannot be used, with the reasons.
     problem: str = ""  # Why the current version is unknown.

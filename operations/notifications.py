@@ -40,7 +40,7 @@ _RETRY_WAITS = (1.0, 3.0)  # Seconds before the second and third attempts.
 _RETRY_STATUSES = (429, 500, 502, 503, 504)  # HTTP status codes to retry.
 
 
-def _setting(name: str) -> str:
+def _read_variable(name: str) -> str:
     """Return an environment variable without surrounding whitespace, which a Secret may contain."""
     return os.environ.get(name, "").strip()
 
@@ -81,10 +81,10 @@ def notify(outcome: Outcome, folder: str = "") -> bool:
     """Post a notification if the webhook wants it, once per `folder` (URI); return whether it was sent."""
     headline = _HEADLINES[outcome.event]
     try:
-        chosen = {word.strip().replace("-", " ") for word in _setting(ON).lower().split(",")} - {""}
+        chosen = {word.strip().replace("-", " ") for word in _read_variable(ON).lower().split(",")} - {""}
         if unknown := sorted(chosen - set(EVENTS)):
             logger.warning("%s: there is no event %s, only %s", ON, ", ".join(unknown), ", ".join(EVENTS))
-        if not _setting(URL) or (chosen and outcome.event not in chosen):
+        if not _read_variable(URL) or (chosen and outcome.event not in chosen):
             return False
         marker = storage.join(folder, "notices", f"{outcome.event.replace(' ', '-')}.json")
         try:
@@ -94,7 +94,7 @@ def notify(outcome: Outcome, folder: str = "") -> bool:
         except KubedetError as error:
             logger.warning("%s: a notice may be sent twice", error.message)
         name, body = f"{URL} (`url` of the Secret)", json.dumps(_body(outcome)).encode()
-        problem = _post(_setting(URL), body, name)
+        problem = _post(_read_variable(URL), body, name)
     except Exception as error:  # Its text may contain the URL.
         problem = type(error).__name__
     if problem:
@@ -113,10 +113,10 @@ def _body(outcome: Outcome) -> dict[str, object]:
     if shown := [f"{name} {metrics[name]:.4f}" for name in _SHOWN_METRICS if name in metrics]:
         lines.append(", ".join(shown))
     text = "\n".join([*lines, *filter(None, [outcome.reason[:_MAX_REASON_LENGTH]])])
-    kind = _setting(KIND).lower()
+    kind = _read_variable(KIND).lower()
     if kind and kind not in KINDS:
         logger.warning("%s is none of %s: using %s", KIND, ", ".join(KINDS), JSON)
-    of_slack = (urlsplit(_setting(URL)).hostname or "").endswith("slack.com")
+    of_slack = (urlsplit(_read_variable(URL)).hostname or "").endswith("slack.com")
     if kind == SLACK or (of_slack and not kind):
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
     # Repeated notifications have the same id.

@@ -247,9 +247,9 @@ class Pruning:
                 self._knows_images = False
         if self._knows_images:
             for name in needed.keys() & self.artifacts.keys():
-                self._find_unused(self.artifacts[name], needed[name])
+                self._add_unused_images(self.artifacts[name], needed[name])
 
-    def _find_unused(self, images: Artifact, needed: set[int]) -> None:
+    def _add_unused_images(self, images: Artifact, needed: set[int]) -> None:
         """Add an artifact of a kept source's old images that no kept raw table has."""
         unused = Artifact(f"{images.name} (old images that nothing needs)", images.uri)
         for name, state in storage.scan(images.uri):
@@ -275,10 +275,10 @@ def prune(data_root: str, keep: int, days: float = DAYS, *, now: float | None = 
     with ThreadPoolExecutor(_THREADS) as threads:
         for number, artifact in enumerate(deleted):
             markers = [storage.join(artifact.uri, name) for name in _MARKERS.get(artifact.kind, ())]
-            used = _newest(storage.state(marker) for marker in markers) > (artifact.modified or 0.0) + 1
+            used = _newest_time(storage.state(marker) for marker in markers) > (artifact.modified or 0.0) + 1
             if artifact.kind == "images":
                 raw_folder = storage.join(data_root, "raw")
-                used = _newest(state for _, state in storage.scan(raw_folder)) > raw_tables + 1
+                used = _newest_time(state for _, state in storage.scan(raw_folder)) > raw_tables + 1
             if used:
                 for rest in deleted[number:]:
                     rest.reasons.append("used again meanwhile")
@@ -293,7 +293,7 @@ def prune(data_root: str, keep: int, days: float = DAYS, *, now: float | None = 
     return pruning
 
 
-def _newest(states: Iterable[storage.FileState | None]) -> float:
+def _newest_time(states: Iterable[storage.FileState | None]) -> float:
     return max((state.modified or 0.0 for state in states if state), default=0.0)
 
 

@@ -54,10 +54,10 @@ def reference() -> str:
 
 def _commands() -> Iterator[str]:
     """Yield the sections of commands, then those of the options that several commands have."""
-    from kubedet.cli import COMMANDS, read_entry
+    from kubedet.cli import COMMANDS, command_options
     from kubedet.commands import Docstring
 
-    groups = {name: read_entry(entry) for name, entry in COMMANDS.items()}
+    groups = {name: command_options(entry) for name, entry in COMMANDS.items()}
     own = {name: [item[0] for item in found.values() if len(item) == 1] for name, found in groups.items()}
     counts = Counter(_line(option) for options in own.values() for option in options)
     shared = {COMMON: [option for options in own.values() for option in options if counts[_line(option)] > 2]}
@@ -69,7 +69,7 @@ def _commands() -> Iterator[str]:
         if lines := [line for line in map(_line, own[name]) if counts[line] <= 2]:
             yield _list(lines)
         common = [
-            f"`{(*option.flags, option.written)[0]}`" for option in own[name] if counts[_line(option)] > 2
+            f"`{(*option.flags, option.placeholder)[0]}`" for option in own[name] if counts[_line(option)] > 2
         ]
         if several or common:
             yield f"Also: {', '.join([*map(_link, several), *common])}."
@@ -84,7 +84,7 @@ def _link(title: str) -> str:
 
 def _line(option: "Option") -> tuple[str, str]:
     default = f" (default: {option.default})" if option.shows_default else ""
-    words = f"{', '.join(option.flags)} {option.written}".strip()
+    words = f"{', '.join(option.flags)} {option.placeholder}".strip()
     return f"`{words}`", option.help + default
 
 

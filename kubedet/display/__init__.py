@@ -1,36 +1,36 @@
-"""What commands print about the results of functions."""
+"""Functions that print the results of commands."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from trainer.base.safe_text import align, display_width, make_printable
 
-MAX_ITEMS = 10  # Items of a list that are printed.
+MAX_ITEMS = 10  # Maximum number of list items to print.
 
 
-def show(text: str) -> None:
-    """Print a text without the control characters of file names."""
+def print_safe(text: str) -> None:
+    """Print a text, with control characters (e.g. of file names) escaped."""
     print(make_printable(text))
 
 
-def say(template: str) -> Callable[[object, Mapping[str, Any]], None]:
+def message(template: str) -> Callable[[object, Mapping[str, Any]], None]:
     """Return a function that prints a template with a command's arguments and `{result}`."""
 
     def show_text(result: object, arguments: Mapping[str, Any]) -> None:
-        show(template.format(result=result, **arguments))
+        print_safe(template.format(result=result, **arguments))
 
     return show_text
 
 
 def print_json(value: Any) -> None:
-    """Print dataclasses and what they contain as JSON."""
+    """Print a value, e.g. a tree of dataclasses, as JSON."""
     from pydantic_core import to_json
 
     print(to_json(value, indent=2).decode())
 
 
-def columns(rows: Sequence[Sequence[str]], *, right: Set[int] = frozenset()) -> str:
-    """Align rows, which all have the same number of cells; `right` are the columns to align to the right."""
+def format_columns(rows: Sequence[Sequence[str]], *, right: Set[int] = frozenset()) -> str:
+    """Align the cells of rows of equal length in columns; `right` are the right-aligned columns."""
     widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(
@@ -42,16 +42,16 @@ def columns(rows: Sequence[Sequence[str]], *, right: Set[int] = frozenset()) -> 
     return "\n".join(line.rstrip() for line in lines)
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Align a table of counts, all columns but the first to the right."""
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Format a table of counts; all columns except the first are right-aligned."""
     texts = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    return columns([heads, *texts], right={*range(1, len(heads))})
+    return format_columns([heads, *texts], right={*range(1, len(heads))})
 
 
 def print_list(title: str, items: Sequence[str]) -> None:
     """Print the first items of a list, if any."""
     if items:
-        show(f"{title} ({len(items)}):\n" + "\n".join(f"  {item}" for item in items[:MAX_ITEMS]))
+        print_safe(f"{title} ({len(items)}):\n" + "\n".join(f"  {item}" for item in items[:MAX_ITEMS]))
         if len(items) > MAX_ITEMS:
             print(f"  and {len(items) - MAX_ITEMS} more")
 

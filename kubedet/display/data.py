@@ -1,11 +1,11 @@
-"""What `kubedet data` prints."""
+"""Output of `kubedet data`."""
 
 import os
 import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kubedet.display import columns, format_bytes, print_json, print_list, show, table
+from kubedet.display import format_bytes, format_columns, format_table, print_json, print_list, print_safe
 from kubedet.results import Preview
 from trainer.base.safe_text import to_one_line
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.data.verification import VerificationResult
 
 _MAX_CLASSES = 20
-_MAX_REASONS = 2  # Reasons to keep an artifact; JSON has all.
+_MAX_REASONS = 2  # Maximum number of reasons to print per artifact; JSON contains all of them.
 
 
 def show_report(report: "Report", arguments: Mapping[str, Any], *, json: bool = False) -> None:
@@ -29,16 +29,16 @@ def show_report(report: "Report", arguments: Mapping[str, Any], *, json: bool = 
         check(report)
         return
     fingerprint = f" (fingerprint {report.fingerprint})" if report.fingerprint else ""
-    show(f"{report.kind} {report.uri}{fingerprint}")
+    print_safe(f"{report.kind} {report.uri}{fingerprint}")
     if report.read_as:
-        show(f"read as {report.read_as}")
-    print(f"\n{_splits(report)}\n\n{_classes(report)}\n")
+        print_safe(f"read as {report.read_as}")
+    print(f"\n{_format_splits(report)}\n\n{_format_classes(report)}\n")
     first = next(iter(report.statistics))
     pairs = zip(report.classes, report.statistics[first].boxes_of_class, strict=True)
     print_list(f"classes without a box in {first}", [to_one_line(name) for name, boxes in pairs if not boxes])
     print(f"images that were read: {report.looked_at.images:,}\n")
     for warning in report.warnings:
-        show(f"warning: {warning}")
+        print_safe(f"warning: {warning}")
     _show_problems(report)
     check(report)
     if report.read_as:
@@ -46,10 +46,10 @@ def show_report(report: "Report", arguments: Mapping[str, Any], *, json: bool = 
         words += [
             word for item in arguments["overrides"].items() for word in ("--set", format_override(*item))
         ]
-        show(f"\nto train on it: {shlex.join(words)}")
+        print_safe(f"\nto train on it: {shlex.join(words)}")
 
 
-def _splits(report: "Report") -> str:
+def _format_splits(report: "Report") -> str:
     is_stored = report.kind == "shards"
     heads = ["split", "images", "boxes", "without boxes", "crowds"]
     rows = []
@@ -57,10 +57,10 @@ def _splits(report: "Report") -> str:
         statistics = report.statistics[split]
         row = [split, counts.images, counts.boxes, statistics.images_without_boxes, statistics.crowds]
         rows.append([*row, counts.shards, format_bytes(counts.bytes)] if is_stored else row)
-    return table([*heads, "shards", "size"] if is_stored else heads, rows)
+    return format_table([*heads, "shards", "size"] if is_stored else heads, rows)
 
 
-def _classes(report: "Report") -> str:
+def _format_classes(report: "Report") -> str:
     boxes_of_class = next(iter(report.statistics.values())).boxes_of_class
     order = sorted(range(len(report.classes)), key=lambda label: -boxes_of_class[label])
     rows = []
@@ -70,8 +70,8 @@ def _classes(report: "Report") -> str:
         rows.append([report.classes[label], *boxes, *images])
     heads = [f"{item} in {split}" for item in ("boxes", "images") for split in report.statistics]
     more = len(order) - len(rows)
-    hint = f"\n... and {more} more classes: --json has them" if more else ""
-    return table(["class", *heads], rows) + hint
+    hint = f"\n... and {more} more classes: --json shows all" if more else ""
+    return format_table(["class", *heads], rows) + hint
 
 
 def _show_problems(report: "Report") -> None:
@@ -82,13 +82,13 @@ def _show_problems(report: "Report") -> None:
     elif not report.warnings and not report.errors:
         print("no problems")
     for reason, count in report.problems.items():
-        show(f"  {count:,} {reason}")
+        print_safe(f"  {count:,} {reason}")
         limit = EXAMPLES if reason in (*BAD_IMAGES, *BAD_BOXES) else 3
         for example in report.examples.get(reason, [])[:limit]:
-            show(f"      {example}")
+            print_safe(f"      {example}")
 
 
-def show_verified(result: "VerificationResult", *, json: bool = False) -> None:
+def show_verification(result: "VerificationResult", *, json: bool = False) -> None:
     """Print the result of a verification."""
     from trainer.data.verification import check
 
@@ -98,16 +98,16 @@ def show_verified(result: "VerificationResult", *, json: bool = False) -> None:
     if not json:
         files = f"{result.files:,} shard{'s' * (result.files != 1)}, " if result.kind == "shards" else ""
         counts = f"{files}{result.images:,} images, {format_bytes(result.bytes)}"
-        print(f"all is well: {counts}; every hash agrees, and every image can be decoded")
+        print(f"ok: {counts}; all hashes match, and all images can be decoded")
 
 
 def show_preview(preview: Preview) -> None:
     """Print what is on a contact sheet."""
-    show(f"{preview.images} images of {preview.split} with {preview.boxes} boxes in {preview.file}")
+    print_safe(f"{preview.images} images of {preview.split} with {preview.boxes} boxes in {preview.file}")
     print_list("cannot be read", preview.unreadable)
 
 
-def show_pruned(pruning: "Pruning", arguments: Mapping[str, Any], *, json: bool = False) -> None:
+def show_pruning(pruning: "Pruning", arguments: Mapping[str, Any], *, json: bool = False) -> None:
     """Print what was or would be deleted, and why the rest is kept."""
     artifacts = sorted(pruning.artifacts.values(), key=lambda item: (bool(item.reasons), item.name))
     if json:
@@ -120,26 +120,26 @@ def show_pruned(pruning: "Pruning", arguments: Mapping[str, Any], *, json: bool 
         if more := len(item.reasons[_MAX_REASONS:]):
             reasons += f"; and {more} more"
         rows.append((item.name, f"{item.size / 1e6:,.1f} MB", reasons))
-    show(columns(rows, right={1}))
+    print_safe(format_columns(rows, right={1}))
     print(f"{'deleted' if arguments['yes'] else 'would delete'} {pruning.summary}")
     if not arguments["yes"]:
         print("nothing was deleted; --yes deletes it")
 
 
-def show_merged(merged: "MergeResult") -> None:
+def show_merge_result(merged: "MergeResult") -> None:
     """Print the counts of a merged set."""
     for split, count in merged.images.items():
         boxes, corrected = merged.boxes[split], merged.corrected[split]
         print(f"{split}: {count:,} images, {boxes:,} boxes, {corrected} corrected")
     print(f"{merged.added:,} images of the corrections added to train")
     print_list("new classes", merged.new_classes)
-    print_list("images with different boxes in several corrections; the last is used", merged.contested)
-    print_list("images renamed because another one has their name", merged.renamed)
-    print_list("images of the set that cannot be read, left out", merged.left_out)
+    print_list("images with conflicting corrections (the last one is used)", merged.contested)
+    print_list("images renamed because their name is already used", merged.renamed)
+    print_list("unreadable images of the set, omitted", merged.left_out)
     if merged.boxes_left_out:
-        print(f"{merged.boxes_left_out} boxes of the set that cannot be used, left out")
+        print(f"{merged.boxes_left_out} invalid boxes of the set, omitted")
     if merged.boxes_kept:
-        kept = "boxes of corrected images kept: crowds, or of classes that the corrections do not have"
+        kept = "original boxes of corrected images kept: crowds, or classes that the corrections lack"
         print(f"{merged.boxes_kept:,} {kept}")
     place = shlex.quote(f"coco:{os.path.relpath(merged.folder)}")
-    show(f"\nto train on it: kubedet run --source {place} --recipe small")
+    print_safe(f"\nto train on it: kubedet run --source {place} --recipe small")

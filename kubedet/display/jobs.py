@@ -1,10 +1,10 @@
-"""What `kubedet job`, `doctor` and `cluster` print."""
+"""Output of `kubedet job`, `doctor` and `cluster`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from kubedet.display import columns, print_json, show
+from kubedet.display import format_columns, print_json, print_safe
 from trainer.base.errors import EXIT_FAILURE, ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def show_submitted(job: "SubmittedJob") -> None:
 
 
 def show_text(text: str) -> None:
-    """Print a text that ends with a line break."""
+    """Print a text that ends with a newline."""
     print(text, end="")
 
 
@@ -36,17 +36,26 @@ def show_jobs(jobs: "Sequence[JobStatus] | str", arguments: Mapping[str, Any], *
     elif json:
         print_json(jobs)
     elif jobs:
-        print(columns([JOB_COLUMNS, *map(job_row, jobs)]))
+        print(format_columns([JOB_COLUMNS, *map(job_row, jobs)]))
     else:
         print(f"no jobs of kubedet in namespace {arguments['target'].namespace or 'of KUBECONFIG'}")
 
 
 def job_row(job: "JobStatus") -> tuple[str, ...]:
-    """Return the cells of a job."""
+    """Return the cells of a job's row."""
     progress = f"{job.progress.percent}%" if job.progress else "-"
     pods = f"{sum(pod.phase == 'Running' for pod in job.pods)}/{job.nodes}"
     restarts = str(sum(pod.restarts for pod in job.pods))
-    return job.name, job.kind or "-", job.phase, progress, pods, restarts, age(job.created), job.reason or "-"
+    return (
+        job.name,
+        job.kind or "-",
+        job.phase,
+        progress,
+        pods,
+        restarts,
+        format_age(job.created),
+        job.reason or "-",
+    )
 
 
 def show_status(status: "StatusExplanation", *, json: bool = False) -> None:
@@ -54,11 +63,11 @@ def show_status(status: "StatusExplanation", *, json: bool = False) -> None:
     if json:
         print_json(status.job)
     else:
-        show(status_text(status.job, status.reasons))
+        print_safe(format_status(status.job, status.reasons))
 
 
-def status_text(job: "JobStatus", reasons: Sequence[str]) -> str:
-    """Describe one job and its pods, with the reasons of its state."""
+def format_status(job: "JobStatus", reasons: Sequence[str]) -> str:
+    """Describe a job and its pods, with the reasons for its state."""
     from trainer.launching.job_status import AP, LOSS, SPEED
 
     titles = {LOSS: "loss", SPEED: "images/s", AP: "AP"}
@@ -67,10 +76,10 @@ def status_text(job: "JobStatus", reasons: Sequence[str]) -> str:
         nodes = "1 node" if job.nodes == 1 else f"{job.nodes} nodes"
         kind = f", a {job.kind}" if job.kind else ""
         queue = f", queue {job.queue}" if job.queue else ""
-        lines.append(f"created {job.created}, {age(job.created)} ago, on {nodes}{kind}{queue}")
+        lines.append(f"created {job.created}, {format_age(job.created)} ago, on {nodes}{kind}{queue}")
     if job.progress:
         seconds, metrics = job.progress.remaining_seconds, job.progress.metrics
-        time_left = "" if seconds is None else f", about {time_span(seconds)} to go"
+        time_left = "" if seconds is None else f", about {format_time_span(seconds)} to go"
         numbers = ", ".join(f"{titles.get(name, name)} {value:.4g}" for name, value in metrics.items())
         lines.append(f"{job.progress.percent}% done{time_left}{f'; {numbers}' if numbers else ''}")
     if job.pods:
@@ -79,19 +88,19 @@ def status_text(job: "JobStatus", reasons: Sequence[str]) -> str:
             code = "-" if pod.exit_code is None else str(pod.exit_code)
             cells = (str(pod.rank), pod.name, pod.phase, str(pod.restarts), code)
             rows.append((*cells, pod.node or "-", pod.reason or "-"))
-        lines += ["", columns(rows)]
+        lines += ["", format_columns(rows)]
     return "\n".join([*lines, "", *reasons] if reasons else lines)
 
 
-def age(created: str) -> str:
+def format_age(created: str) -> str:
     """Return the time since an RFC 3339 timestamp, e.g. 3m12s; "-" for no time."""
     if not created:
         return "-"
     passed = datetime.now(UTC) - datetime.fromisoformat(created)
-    return time_span(max(0, int(passed.total_seconds())))
+    return format_time_span(max(0, int(passed.total_seconds())))
 
 
-def time_span(seconds: int) -> str:
+def format_time_span(seconds: int) -> str:
     """Format a duration in its two largest units: 45s, 3m12s, 5h2m, 12d4h."""
     days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
     units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
@@ -110,5 +119,5 @@ def show_checks(checks: "Iterable[Check]") -> int:
     from trainer.launching import machine_checks
 
     missing = sum(check.state == "missing" for check in machine_checks.report(checks))
-    print(f"\n{missing} missing" if missing else "\na run has what it needs")
+    print(f"\n{missing} missing" if missing else "\nall requirements of a run are met")
     return EXIT_FAILURE if missing else 0

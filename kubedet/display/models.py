@@ -1,4 +1,4 @@
-"""What the commands about models, recipes and weights print."""
+"""Output of the commands for models, recipes and weights."""
 
 import shutil
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubedet.display import columns, print_json, show
+from kubedet.display import format_columns, print_json, print_safe
 from kubedet.results import Evaluation, PublishedModel
 
 if TYPE_CHECKING:
@@ -27,73 +27,75 @@ def show_evaluation(evaluation: Evaluation) -> int:
     from trainer import storage
     from trainer.evaluation.metrics import Change
 
-    show(storage.read_bytes(storage.join(evaluation.folder, "table.txt")).decode())
+    print_safe(storage.read_bytes(storage.join(evaluation.folder, "table.txt")).decode())
     if comparison := evaluation.comparison:
         text = comparison["obstacle"]
         if not text:
             change = Change(*comparison["changes"]["coco/AP"])
             interval = f"with 95 % confidence from {change.low:+.4f} to {change.high:+.4f}"
             text = f"coco/AP {change.delta:+.4f}, {interval}: {change.verdict}"
-        show(f"\nagainst {comparison['baseline']}: {text}")
+        print_safe(f"\nagainst {comparison['baseline']}: {text}")
     print(f"\ngate: {'passed' if evaluation.passed else 'failed'}")
-    show("".join(f"  {line}\n" for line in evaluation.reason.splitlines()) + f"report: {evaluation.report}")
+    print_safe(
+        "".join(f"  {line}\n" for line in evaluation.reason.splitlines()) + f"report: {evaluation.report}"
+    )
     return int(bool(evaluation.rules) and not evaluation.passed)
 
 
 def show_predictions(files: "PredictedFiles") -> None:
     """Print the number of detections by class of each image."""
-    show(f"{files.model}, {files.runtime}")
+    print_safe(f"{files.model}, {files.runtime}")
     for path, detections in files.detections.items():
         counts = Counter(detection.name for detection in detections)
         text = ", ".join(f"{count} {name}" for name, count in counts.items())
-        show(f"{path}: {text or 'nothing found'}")
+        print_safe(f"{path}: {text or 'nothing found'}")
     files.check()
-    show(f"results in {files.folder}")
+    print_safe(f"results in {files.folder}")
 
 
-def show_published(
+def show_models(
     models: Sequence[PublishedModel], arguments: Mapping[str, Any], *, json: bool = False
 ) -> None:
     """Print models and their versions."""
     if json:
         return print_json(models)
     if not models:
-        show(f"no models are published under {arguments['data_root']}")
+        print_safe(f"no models are published under {arguments['data_root']}")
     for model in models:
         if model.problem:
             print(f"error: {model.problem}", file=sys.stderr)
-        show(model.name)
+        print_safe(model.name)
         for version, metadata in model.versions.items():
             mark = "*" if version == model.current else " "
             ap = metadata.metrics.values.get("coco/AP")
             score = "-" if ap is None else f"{ap:.3f}"
-            show(f"{mark} {version}  {metadata.created}  AP {score}  {', '.join(metadata.formats)}")
+            print_safe(f"{mark} {version}  {metadata.created}  AP {score}  {', '.join(metadata.formats)}")
         for version, reason in model.damaged.items():
-            show(f"  {version}  damaged: {reason.splitlines()[-1].strip()}")
+            print_safe(f"  {version}  damaged: {reason.splitlines()[-1].strip()}")
 
 
-def show_card(model: "Bundle") -> None:
-    """Print the card of a model."""
+def show_model_card(model: "Bundle") -> None:
+    """Print a model's card."""
     from trainer.export.bundle import CARD
 
     with model.files([CARD]) as folder:
-        show((Path(folder) / CARD).read_text().rstrip("\n"))
-    show(f"\nIn `{model.uri}`")
+        print_safe((Path(folder) / CARD).read_text().rstrip("\n"))
+    print_safe(f"\nIn `{model.uri}`")
 
 
-def show_verified(model: "Bundle", arguments: Mapping[str, Any]) -> None:
+def show_verification(model: "Bundle", arguments: Mapping[str, Any]) -> None:
     """Print what was verified."""
-    show(f"{model.uri}: {len(model.checksums)} files are as they were written, and no others are there")
-    show(f"{model.metadata.name} {model.metadata.model_version}, sha256 of SHA256SUMS {model.digest}")
+    print_safe(f"{model.uri}: {len(model.checksums)} files match their checksums; there are no other files")
+    print_safe(f"{model.metadata.name} {model.metadata.model_version}, sha256 of SHA256SUMS {model.digest}")
     if arguments["public_key"]:
-        show(f"signed by the key of {arguments['public_key']}")
+        print_safe(f"signed by the key of {arguments['public_key']}")
     if arguments["at_least"]:
-        show(f"not older than version {arguments['at_least']}")
+        print_safe(f"not older than version {arguments['at_least']}")
 
 
 def show_recipes(recipes: Mapping[str, str]) -> None:
     """Print the names and purposes of recipes."""
-    print(columns([*recipes.items()]))
+    print(format_columns([*recipes.items()]))
 
 
 def show_config(config: "Config") -> None:
@@ -115,11 +117,11 @@ def show_explanations(items: "Sequence[Explanation]") -> None:
 def show_weights(
     weights: "Mapping[str, PublishedFile]", arguments: Mapping[str, Any], *, json: bool = False
 ) -> None:
-    """Print a table of weights that were fetched."""
+    """Print a table of the fetched weights."""
     from trainer.weights.weights_mirror import mirror_uri
 
     if json:
         return print_json(weights)
     rows = [(uri, file.sha256[:8]) for uri, file in weights.items()]
-    table = columns([("weights", "SHA-256"), *rows])
-    show(f"{mirror_uri(arguments['data_root'])}\n\n{table}")
+    table = format_columns([("weights", "SHA-256"), *rows])
+    print_safe(f"{mirror_uri(arguments['data_root'])}\n\n{table}")

@@ -1,11 +1,11 @@
-"""What `kubedet submit` and `schedule` print."""
+"""Output of `kubedet submit` and `schedule`."""
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kubedet.display import columns, show
+from kubedet.display import format_columns, print_safe
 from kubedet.results import ClusterRun
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def show_run(run: ClusterRun, arguments: Mapping[str, Any]) -> None:
     if arguments["wait"] and run.run_id:
         return
     if not run.run_id:
-        print("nothing is sent; this would be:")
+        print("dry run: nothing was sent. It would send:")
     submission, access = run.submission, run.access
     print(f"  host        {access.host or 'the cluster of this pod or kubeconfig'}")
     print(f"  namespace   {access.namespace or '(the default one)'}")
@@ -36,17 +36,17 @@ def show_run(run: ClusterRun, arguments: Mapping[str, Any]) -> None:
     if run.run_id:
         print(f"run {run.run_id}\n{run.link}")
     if run.status_command:
-        print(f"its training, when the data is ready: {run.status_command}")
+        print(f"to see its training job, once the data is ready: {run.status_command}")
 
 
 def show_schedule(schedule: "Schedule") -> None:
-    """Print a schedule that was created, or would be."""
+    """Print a schedule that was or would be created."""
     from pipelines.submission import format_argument
 
     if schedule.status:
         print(f"schedule {schedule.name}: {schedule.status}\n{schedule.link}")
     else:
-        print("nothing is sent; this would be:")
+        print("dry run: nothing was sent. It would send:")
     times = ", ".join(f"{time:%Y-%m-%d %H:%M:%S}" for time in schedule.next_times)
     print(f"  cron        {schedule.cron}\n  next        {times} (if the cluster's time is UTC)")
     print(f"  experiment  {schedule.experiment}")
@@ -59,11 +59,11 @@ def show_schedule(schedule: "Schedule") -> None:
 def show_schedules(schedules: "Sequence[Schedule]") -> None:
     """Print schedules with their parameters."""
     for schedule in schedules:
-        show(f"{schedule.name}: {schedule.cron}, {schedule.status}")
+        print_safe(f"{schedule.name}: {schedule.cron}, {schedule.status}")
         for name, value in schedule.parameters.items():
-            show(f"  {name}={value if isinstance(value, str) else json.dumps(value)}")
+            print_safe(f"  {name}={value if isinstance(value, str) else json.dumps(value)}")
     if not schedules:
-        print("there are none")
+        print("no schedules")
 
 
 def show_history(history: "History", arguments: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ def show_history(history: "History", arguments: Mapping[str, Any]) -> None:
     from operations.history import table
 
     if history.runs:
-        print(columns(table(history.runs)))
+        print(format_columns(table(history.runs)))
     else:
         print(f"the schedule {arguments['name']} has no runs")
     if history.problem:

@@ -18,12 +18,12 @@ def best(
 ) -> None:
     """Write the best configuration as a recipe's file, and the table of the trials."""
     from components import steps
-    from operations.tuning.choice import Choice, report_choice
+    from operations.tuning.choice import BestTrial, report_best_trial
     from trainer.steps.manifests import Shards, read
 
-    def work() -> Choice:
+    def work() -> BestTrial:
         from operations.tuning import search
 
         return search.choose(search.open_study(read(shards.path, Shards), study, space, len(ended)))
 
-    report_choice(steps.run_step("best", work, secret=credentials), table, configuration, metrics)
+    report_best_trial(steps.run_step("best", work, secret=credentials), table, configuration, metrics)

@@ -9,7 +9,7 @@ from trainer import storage
 
 
 @dataclass(frozen=True)
-class Choice:
+class BestTrial:
     """The best trial of a search."""
 
     trial: int
@@ -21,7 +21,7 @@ class Choice:
 
 
 @steps.retry_publishing
-def report_choice(choice: Choice, table: Any, configuration: Any, metrics: Any) -> None:
+def report_best_trial(choice: BestTrial, table: Any, configuration: Any, metrics: Any) -> None:
     """Copy the table and the best configuration into artifacts, and show the metric of the best trial."""
     steps.record_outcome(f"best: {choice.description}")
     for uri, artifact in ((choice.table, table), (choice.configuration, configuration)):

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import dataclasses as models
 
 from components.launchers.guarded_process import GuardedProcess
-from operations.tuning.choice import Choice
+from operations.tuning.choice import BestTrial
 from operations.tuning.space import ENDED, Choices, Range, parse, to_json
 from trainer import storage
 from trainer.base import json_files
@@ -48,7 +48,7 @@ _POLL_SECONDS = 0.5
 
 
 @models.dataclass(config=json_files.STRICT, frozen=True)
-class _EndedTrial:
+class _TrialRecord:
     """The result of a trial, as stored by a search in a bucket."""
 
     number: int
@@ -82,7 +82,7 @@ class Study:
         self.data_root = data_root
         check_name(self.name, "search")
         self.uri, self.output = storage.join(data_root, "tuning", self.name), output
-        self.trainings = storage.join(output, "trials") if output else storage.join(self.uri, "runs")
+        self.runs_folder = storage.join(output, "trials") if output else storage.join(self.uri, "runs")
         config = recipes.load(recipe, overrides)
         self.metric = config.evaluation.metric
         # Kubeflow turns 4 into 4.0, and users read the file.
@@ -109,7 +109,7 @@ class Study:
                     fix="choose another --name; best.yaml of the existing search remains usable",
                 )
         self._seed = begun["seed"]
-        self._distributions = {key: _distribution(one) for key, one in self.space.items()}
+        self._distributions = {key: _to_distribution(one) for key, one in self.space.items()}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.journal: optuna.Study | None = None
         if storage.is_local(self.uri):
@@ -133,7 +133,7 @@ class Study:
         folder = storage.join(self.uri, "trials")
         for name in () if self.journal else storage.list_files(folder):
             uri = storage.join(folder, name)
-            record = storage.read_model(uri, _EndedTrial, _TRIAL_FIX)
+            record = storage.read_model(uri, _TrialRecord, _TRIAL_FIX)
             try:
                 trial = create_trial(
                     state=TrialState[record.state.upper()],
@@ -173,12 +173,12 @@ class Study:
         ended.number = ended.user_attrs[_NUMBER]
         if self.journal is None:
             validations = list(ended.intermediate_values.values())
-            record = _EndedTrial(ended.number, ended.params, state.name.lower(), value, validations)
+            record = _TrialRecord(ended.number, ended.params, state.name.lower(), value, validations)
             storage.write_json(storage.join(self.uri, "trials", f"{ended.number:05d}.json"), asdict(record))
         return ended
 
 
-def _distribution(one: Range | Choices) -> distributions.BaseDistribution:
+def _to_distribution(one: Range | Choices) -> distributions.BaseDistribution:
     if isinstance(one, Choices):
         return distributions.CategoricalDistribution(one.choices)
     if isinstance(one.low, int) and isinstance(one.high, int):
@@ -217,7 +217,7 @@ def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: in
                     pass
                 try:
                     trial = None if stop.requested else study.begin(number)
-                    if trial and (ended := _follow(study, trial, stop, lock, parallel, processes)):
+                    if trial and (ended := _run_trial(study, trial, stop, lock, parallel, processes)):
                         with drawing:
                             print(describe(ended), flush=True)
                             publish(study)
@@ -232,13 +232,13 @@ def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: in
         raise Interrupted("the search was stopped", fix="run the same command to continue")
 
 
-def _follow(
+def _run_trial(
     study: Study, trial: optuna.Trial, stop: StopRequest, lock: IO[str], parallel: int, processes: int
 ) -> FrozenTrial | None:
     """Train a trial, prune it if it is behind, and record its end; return None if it can be continued."""
     given = {**study.overrides, **trial.params}
     values = starting_weights.implied(study.recipe, given, study.data_root) | given
-    folder = storage.join(study.trainings, f"{trial.user_attrs[_NUMBER]:05d}")
+    folder = storage.join(study.runs_folder, f"{trial.user_attrs[_NUMBER]:05d}")
     output, config = storage.join(folder, "train"), storage.join(folder, "config.json")
     # Trials share the machine, so with a time limit their speed would affect the result.
     parsing.write(config, recipes.load(study.recipe, {MINUTES: 0.0} | values))
@@ -337,8 +337,8 @@ def train_trial(study: Study, number: int, gpus: int) -> str:
     return next(describe(trial) for trial in study.trials() if trial.number == number)
 
 
-def choose(study: Study) -> Choice:
+def choose(study: Study) -> BestTrial:
     """Write the table of trials and the best configuration of a search whose trials have ended."""
     best = finish(study)
     table, configuration = (storage.join(study.uri, file) for file in (TABLE, BEST))
-    return Choice(best.number, describe(best), study.metric, best.value or 0.0, table, configuration)
+    return BestTrial(best.number, describe(best), study.metric, best.value or 0.0, table, configuration)

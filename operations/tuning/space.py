@@ -49,11 +49,11 @@ _FIX = (
     "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, "
     "a line a key; YAML reads 1.0e-4 as a number, but not 1e-4"
 )
-_SHARED = ("data.", "evaluation.", "export.", "recipe")
+_SHARED_KEYS = ("data.", "evaluation.", "export.", "recipe")
 """Keys that all trials share: raw data, shards, and how they are scored."""
 
 
-def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
+def default_space(recipe: str, overrides: Mapping[str, Any]) -> Space:
     """Return a space around the recipe's values, without the overridden keys; raises ConfigError."""
     config = recipes.load(recipe, dict(overrides))
     train, loader = config.train, config.loader
@@ -69,17 +69,17 @@ def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
 
 
 def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
-    """Return the space in YAML, or `builtin` if it is empty, checked with the recipe."""
+    """Return the space in YAML, or `default_space` if it is empty, checked with the recipe."""
     space: Space = {}
     key = ""
     try:
-        tree = parse_yaml(content, 100_000) if content else to_json(builtin(recipe, overrides))
+        tree = parse_yaml(content, 100_000) if content else to_json(default_space(recipe, overrides))
         if not isinstance(tree, dict) or not tree:
             raise ValueError("there is nothing to search: the space has no keys, or all keys are set")
         for key, value in tree.items():
             kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
             space[str(key)] = json_files.validate(kind, value, str(key), _FIX)
-            if str(key).startswith(_SHARED):
+            if str(key).startswith(_SHARED_KEYS):
                 raise ValueError("all trials share it; set it with --set")
         columns = {
             key: one.choices if isinstance(one, Choices) else [one.low, one.high]

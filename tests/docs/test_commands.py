@@ -305,7 +305,7 @@ def known_options():
     """Return the options of each command by its words."""
     flags = {(group,): set() for group in cli.GROUPS}
     for name, entry in cli.COMMANDS.items():
-        options = chain(*cli.read_entry(entry).values())
+        options = chain(*cli.command_options(entry).values())
         flags[tuple(name.split())] = {flag for option in options for flag in option.flags}
     return flags
 

@@ -28,7 +28,7 @@ def test_every_option_is_explained(kubedet, name):
     code, out, _ = kubedet(*name.split(), "--help")
     assert code == 0
     out = "".join(out.split())
-    for option in chain(*cli.read_entry(cli.COMMANDS[name]).values()):
+    for option in chain(*cli.command_options(cli.COMMANDS[name]).values()):
         assert option.help and option.help.replace(" ", "") in out
         assert all(flag in out for flag in option.flags)
 

@@ -7,7 +7,7 @@ def test_all_is_well(kubedet, tmp_path):
     code, out, _ = kubedet("doctor", "--data-root", tmp_path)
     assert code == 0
     assert f"{tmp_path} was written, read and deleted from" in out
-    assert out.endswith("\na run has what it needs\n")
+    assert out.endswith("\nall requirements of a run are met\n")
 
 
 def test_missing_requirements_have_a_fix_and_exit_code_1(kubedet, served_cluster):

@@ -94,7 +94,7 @@ def test_others_schedules_are_left_alone(kfp_server, capsys):
 
 def test_schedules_are_listed_and_deleted(kfp_server, capsys):
     assert cli.main(["schedule", "list"]) == 0
-    assert capsys.readouterr().out == "there are none\n"
+    assert capsys.readouterr().out == "no schedules\n"
     for name in ("b", "a"):
         cli.main([*NIGHTLY, "--name", name])
     kfp_server.schedules.append({"recurring_run_id": "1", "display_name": "foreign"})

@@ -15,7 +15,7 @@ from scripted_training import ScriptedTraining
 
 from components import steps
 from operations.tuning import search
-from operations.tuning.choice import report_choice
+from operations.tuning.choice import report_best_trial
 from operations.tuning.search import Study
 from operations.tuning.space import ENDED
 from tests.trainer.conftest import bucket, object_store_server
@@ -233,7 +233,7 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
         SimpleNamespace(path=str(tmp_path / name), metadata={})
         for name in ("table", "configuration", "metrics")
     )
-    report_choice(search.choose(open_study(asked)), table, configuration, metrics)
+    report_best_trial(search.choose(open_study(asked)), table, configuration, metrics)
     best = max(written, key=lambda trial: trial.value * (trial.state.name == "COMPLETE"))
     assert metrics.metadata == {"coco/AP": best.value, "trial": best.number}
     assert configuration.metadata == {"uri": str(study / "best.yaml")}

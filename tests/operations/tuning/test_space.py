@@ -16,12 +16,12 @@ def test_every_recipe_has_a_space_that_holds_its_own_values(recipe):
 
 
 def test_what_is_set_is_not_searched():
-    assert "train.lr" not in spaces.builtin("debug", {"train.lr": 0.1})
+    assert "train.lr" not in spaces.default_space("debug", {"train.lr": 0.1})
 
 
 @pytest.mark.parametrize("one_line", [False, True])
 def test_a_space_reads_back_as_it_was_written(one_line):
-    space = spaces.builtin("coco_r50", {})
+    space = spaces.default_space("coco_r50", {})
     assert spaces.parse(spaces.text(space, one_line=one_line), "coco_r50", {}, "it") == space
 
 
