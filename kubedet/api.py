@@ -170,7 +170,7 @@ def submit(
     from pipelines.submission import Submission
 
     submission = Submission.make(run, name)
-    sent = ClusterRun(submission, Access.find(access.host, access.namespace, access.ca))
+    sent = ClusterRun(submission, Access.resolve(access.host, access.namespace, access.ca))
     if dry_run:
         return sent
     server = client.connect(access)
@@ -1008,7 +1008,7 @@ def doctor(
         return check_machine(gpus, data_root)
     from pipelines.preflight import check_cluster
 
-    place = Access.find(access.host, access.namespace, access.ca)
+    place = Access.resolve(access.host, access.namespace, access.ca)
     checks = check_cluster(nodes=nodes, resources=resources, secret=credentials, claim=claim, access=place)
     return chain(checks, [writable(data_root)] if data_root else [])
 

@@ -4,9 +4,9 @@ import os
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-NAME = "kubedet"  # Name of the pipeline.
+PIPELINE_NAME = "kubedet"  # Name of the pipeline.
 
-TITLES = {
+STEP_TITLES = {
     "download": "Download",
     "convert-to-shards": "Convert to shards",
     "train": "Train",
@@ -15,17 +15,17 @@ TITLES = {
 }
 """The steps in order, as people see them."""
 
-SEARCH = {"trial": "Train a trial", "best": "Choose the best"}
+SEARCH_TITLES = {"trial": "Train a trial", "best": "Choose the best"}
 """The steps that follow the data in a search for hyper-parameters."""
 
-CLEANUP = {"cleanup": "Clean up"}  # The step that ends every run in a cluster.
+CLEANUP_TITLE = {"cleanup": "Clean up"}  # The step that ends every run in a cluster.
 
-HOSTS = ("KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT")
+HOST_VARIABLES = ("KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT")
 """Variables with the API's URL: of kfp's command line, and of its client."""
 
-UI = "KF_PIPELINES_UI_ENDPOINT"  # Variable with the URL of the UI if different, as in kfp's client.
+UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"  # Variable with the URL of the UI if different, as in kfp's client.
 
-NAMESPACE = "KFP_NAMESPACE"  # Variable with the namespace, as in kfp's command line.
+NAMESPACE_VARIABLE = "KFP_NAMESPACE"  # Variable with the namespace, as in kfp's command line.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +46,11 @@ class Access:
     ca: Annotated[str, "FILE"] = ""
 
     @classmethod
-    def find(cls, host: str = "", namespace: str = "", ca: str = "") -> "Access":
+    def resolve(cls, host: str = "", namespace: str = "", ca: str = "") -> "Access":
         """Return the given values, with missing ones from the environment."""
-        hosts = [host, *(os.environ.get(name, "") for name in HOSTS)]
+        hosts = [host, *(os.environ.get(name, "") for name in HOST_VARIABLES)]
         url = next((url for url in hosts if url), "").rstrip("/")
-        return cls(host=url, namespace=namespace or os.environ.get(NAMESPACE, ""), ca=ca)
+        return cls(host=url, namespace=namespace or os.environ.get(NAMESPACE_VARIABLE, ""), ca=ca)
 
 
 @dataclass(frozen=True, kw_only=True)

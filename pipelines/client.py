@@ -11,7 +11,7 @@ from pipelines.submission import Submission
 
 def connect(access: Access) -> Server:
     """Return the server, and warn if its version was not tested."""
-    server = Server(Access.find(access.host, access.namespace, access.ca))
+    server = Server(Access.resolve(access.host, access.namespace, access.ca))
     if warning := check_version(server.version):
         print(f"warning: Kubeflow Pipelines: {warning}", file=sys.stderr)
     return server

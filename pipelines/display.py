@@ -15,7 +15,7 @@ from rich.table import Column
 from rich.text import Text
 
 from components.hooks import NOTHING_NEW
-from pipelines import TITLES
+from pipelines import STEP_TITLES
 from trainer.base import events
 from trainer.base.errors import EXIT_RETRY
 from trainer.base.events import Progress
@@ -54,7 +54,7 @@ class RunProgress:
 
     def __init__(self, events: Path) -> None:
         """Follow a run whose steps append their events to the file `events`."""
-        self.steps = {name: Step(name, title) for name, title in TITLES.items()}
+        self.steps = {name: Step(name, title) for name, title in STEP_TITLES.items()}
         self.running: Step | None = None
         self.since = ""  # The unchanged model version, if the run therefore skips training.
         self.events = events
@@ -118,18 +118,18 @@ class RunProgress:
                     step.note = f"{NOTHING_NEW} since {self.since}"
 
 
-_PLAIN_SECONDS = 10.0
-_WIDE = 100
+_QUIET_SECONDS = 10.0
+_WIDE_COLUMNS = 100
 _BAR, _SHORT_BAR = 24, 8
 """Columns of a bar on a wide terminal and on a narrow one."""
-_LOOKS = {
+_MARKS = {
     "waiting": ("·", "dim"), "running": ("▸", "bold"), "done": ("✓", "green"), "failed": ("✗", "bold red"),
     "stopped": ("‖", "yellow"), "skipped": ("-", "dim"),
 }  # fmt: skip
 """Mark and style of each state."""
 
 
-def choose(run: RunProgress) -> "Display":
+def choose_display(run: RunProgress) -> "Display":
     """Return the display that suits stdout."""
     console = Console()
     drawn = sys.stdout.isatty() and not console.is_dumb_terminal
@@ -146,21 +146,21 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
         self._bar: Progress | None = None
 
     def line(self, text: str) -> None:
-        self.tick()
+        self.refresh_display()
         self._print(f"  {text}")
 
-    def tick(self) -> None:
+    def refresh_display(self) -> None:
         for step in self._run.steps.values():
             if step.state != self._shown.get(step.name, "waiting"):
                 self._shown[step.name] = step.state
                 if step.state != "skipped" or step.note:
                     self._print(describe_step(step))
         running, silence = self._run.running, time.monotonic() - self._last_print
-        if silence > _PLAIN_SECONDS:
+        if silence > _QUIET_SECONDS:
             if running and running.bar and running.bar is not self._bar and not running.bar.end:
                 self._bar = running.bar
                 self._print("  " + format_progress(running.bar))
-            elif silence > _PLAIN_SECONDS + 1:  # Longer than the ten seconds between lines of a step.
+            elif silence > _QUIET_SECONDS + 1:  # Longer than the ten seconds between lines of a step.
                 self._print(
                     f"  still running, {format_duration(running.elapsed)}" if running else "starting ..."
                 )
@@ -170,7 +170,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
         self._last_print = time.monotonic()
 
     def __exit__(self, *exception: Any) -> None:
-        self.tick()
+        self.refresh_display()
 
 
 class TerminalDisplay:
@@ -183,7 +183,7 @@ class TerminalDisplay:
         self._progress = rich_progress.Progress(
             TextColumn("[{task.fields[style]}]{task.fields[mark]} {task.description}"),
             TextColumn("{task.fields[clock]}", justify="right"),
-            BarColumn(_BAR if console.width >= _WIDE else _SHORT_BAR),
+            BarColumn(_BAR if console.width >= _WIDE_COLUMNS else _SHORT_BAR),
             TextColumn("{task.fields[detail]}", "dim", markup=False, table_column=rest),
             console=console,
             auto_refresh=False,
@@ -198,9 +198,9 @@ class TerminalDisplay:
             part.rstrip()
             console.print(Text("  ") + part, soft_wrap=True)
 
-    def tick(self) -> None:
+    def refresh_display(self) -> None:
         for step in self._run.steps.values():
-            mark, style = _LOOKS[step.state]
+            mark, style = _MARKS[step.state]
             fields: dict[str, Any] = {"mark": mark, "style": style, "detail": _outcome(step)}
             fields["clock"] = "" if step.state in ("waiting", "skipped") else format_duration(step.elapsed)
             total: int | None = 1
@@ -220,7 +220,7 @@ class TerminalDisplay:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.tick()
+        self.refresh_display()
         self._progress.stop()
 
 

@@ -21,7 +21,7 @@ from trainer.base.errors import ConfigError, KubedetError, LaunchError
 if TYPE_CHECKING:
     from components.launchers.cluster.backend import ClusterBackend
 
-Backends: TypeAlias = "ClusterBackend | RunaiBackend"
+AnyBackend: TypeAlias = "ClusterBackend | RunaiBackend"
 
 _PATIENCE_SECONDS = 15.0  # Time limit for an API server that does not respond.
 
@@ -43,7 +43,7 @@ class StatusExplanation:
     reasons: Sequence[str] = ()
 
 
-def connect(target: JobTarget, *, patience: float = _PATIENCE_SECONDS, namespace: str = "") -> Backends:
+def connect(target: JobTarget, *, patience: float = _PATIENCE_SECONDS, namespace: str = "") -> AnyBackend:
     """Return the backend of the target; `namespace`, that of a job, takes precedence."""
     # For messages about adopted or replaced jobs, and repeated requests.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
@@ -122,7 +122,7 @@ def execute(target: JobTarget, name: str, command: Sequence[str], *, rank: int |
     return backend.execute(name, status, list(command))
 
 
-def find(backend: Backends, name: str) -> JobStatus:
+def find(backend: AnyBackend, name: str) -> JobStatus:
     """Return the status of a job, which must exist."""
     job = backend.status(name)
     if job.phase is Phase.GONE:
@@ -144,7 +144,7 @@ def find_pod(job: JobStatus, rank: int | None, name: str) -> PodStatus:
     )
 
 
-def explain(backend: Backends, name: str) -> StatusExplanation:
+def explain(backend: AnyBackend, name: str) -> StatusExplanation:
     """Return the status of a job with the reasons for it."""
     from components.launchers.cluster import kueue
 
@@ -156,13 +156,13 @@ def explain(backend: Backends, name: str) -> StatusExplanation:
     elif job.phase is Phase.SUSPENDED and kueue.is_never_admitted(
         job, backend.timings.unserved, backend.clock.now()
     ):
-        reasons = [*messages(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
+        reasons = [*cluster_messages(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
     elif job.phase is Phase.FAILED:
-        reasons = str(failure(backend, job)).splitlines()
-    return StatusExplanation(job, reasons or messages(job))
+        reasons = str(failure_error(backend, job)).splitlines()
+    return StatusExplanation(job, reasons or cluster_messages(job))
 
 
-def messages(job: JobStatus) -> list[str]:
+def cluster_messages(job: JobStatus) -> list[str]:
     """Return the cluster's messages about a job and its pods."""
     of_pods = [(pod.name, pod.message) for pod in sorted(job.pods, key=lambda pod: pod.rank)]
     repeated = any(text == job.message for _, text in of_pods)
@@ -170,7 +170,7 @@ def messages(job: JobStatus) -> list[str]:
     return [f"{name}: {' '.join(text.split())}" for name, text in named if text.strip()]
 
 
-def failure(backend: Backends, job: JobStatus) -> KubedetError:
+def failure_error(backend: AnyBackend, job: JobStatus) -> KubedetError:
     """Return the error of a failed job, with the last lines of the pod that failed first."""
     from components.launchers.cluster.watch import first_failed_pod, job_error
 

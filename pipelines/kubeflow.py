@@ -26,29 +26,29 @@ import yaml
 from kfp.client import KF_PIPELINES_SA_TOKEN_ENV, KF_PIPELINES_SA_TOKEN_PATH
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
 
-from pipelines import HOSTS, UI, Access
+from pipelines import HOST_VARIABLES, UI_VARIABLE, Access
 from pipelines.parameters import Values
 from trainer.base.errors import ConfigError, LaunchError
 
-TOKEN = "KFP_EXISTING_TOKEN"  # noqa: S105 (a name)
+TOKEN_VARIABLE = "KFP_EXISTING_TOKEN"  # noqa: S105 (a name)
 """Variable with a token, as in kfp's command line. An option would show it in the list of processes."""
 
 _TOKEN_FIX = (
-    f"put a token into {TOKEN}, e.g. of `kubectl create token default-editor --namespace NAMESPACE "
+    f"put a token into {TOKEN_VARIABLE}, e.g. of `kubectl create token default-editor --namespace NAMESPACE "
     "--audience pipelines.kubeflow.org`"
 )
-TESTED = "2.17.0"  # The tested version.
+TESTED_VERSION = "2.17.0"  # The tested version.
 
-OLDEST = (2, 16)
+OLDEST_VERSION = (2, 16)
 """Earlier versions refuse `literals` in the compiled pipeline, and end the runs of a deleted schedule."""
 
 _TAG = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?")
 _MESSAGE_LIMIT = 500  # Maximum length of a message.
 
-_SECONDS = (10, 60)  # Seconds to connect, and to wait for a response.
-_PAGE = 100
+_TIMEOUTS = (10, 60)  # Seconds to connect, and to wait for a response.
+_PAGE_SIZE = 100
 
-ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")  # States of runs that have ended.
+ENDED_STATES = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")  # States of runs that have ended.
 
 
 def is_cancelled(run: Any) -> bool:
@@ -93,7 +93,7 @@ class _Client(kfp.Client):
             response_type="object",
             auth_settings=["Bearer"],
             _return_http_data_only=True,
-            _request_timeout=_SECONDS,
+            _request_timeout=_TIMEOUTS,
         )
         if not isinstance(health, dict):
             raise _wrong_server_error(f"Kubeflow Pipelines at {self.healthzs.api_client.configuration.host}")
@@ -116,7 +116,7 @@ class Server:
                 problem = f"no host is set, and no kubeconfig is usable: {error}"
                 raise ConfigError(
                     f"Kubeflow Pipelines is not configured: {problem}",
-                    fix=f"set its URL with --host or {HOSTS[0]}; in Kubeflow it ends with /pipeline",
+                    fix=f"set its URL with --host or {HOST_VARIABLES[0]}; in Kubeflow it ends with /pipeline",
                 ) from None
         self.access = access
         token_file = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
@@ -125,13 +125,13 @@ class Server:
             warnings.simplefilter("ignore")  # kfp warns about versions before 2.0.
             self._client = _Client(
                 host=access.host or None,
-                existing_token=os.environ.get(TOKEN, "").strip() or None,
+                existing_token=os.environ.get(TOKEN_VARIABLE, "").strip() or None,
                 credentials=projected,
                 ssl_ca_cert=access.ca or None,
             )
             health = self._client.health
         if access.namespace and not health.get("multi_user"):
-            ignored = f"{self._where} is for a single user: the namespace {access.namespace} is ignored"
+            ignored = f"{self._location} is for a single user: the namespace {access.namespace} is ignored"
             print(f"warning: {ignored}", file=sys.stderr)
             self.access = replace(access, namespace="")
         self.namespace = self.access.namespace or self._client.get_user_namespace() or ""
@@ -141,7 +141,7 @@ class Server:
         """Return the id of the experiment `name`; create it if it does not exist."""
         service, request = self._client.experiments, f"look for the experiment {name}"
         call = service.experiment_service_list_experiments
-        if found := self._pages(request, call, "experiments", "display_name", name):
+        if found := self._list_all(request, call, "experiments", "display_name", name):
             return str(found[0].experiment_id)
         body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
         create = service.experiment_service_create_experiment
@@ -178,7 +178,7 @@ class Server:
                 auth_settings=["Bearer"],
                 _return_http_data_only=True,
                 _preload_content=False,
-                _request_timeout=_SECONDS,
+                _request_timeout=_TIMEOUTS,
             ).data
         try:
             content = json.loads(body)
@@ -191,7 +191,7 @@ class Server:
                 for task in content.get("tasks") or []
             ]
         except (ValueError, AttributeError):
-            raise _wrong_server_error(self._where) from None
+            raise _wrong_server_error(self._location) from None
         if tasks:
             content["run_details"] = {"task_details": tasks}
         return api.deserialize(SimpleNamespace(data=json.dumps(content)), "V2beta1Run")
@@ -203,7 +203,7 @@ class Server:
     def schedules(self) -> list[kfp_server_api.V2beta1RecurringRun]:
         """Return the recurring runs of the namespace."""
         call = self._client.recurring_runs.recurring_run_service_list_recurring_runs
-        return self._pages("list the schedules", call, "recurring_runs")
+        return self._list_all("list the schedules", call, "recurring_runs")
 
     def create_schedule(self, body: kfp_server_api.V2beta1RecurringRun) -> str:
         """Create a recurring run; returns its id."""
@@ -220,14 +220,14 @@ class Server:
     def find_runs(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
         """Return the runs of a `recurring_run_id` (also after its deletion) or a `display_name`."""
         call, request = self._client.runs.run_service_list_runs, f"list the runs whose {key} is {value}"
-        return self._pages(request, call, "runs", key, value)
+        return self._list_all(request, call, "runs", key, value)
 
-    def _pages(
+    def _list_all(
         self, request: str, call: Callable[..., Any], field: str, key: str = "", value: str = ""
     ) -> list[Any]:
         """Return all items of a listing, or those whose `key` has a value."""
         items: list[Any] = []
-        arguments: Values = {"namespace": self.namespace, "page_size": _PAGE, "page_token": ""}
+        arguments: Values = {"namespace": self.namespace, "page_size": _PAGE_SIZE, "page_token": ""}
         if key:
             predicate = {"operation": "EQUALS", "key": key, "stringValue": value}
             arguments["filter"] = json.dumps({"predicates": [predicate]})
@@ -242,23 +242,23 @@ class Server:
         """Create an object, and return its id, which is the `field` of the response."""
         identifier = getattr(self._call(f"create {title}", call, creates=True, **arguments), field)
         if not identifier:
-            raise _wrong_server_error(self._where)
+            raise _wrong_server_error(self._location)
         return str(identifier)
 
     def _call(self, verb: str, call: Callable[..., Any], *, creates: bool = False, **arguments: Any) -> Any:
         with self._translate_errors(verb, creates=creates):
-            return call(**arguments, _request_timeout=_SECONDS)
+            return call(**arguments, _request_timeout=_TIMEOUTS)
 
     def link(self, kind: str, item_id: str) -> str:
         """Return the address of a run (`runs`) or schedule (`recurringrun`) in the UI."""
-        base = (os.environ.get(UI) or self.access.host).rstrip("/")
+        base = (os.environ.get(UI_VARIABLE) or self.access.host).rstrip("/")
         if base and not base.startswith(("http://", "https://")):
             base = f"https://{base}"
         # Inside the cluster, the public URL of the UI is unknown.
         return f"{base or '<Kubeflow Pipelines>'}/#/{kind}/details/{item_id}"
 
     @property
-    def _where(self) -> str:
+    def _location(self) -> str:
         return f"Kubeflow Pipelines at {self.access.host or 'the cluster of this pod or kubeconfig'}"
 
     @contextmanager
@@ -275,7 +275,7 @@ class Server:
                 message = response.get("message") or response.get("error") or ""
             except (ValueError, AttributeError):  # Not a JSON object.
                 message = "" if is_page else body.strip()
-            text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
+            text = f"cannot {verb}: {self._location} answers {error.status} {error.reason or ''}".rstrip()
             text += f": {str(message)[:_MESSAGE_LIMIT]}" if message else ""
             if error.status in (408, 429) or error.status >= 500:
                 fix = f"try again later{hint}; the log of ml-pipeline has more details"
@@ -295,8 +295,8 @@ class Server:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error
             raise ServiceUnavailable(
-                f"cannot {verb}: {self._where} cannot be reached: {str(reason).rpartition(': ')[2]}",
-                fix=f"check --host ({HOSTS[0]}) and the network, then try again{hint}",
+                f"cannot {verb}: {self._location} cannot be reached: {str(reason).rpartition(': ')[2]}",
+                fix=f"check --host ({HOST_VARIABLES[0]}) and the network, then try again{hint}",
             ) from None
 
 
@@ -304,13 +304,14 @@ def check_version(tag: str) -> str:
     """Return a warning about a server's version; empty for the tested one."""
     match = _TAG.fullmatch(tag)
     if not match:
-        return f"unknown version ({tag or 'none reported'}); tested with {TESTED}"
-    if tuple(int(part or 0) for part in match.groups()) < OLDEST:
+        return f"unknown version ({tag or 'none reported'}); tested with {TESTED_VERSION}"
+    if tuple(int(part or 0) for part in match.groups()) < OLDEST_VERSION:
+        oldest = ".".join(map(str, OLDEST_VERSION))
         raise ConfigError(
-            f"Kubeflow Pipelines {tag} is too old: this pipeline needs {'.'.join(map(str, OLDEST))} or later",
-            fix=f"upgrade it to {TESTED}, the tested version; `kubedet job` trains without it",
+            f"Kubeflow Pipelines {tag} is too old: this pipeline needs {oldest} or later",
+            fix=f"upgrade it to {TESTED_VERSION}, the tested version; `kubedet job` trains without it",
         )
-    return "" if tag.removeprefix("v") == TESTED else f"version {tag}; tested with {TESTED} only"
+    return "" if tag.removeprefix("v") == TESTED_VERSION else f"version {tag} was not tested"
 
 
 def _wrong_server_error(found: str) -> ConfigError:

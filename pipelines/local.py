@@ -54,15 +54,15 @@ class LocalRun(AbstractContextManager["LocalRun"]):
         self._signals = 0
         # Ctrl-C, SIGTERM, a closed terminal; Python allows no handlers in other threads.
         is_main = threading.current_thread() is threading.main_thread()
-        self._handling = handling(self._stop, (*STOP_SIGNALS, signal.SIGHUP) if is_main else ())
+        self._signal_handlers = handling(self._stop, (*STOP_SIGNALS, signal.SIGHUP) if is_main else ())
         self._log = (folder / "log.txt").open("ab", buffering=0)
 
     def __enter__(self) -> "LocalRun":
-        self._handling.__enter__()
+        self._signal_handlers.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._handling.__exit__(*exception)
+        self._signal_handlers.__exit__(*exception)
         self._log.close()
 
     @property
@@ -131,12 +131,12 @@ class LocalRun(AbstractContextManager["LocalRun"]):
         ) as self._process:
             if self.stopped:  # Stopped while the process was started.
                 self._process.stop()
-            self._show(self._process)
+            self._show_output(self._process)
             code = self._process.wait()
         self._process = None
         self._progress.end(name, code, stopped=self.stopped)
         self._write_log(self._progress.steps[name].message)
-        self._display.tick()
+        self._display.refresh_display()
         return None if code else manifests.read(output, kind)
 
     def _environment(self) -> dict[str, str]:
@@ -154,7 +154,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
             "TMPDIR": str(self._temporary),
         }
 
-    def _show(self, process: GuardedProcess) -> None:
+    def _show_output(self, process: GuardedProcess) -> None:
         """Show the output and the progress of a process until it ends."""
         lines: queue.Queue[str | None] = queue.Queue()
 
@@ -180,7 +180,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
                 shown_signals = self._signals
                 self._display.line(_STOPPING if shown_signals == 1 else "killing what still runs")
             self._progress.read_events()
-            self._display.tick()
+            self._display.refresh_display()
 
     def _write_log(self, text: str) -> None:
         with suppress(OSError):  # A full disk ends the log, not the run.

@@ -26,7 +26,7 @@ from operations.notifications import NOTIFY
 from operations.notifications import SECRET_KEYS as NOTIFY_KEYS
 from operations.tuning.best import best
 from operations.tuning.trial import trial
-from pipelines import CLEANUP, NAME, SEARCH, TITLES
+from pipelines import CLEANUP_TITLE, PIPELINE_NAME, SEARCH_TITLES, STEP_TITLES
 from pipelines.parameters import SMALL
 from pipelines.pipeline_run import CompileOptions
 
@@ -34,13 +34,13 @@ GPU = "nvidia.com/gpu"
 
 _RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 _REQUIRED: Any = inspect.Parameter.empty
-_WAITING = ("20m", "512Mi")  # CPU and memory of a step that only waits.
-_RETRY_LIMIT = "2592000s"
+_IDLE_REQUESTS = ("20m", "512Mi")  # CPU and memory of a step that only waits.
+_MAX_RETRY_TIME = "2592000s"
 """Retries of a step may take up to 30 days. Kubeflow's default of an hour would end a training run that was
 restarted after an eviction."""
 
 
-TRAINING = (
+TRAINING_PARAMETERS = (
     "nodes", "nproc", "gpus", "image", "output", "warm_start", "gate", "min_new_images",
     "signing", "registry",
 )  # fmt: skip
@@ -112,7 +112,7 @@ def make_pipeline(options: CompileOptions) -> Any:
             kubernetes.use_secret_as_env(task, credentials, SECRET_KEYS, optional=True)
             if claim:
                 kubernetes.mount_pvc(task, claim, jobs.VOLUME)
-            return configure_pod(task, (TITLES | SEARCH)[task.component_spec.name], cpu, memory)
+            return configure_pod(task, (STEP_TITLES | SEARCH_TITLES)[task.component_spec.name], cpu, memory)
 
         def add_webhook(task: dsl.PipelineTask) -> dsl.PipelineTask:
             """Give a task the webhook's URL, so that it can report the end of the run."""
@@ -133,7 +133,7 @@ def make_pipeline(options: CompileOptions) -> Any:
             "memory": step_memory,
         }
         clean_up = cleanup(launcher=launcher, run_id=_RUN_ID)
-        add_webhook(configure_pod(clean_up, CLEANUP["cleanup"], *_WAITING))
+        add_webhook(configure_pod(clean_up, CLEANUP_TITLE["cleanup"], *_IDLE_REQUESTS))
         with dsl.ExitHandler(clean_up, name="steps"):
             raw = download(
                 source=source,
@@ -155,7 +155,7 @@ def make_pipeline(options: CompileOptions) -> Any:
                 if options.until:
                     return
                 if options.trials:
-                    search(options, step, shards.outputs["shards"], study, space, credentials)
+                    add_search(options, step, shards.outputs["shards"], study, space, credentials)
                     return
                 trained = train(
                     shards=shards.outputs["shards"],
@@ -173,7 +173,7 @@ def make_pipeline(options: CompileOptions) -> Any:
                     warm_start=warm_start,
                     credentials=credentials,
                 )
-                add_job_limits(step(trained, *_WAITING))
+                add_job_limits(step(trained, *_IDLE_REQUESTS))
                 model = trained.outputs["model"]
                 scores = add_webhook(step(evaluate(model=model, gate=gate, credentials=credentials)))
                 with dsl.If(scores.outputs["Output"] == "pass", name="passed"):
@@ -187,7 +187,7 @@ def make_pipeline(options: CompileOptions) -> Any:
                     add_webhook(step(exported))
                     kubernetes.use_secret_as_volume(exported, signing, SIGNING_FOLDER, optional=True)
 
-    only = dict.fromkeys(TRAINING, not (options.until or options.trials))
+    only = dict.fromkeys(TRAINING_PARAMETERS, not (options.until or options.trials))
     only |= {"claim": options.volume, "min_new_images": options.conditional}
     only |= {"study": bool(options.trials), "space": bool(options.trials)}
     # Set all three: each defaults to an hour, and those for success and failure take precedence.
@@ -195,11 +195,11 @@ def make_pipeline(options: CompileOptions) -> Any:
     limits |= {"active_deadline_seconds": options.deadline}
     config = dsl.PipelineConfig(**{name: value for name, value in limits.items() if value})
     title = "Search for hyperparameters" if options.trials else "Train an object detector"
-    decorate = dsl.pipeline(name=NAME, display_name=title, pipeline_config=config)
+    decorate = dsl.pipeline(name=PIPELINE_NAME, display_name=title, pipeline_config=config)
     return decorate(without_parameters(pipeline, [name for name, present in only.items() if not present]))
 
 
-def search(
+def add_search(
     options: CompileOptions, step: Callable[..., Any], shards: Any, study: Any, space: Any, credentials: Any
 ) -> None:
     """Add a hyperparameter search: a task for each trial, and a task that chooses the best trial."""
@@ -227,7 +227,9 @@ def configure_pod(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> 
     task.register_pipeline_channels([value for value in (cpu, memory) if not isinstance(value, str)])
     # Retry pods that were deleted or evicted; steps retry other failures. Finished shards, checkpoints
     # and the training job are reused.
-    task.set_retry(num_retries=3, backoff_duration="30s", backoff_factor=2, backoff_max_duration=_RETRY_LIMIT)
+    task.set_retry(
+        num_retries=3, backoff_duration="30s", backoff_factor=2, backoff_max_duration=_MAX_RETRY_TIME
+    )
     # Kubeflow's cache does not detect changed sources or deleted data; steps reuse finished work themselves.
     return task.set_caching_options(False)
 

@@ -15,7 +15,7 @@ from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import list_pods
-from pipelines import HOSTS, Access
+from pipelines import HOST_VARIABLES, Access
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.launching.machine_checks import Check
 
@@ -33,7 +33,7 @@ def check(submission: "Submission", namespace: str) -> None:
     `namespace` is that of a profile, or empty. Checks only the image if the cluster's API does not
     respond, or if the namespace of the runs is unknown.
     """
-    findings = [image()]
+    findings = [check_image()]
     required: set[str] = set()
     if cluster := _cluster_of_runs(namespace):
         secret, claim = submission.parameters.get("credentials", ""), submission.parameters.get("claim", "")
@@ -52,7 +52,7 @@ def check(submission: "Submission", namespace: str) -> None:
             print(f"warning: {item.title}: {item.detail}\n  fix: {item.fix}", file=sys.stderr)
 
 
-def image() -> Check:
+def check_image() -> Check:
     """Check whether the image of the steps was set: a cluster does not have the default image."""
     is_set = bool(os.environ.get("KUBEDET_IMAGE"))
     detail = COMPONENT_IMAGE if is_set else f"KUBEDET_IMAGE is not set: nodes must have {COMPONENT_IMAGE}"
@@ -118,11 +118,11 @@ def check_cluster(
         yield Check("cluster", "missing", error.message, error.fix)
     title = "Kubeflow Pipelines"
     if not access.host:
-        yield Check(title, "ok", f"not checked: neither --host nor {HOSTS[0]} names it")
+        yield Check(title, "ok", f"not checked: neither --host nor {HOST_VARIABLES[0]} names it")
         return
     from pipelines.kubeflow import Server, check_version  # Importing kfp takes a while.
 
-    yield image()
+    yield check_image()
     try:
         tag = Server(access).version
         warning = check_version(tag)

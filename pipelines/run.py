@@ -50,7 +50,7 @@ from trainer.steps import records, retrain_condition, starting_weights
 from trainer.storage import outputs
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "pycocotools", "onnx", "onnxruntime")
-_FILES = (
+_OUTPUT_FILES = (
     "summary.json", "log.txt", "config.json", "manifests", "train", "evaluation", "model",
 )  # fmt: skip
 """What a run writes into its folder."""
@@ -134,8 +134,8 @@ class RunRecord:
         tree = {key: value for key, value in asdict(self).items() if value}
         storage.write_json(str(folder / "summary.json"), tree, indent=2)
 
-    def end(self, progress: RunProgress, *, stopped: bool = False, broken: str = "") -> None:
-        """Record the steps and the error, if any; `broken` is an error of this process."""
+    def end(self, progress: RunProgress, *, stopped: bool = False, crash: str = "") -> None:
+        """Record the steps and the error, if any; `crash` is an exception in this process."""
         failed = progress.failed
         done = {step.name for step in progress.steps.values() if step.state == "done"}
         # A run without an export is complete if the gate failed.
@@ -143,7 +143,7 @@ class RunRecord:
         optional = (
             set(progress.steps) - {"download"} if progress.since else {"export"} if held_back else set()
         )
-        succeeded = failed is None and not broken and set(progress.steps) - done <= optional
+        succeeded = failed is None and not crash and set(progress.steps) - done <= optional
         interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
         self.status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
         self.ended, self.nothing_new_since = records.now(), progress.since
@@ -158,7 +158,7 @@ class RunRecord:
         ]
         if succeeded:
             return
-        message, code = broken or ("stopped" if interrupted else "the run ended before a step began"), 0
+        message, code = crash or ("stopped" if interrupted else "the run ended before a step began"), 0
         if failed is not None:
             message = failed.message or "its process ended without a message (killed, or out of memory)"
             code = failed.exit_code
@@ -253,7 +253,7 @@ def report(record: RunRecord, folder: Path) -> None:
     sys.stdout.flush()
 
 
-def failure(record: RunRecord, progress: RunProgress, options: Options) -> KubedetError | None:
+def failure_error(record: RunRecord, progress: RunProgress, options: Options) -> KubedetError | None:
     """Return the error of a run that failed or was stopped; None if it succeeded."""
     error, step = record.error, progress.failed
     if record.status == "interrupted":
@@ -279,7 +279,7 @@ def run(options: Options) -> RunRecord:
     """Run the pipeline and report; raise the error of a run that failed or was stopped."""
     record, progress = execute(options)
     report(record, options.folder)
-    if error := failure(record, progress, options):
+    if error := failure_error(record, progress, options):
         raise error
     return record
 
@@ -291,8 +291,8 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
     """
     check(options)
     folder = options.folder
-    with _lock(folder) as lock:
-        outputs.claim(str(folder), _FILES)
+    with _lock_folder(folder) as lock:
+        outputs.claim(str(folder), _OUTPUT_FILES)
         earlier = _check_unchanged(folder, options)
         if earlier and _is_finished(earlier, options):
             print(f"run {options.name} has finished; to train again, choose another --name", flush=True)
@@ -322,16 +322,16 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
             print(f"warning: {options.nproc} training processes share {cores} cores", file=sys.stderr)
         with temporary_folder() as temporary:
             progress = RunProgress(temporary / "progress.jsonl")
-            stopped, broken = False, ""
+            stopped, crash = False, ""
             try:
                 stopped = _run_steps(options, progress, temporary, lock)
             except BaseException as error:  # E.g. stdout was closed.
-                broken = repr(error)
+                crash = repr(error)
                 raise
             finally:  # The record must not stay at "running".
                 progress.finish()
                 record.read_results(progress, folder)
-                record.end(progress, stopped=stopped, broken=broken)
+                record.end(progress, stopped=stopped, crash=crash)
                 record.write(folder)
                 if record.status == "failed":
                     message = record.error["message"]
@@ -344,7 +344,7 @@ def _run_steps(options: Options, progress: RunProgress, temporary: Path, lock: T
     folder, results = options.folder, Results()
     (folder / "manifests").mkdir(exist_ok=True)
     with (
-        display.choose(progress) as shown,
+        display.choose_display(progress) as shown,
         LocalRun(folder, progress, shown, temporary, lock) as local_run,
     ):
         results = local_run.run(options.arguments())
@@ -369,7 +369,7 @@ def _outcome(run: str, results: Results) -> Outcome | None:
     return None
 
 
-def _lock(folder: Path) -> TextIO:
+def _lock_folder(folder: Path) -> TextIO:
     """Create and lock the run's folder; closing the returned file releases the lock."""
     import fcntl
 

@@ -15,24 +15,24 @@ from cronsim import CronSim, CronSimError
 from operations import history
 from pipelines import Access, preflight
 from pipelines.client import connect
-from pipelines.kubeflow import ENDED, Server, is_cancelled
+from pipelines.kubeflow import ENDED_STATES, Server, is_cancelled
 from pipelines.pipeline import default_parameters
 from pipelines.pipeline_run import PipelineRun
 from pipelines.submission import Submission, compile_arguments
 from trainer.base.errors import ConfigError
 
-_MARK = "made by kubedet schedule, "
+_DESCRIPTION_PREFIX = "made by kubedet schedule, "
 """Starts the description of kubedet's recurring runs, before a fingerprint."""
 
-_FORMER = ", after "
+_PREDECESSORS = ", after "
 """After the fingerprint, before the ids of replaced recurring runs, whose runs are its history."""
 
-_MAX_FORMER = 50  # Ids in a description.
+_MAX_PREDECESSORS = 50  # Ids in a description.
 
-_STARTED = "started by kubedet schedule --run-now"
+_STARTED_NOW = "started by kubedet schedule --run-now"
 """Description of a run that was started by hand."""
 
-_UNKNOWN_DAYS = re.compile(r"[Ll#]|(?<![\d/])7(?!\d)")
+_UNSUPPORTED_DAYS = re.compile(r"[Ll#]|(?<![\d/])7(?!\d)")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def list_schedules(access: Access) -> list[Schedule]:
     """Return the schedules that kubedet created."""
     found = []
     for item in _connect(access).schedules():
-        if (item.description or "").startswith(_MARK):
+        if (item.description or "").startswith(_DESCRIPTION_PREFIX):
             cron = item.trigger.cron_schedule.cron if item.trigger and item.trigger.cron_schedule else ""
             status = (item.status or "unknown").lower()
             found.append(Schedule(item.display_name, cron, _parameters(item), status))
@@ -97,7 +97,7 @@ def start_now(name: str, access: Access) -> tuple[str, str]:
     """Start a run of a schedule; return its id and its address in the UI."""
     server = connect(access)
     schedule = _find_schedules(server, name)[-1]
-    if unfinished := [run.run_id for run in _runs(server, name) if run.state not in ENDED]:
+    if unfinished := [run.run_id for run in _runs(server, name) if run.state not in ENDED_STATES]:
         raise ConfigError(
             f"a run of the schedule {name!r} has not ended: {', '.join(unfinished)}",
             fix="wait until it ends: the runs of a schedule share the data, so they run one at a time",
@@ -108,7 +108,7 @@ def start_now(name: str, access: Access) -> tuple[str, str]:
             f"Kubeflow Pipelines does not report the pipeline of the schedule {name!r}",
             fix="start the run with `kubedet submit`",
         )
-    run_id = server.create_run(f"{name} now", experiment, package, _parameters(schedule), _STARTED)
+    run_id = server.create_run(f"{name} now", experiment, package, _parameters(schedule), _STARTED_NOW)
     return run_id, server.link("runs", run_id)
 
 
@@ -146,7 +146,7 @@ def parse_cron(text: str) -> str:
         )
     cron = " ".join(["0", *fields] if len(fields) == 5 else fields)
     try:
-        if _UNKNOWN_DAYS.search(fields[-1]) or "L" in fields[-3].upper():
+        if _UNSUPPORTED_DAYS.search(fields[-1]) or "L" in fields[-3].upper():
             raise CronSimError("Kubeflow does not support L, # or 7 for Sunday")
         next(due_times(cron, datetime(2000, 1, 1)))
     except (CronSimError, ValueError, StopIteration) as error:
@@ -171,19 +171,19 @@ def _create_or_replace(server: Server, submission: Submission, cron: str) -> tup
     """
     package = submission.package()
     parts = [submission.experiment, dict(submission.parameters), cron, package]
-    mark = _MARK + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    mark = _DESCRIPTION_PREFIX + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     existing = _find_schedules(server, submission.name, required=False)
-    same = [item for item in existing if item.description.partition(_FORMER)[0] == mark]
+    same = [item for item in existing if item.description.partition(_PREDECESSORS)[0] == mark]
     if same:
         kept, done = same[0].recurring_run_id, "unchanged"
         if same[0].status != "ENABLED":
             server.change_schedule("enable", kept)
             done = "enabled"
     else:
-        former = list(dict.fromkeys(each for item in existing for each in _ids(item)))
+        former = list(dict.fromkeys(each for item in existing for each in _schedule_ids(item)))
         body = kfp_server_api.V2beta1RecurringRun(
             display_name=submission.name,
-            description=mark + _FORMER * bool(former) + " ".join(former[-_MAX_FORMER:]),
+            description=mark + _PREDECESSORS * bool(former) + " ".join(former[-_MAX_PREDECESSORS:]),
             experiment_id=server.experiment(submission.experiment),
             pipeline_spec=package,
             runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),
@@ -204,13 +204,13 @@ def _create_or_replace(server: Server, submission: Submission, cron: str) -> tup
 
 
 def _connect(access: Access) -> Server:
-    return Server(Access.find(access.host, access.namespace, access.ca))
+    return Server(Access.resolve(access.host, access.namespace, access.ca))
 
 
 def _find_schedules(server: Server, name: str, *, required: bool = True) -> list[Any]:
     """Return the schedules with a name, newest last; raise an error if kubedet did not create one."""
     schedules = [item for item in server.schedules() if item.display_name == name]
-    if any(not (item.description or "").startswith(_MARK) for item in schedules):
+    if any(not (item.description or "").startswith(_DESCRIPTION_PREFIX) for item in schedules):
         raise ConfigError(
             f"the recurring run {name!r} was not created by `kubedet schedule`",
             fix="choose another --name, or delete the existing one in the UI",
@@ -222,8 +222,10 @@ def _find_schedules(server: Server, name: str, *, required: bool = True) -> list
 
 def _runs(server: Server, name: str) -> list[Any]:
     """Return the runs of a schedule and its predecessors, including those of `kubedet schedule run`."""
-    ids = dict.fromkeys(each for item in _find_schedules(server, name) for each in _ids(item))
-    started = [run for run in server.find_runs("display_name", f"{name} now") if run.description == _STARTED]
+    ids = dict.fromkeys(each for item in _find_schedules(server, name) for each in _schedule_ids(item))
+    started = [
+        run for run in server.find_runs("display_name", f"{name} now") if run.description == _STARTED_NOW
+    ]
     return [*(run for each in ids for run in server.find_runs("recurring_run_id", each)), *started]
 
 
@@ -232,6 +234,6 @@ def _parameters(schedule: Any) -> dict[str, Any]:
     return (schedule.runtime_config.parameters if schedule.runtime_config else None) or {}
 
 
-def _ids(item: Any) -> list[str]:
+def _schedule_ids(item: Any) -> list[str]:
     """Return the ids of a recurring run and its predecessors, oldest first."""
-    return [*(item.description or "").partition(_FORMER)[2].split(), item.recurring_run_id]
+    return [*(item.description or "").partition(_PREDECESSORS)[2].split(), item.recurring_run_id]

@@ -18,7 +18,7 @@ from operations.tuning import space
 from pipelines import Access
 from pipelines.compiler import to_yaml
 from pipelines.parameters import LARGE, MEDIUM, SMALL, check_all, check_sizes
-from pipelines.pipeline import TRAINING, default_parameters
+from pipelines.pipeline import TRAINING_PARAMETERS, default_parameters
 from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError, check_name
@@ -28,9 +28,9 @@ from trainer.evaluation.gate import split_rules
 from trainer.model import recipes
 from trainer.steps import starting_weights
 
-_OF_SEARCH = ("study", "space")
+_SEARCH_PARAMETERS = ("study", "space")
 _LARGE_SOURCES = ("coco:2017", "openimages:")
-FILE = "pipeline.yaml"  # Name of the compiled pipeline in the commands that are shown.
+PIPELINE_FILE = "pipeline.yaml"  # Name of the compiled pipeline in the commands that are shown.
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Submission:
         overrides = {**of_file, **(run.overrides or {})}
         cpu, memory = _default_requests(run.source)
         values: dict[str, Any] = {
-            item: getattr(run, item) for item in default_parameters(volume=False) if item not in _OF_SEARCH
+            item: getattr(run, item)
+            for item in default_parameters(volume=False)
+            if item not in _SEARCH_PARAMETERS
         }
         values |= {"recipe": recipe, "overrides": overrides}
         values |= {"step_cpu": run.step_cpu or cpu, "step_memory": run.step_memory or memory}
@@ -114,9 +116,16 @@ class Submission:
         run += ["--endpoint", access.host] if access.host else []
         run += ["--namespace", access.namespace] if access.namespace else []
         run += ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
-        run += ["--package-file", FILE]
+        run += ["--package-file", PIPELINE_FILE]
         run += [f"{name}={format_argument(value)}" for name, value in self.parameters.items()]
-        compiled = ["kubedet", "cluster", "compile", *compile_arguments(self.options), "--output", FILE]
+        compiled = [
+            "kubedet",
+            "cluster",
+            "compile",
+            *compile_arguments(self.options),
+            "--output",
+            PIPELINE_FILE,
+        ]
         return [shlex.join(compiled), shlex.join(run)]
 
     def get(self, name: str) -> Any:
@@ -134,7 +143,7 @@ class Submission:
         """Refuse parameters without effect, invalid names, and local folders, which pods cannot access."""
         until, mount = self.settings.get("until"), jobs.VOLUME if "claim" in self.parameters else ""
         kind = f"run until {until}" if until else "search" if self.settings.get("trials") else ""
-        useless = [name for name in TRAINING if kind and name in self.parameters]
+        useless = [name for name in TRAINING_PARAMETERS if kind and name in self.parameters]
         problems = [f"{name}: has no effect in a {kind}" for name in useless]
         for name in ("credentials", "claim", "signing", "notify"):
             try:

@@ -21,18 +21,18 @@ from components.launchers.cluster.pods import has_waited, list_pods, newest_fail
 from components.launchers.obstacles import Obstacle, Obstacles
 from components.launchers.spec import START_TIMEOUT
 from components.run_end import termination
-from pipelines import CLEANUP, SEARCH, TITLES
-from pipelines.kubeflow import ENDED, Server, ServiceUnavailable, is_cancelled
+from pipelines import CLEANUP_TITLE, SEARCH_TITLES, STEP_TITLES
+from pipelines.kubeflow import ENDED_STATES, Server, ServiceUnavailable, is_cancelled
 from trainer.base import events
 from trainer.base.errors import ConfigError, LaunchError
 from trainer.base.log import format_duration
 
-SECONDS = 5.0  # Seconds between two requests.
+POLL_SECONDS = 5.0  # Seconds between two requests.
 
-PATIENCE = 900.0  # Seconds of an outage of Kubeflow Pipelines after which `follow` gives up.
+MAX_OUTAGE_SECONDS = 900.0  # Seconds of an outage of Kubeflow Pipelines after which `follow` gives up.
 
-_STEPS = TITLES | SEARCH | CLEANUP
-_NAMES = _STEPS | {title: title for title in _STEPS.values()}
+_STEP_TITLES = STEP_TITLES | SEARCH_TITLES | CLEANUP_TITLE
+_TITLES_BY_NAME = _STEP_TITLES | {title: title for title in _STEP_TITLES.values()}
 """Titles of the steps by name; Kubeflow shows either."""
 
 _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
@@ -45,16 +45,18 @@ _NODE = "workflows.argoproj.io/node-name"  # Annotation with the names of a pod'
 _STANDALONE = "kubeflow"  # Namespace of the runs if Kubeflow Pipelines is not for several users.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
 _LINES = 200  # Lines at the end of a log to search for the error.
-_LAST = 5  # Lines to show of a log without an error.
+_SHOWN_LINES = 5  # Lines to show of a log without an error.
 _REASON_LIMIT = 500  # Maximum length of a reason.
 _FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # The last line of a driver that fails.
-_AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # Lines of Kubeflow and Argo.
-_FIX = re.compile(r"\n\s*fix: ")  # Between the message and the remedy of a printed error.
-_MEMORY = "raise step_memory; finished work is reused"
+_FRAMEWORK_LINE = re.compile(
+    r"[IWEF]\d{4} |time=\S+ level=|Error: exit status"
+)  # Lines of Kubeflow and Argo.
+_FIX_SEPARATOR = re.compile(r"\n\s*fix: ")  # Between the message and the remedy of a printed error.
+_MEMORY_FIX = "raise step_memory; finished work is reused"
 
 
 @dataclass(frozen=True)
-class Cause:
+class FailureCause:
     """Why a step failed."""
 
     step: str
@@ -67,13 +69,13 @@ class Pods:
 
     def __init__(self, run_id: str, namespace: str) -> None:
         self._run_id = run_id
-        self._places: list[Cluster] = []
+        self._clusters: list[Cluster] = []
         try:
             cluster = connect(namespace, timings=_TIMINGS)
         except ConfigError:
             return
         names = [cluster.namespace] if namespace else [_STANDALONE, cluster.namespace]
-        self._places = [cluster.in_namespace(name) for name in dict.fromkeys(names)]
+        self._clusters = [cluster.in_namespace(name) for name in dict.fromkeys(names)]
 
     def step_obstacles(self) -> list[Obstacle]:
         """Return the obstacles of the steps' pods."""
@@ -83,33 +85,33 @@ class Pods:
                 reason, text, _ = reason_of(pod)
                 if not reason and has_waited(pod.metadata.creation_timestamp, cluster.clock.now()):
                     reason, text = newest_failure(cluster, [("Pod", pod.metadata.name)])
-                found += [Obstacle(_step_of(pod), reason, _abbreviate(text))] if reason else []
+                found += [Obstacle(_step_of_pod(pod), reason, _abbreviate(text))] if reason else []
         return found
 
     def training_obstacles(self) -> list[Obstacle] | None:
         """Return the obstacles of the training job's pods; None if the job has ended."""
-        for cluster in self._places[:1] if self._last_pods() else ():
+        for cluster in self._clusters[:1] if self._last_pods() else ():
             with suppress(LaunchError, ConfigError):  # The log of the launcher also shows it.
                 job = ClusterBackend(cluster).status(jobs.job_name(self._run_id))
                 if not job.phase.final:
-                    title = TITLES["train"]
+                    title = STEP_TITLES["train"]
                     return [
                         item._replace(name=f"{title}: {item.name}") for item in obstacles.find_obstacles(job)
                     ]
         return None
 
-    def find_causes(self) -> Iterator[Cause]:
+    def find_causes(self) -> Iterator[FailureCause]:
         """Yield the cause for each step whose last pod failed."""
         for cluster, pod in self._last_pods():
-            if text := _failure_of(cluster, pod):
-                yield Cause(_step_of(pod), *_FIX.split(text, maxsplit=1))
+            if text := _describe_failure(cluster, pod):
+                yield FailureCause(_step_of_pod(pod), *_FIX_SEPARATOR.split(text, maxsplit=1))
 
     def recorded_outcomes(self) -> Iterator[str]:
         """Yield the texts that steps recorded in their pods' status: the outcome, or the best trial."""
         for _, pod in self._last_pods():
             ended = termination(pod)
             if ended and ended.exit_code == 0 and ended.message:
-                yield f"{_step_of(pod)}: {'; '.join(ended.message.splitlines())}"
+                yield f"{_step_of_pod(pod)}: {'; '.join(ended.message.splitlines())}"
 
     def namespace(self) -> str:
         """Return the namespace of the run's pods; empty if unknown."""
@@ -117,42 +119,42 @@ class Pods:
 
     def _last_pods(self) -> list[tuple[Cluster, Any]]:
         """Return the last pod (V1Pod) of every step."""
-        pods = sorted(self._list_pods(f"{_LABEL}={self._run_id}"), key=lambda item: _created(item[1]))
+        pods = sorted(self._list_pods(f"{_LABEL}={self._run_id}"), key=lambda item: _creation_time(item[1]))
         return list({re.sub(r"\(\d+\)$", "", _node(pod)): (cluster, pod) for cluster, pod in pods}.values())
 
     def _list_pods(self, label: str) -> Iterator[tuple[Cluster, Any]]:
-        for cluster in list(self._places):
+        for cluster in list(self._clusters):
             try:
                 pods = list_pods(cluster, label)
             except ApiError as error:
                 if not error.transient:
-                    self._places.remove(cluster)
+                    self._clusters.remove(cluster)
                 continue
             if pods:
-                self._places = [cluster]
+                self._clusters = [cluster]
                 yield from ((cluster, pod) for pod in pods)
                 return
 
 
-def step_of(node: str) -> str:
+def step_title(node: str) -> str:
     """Return the title of the step of a workflow node, e.g. `run(0).root(0).train(0).executor(0)`."""
     names = [part.partition("(")[0] for part in node.split(".")]
     driver = _DRIVER if names[-1].endswith("-driver") else ""
     plain = [name.removesuffix("-driver") for name in names]
-    known = next((_NAMES[name] for name in reversed(plain) if name in _NAMES), "")
+    known = next((_TITLES_BY_NAME[name] for name in reversed(plain) if name in _TITLES_BY_NAME), "")
     other = plain[-2] if plain[-1] == "executor" and len(plain) > 1 else plain[-1]
     return (known or other) + driver
 
 
-def _step_of(pod: Any) -> str:
-    return step_of(_node(pod) or pod.metadata.name)
+def _step_of_pod(pod: Any) -> str:
+    return step_title(_node(pod) or pod.metadata.name)
 
 
 def _node(pod: Any) -> str:
     return str((pod.metadata.annotations or {}).get(_NODE, ""))
 
 
-def _created(pod: Any) -> float:
+def _creation_time(pod: Any) -> float:
     return float(pod.metadata.creation_timestamp.timestamp())
 
 
@@ -160,7 +162,7 @@ def _abbreviate(text: str | None) -> str:
     return " ".join((text or "").split())[:_REASON_LIMIT]
 
 
-def _failure_of(cluster: Cluster, pod: Any) -> str:
+def _describe_failure(cluster: Cluster, pod: Any) -> str:
     if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...
         return f"{pod.status.reason}: {_abbreviate(pod.status.message)}"
     statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
@@ -171,7 +173,7 @@ def _failure_of(cluster: Cluster, pod: Any) -> str:
     if state is None:
         return f"the pod {name} failed" if pod.status.phase == "Failed" else ""
     if state.reason == "OOMKilled":
-        return f"it used too much memory and was killed (OOMKilled)\n  fix: {_MEMORY}"
+        return f"it used too much memory and was killed (OOMKilled)\n  fix: {_MEMORY_FIX}"
     if state.message and state.message.strip():
         return str(state.message).strip().removeprefix("error: ")
     read = cluster.core.read_namespaced_pod_log
@@ -192,8 +194,8 @@ def find_error(log: str) -> str:
         return message
     if fatal := [match[1] for line in lines if (match := _FATAL.match(line))]:
         return fatal[-1].rpartition(") failed: ")[2]
-    of_step = [line for line in lines if not _AROUND.match(line) and not events.parse(line)]
-    return "\n".join((of_step or lines)[-_LAST:])
+    step_lines = [line for line in lines if not _FRAMEWORK_LINE.match(line) and not events.parse(line)]
+    return "\n".join((step_lines or lines)[-_SHOWN_LINES:])
 
 
 def follow(
@@ -210,7 +212,7 @@ def follow(
     start and only a user can fix that, the run is stopped after the same part of `start_timeout` as a job.
     """
     shown: dict[str, str] = {}
-    of_steps, of_training = Obstacles(), Obstacles()
+    step_tracker, training_tracker = Obstacles(), Obstacles()
     pods = Pods(run_id, server.namespace)
     start = last_answer = time.monotonic()
     away = has_ended = False
@@ -222,60 +224,60 @@ def follow(
         try:
             run = server.run(run_id)
         except ServiceUnavailable as error:
-            if time.monotonic() - last_answer > PATIENCE:
+            if time.monotonic() - last_answer > MAX_OUTAGE_SECONDS:
                 raise
             if not away:
                 show(f"no answer, trying again: {error.message}")
             away = True
-            time.sleep(SECONDS)
+            time.sleep(POLL_SECONDS)
             continue
         if away:
             show("it answers again")
         last_answer, away = time.monotonic(), False
         states = _states(run)
         # Kubeflow records the end of a run slightly before the end of its last steps.
-        if run.state in ENDED and not has_ended and {"PENDING", "RUNNING"} & {*states.values()}:
+        if run.state in ENDED_STATES and not has_ended and {"PENDING", "RUNNING"} & {*states.values()}:
             has_ended = True
-            time.sleep(SECONDS)
+            time.sleep(POLL_SECONDS)
             continue
         for name, state in states.items():
             if state and state != shown.get(name):
                 shown[name] = state
                 # The steps of a stopped run fail.
                 show(f"{name}: {'stopped' if state == 'FAILED' and is_cancelled(run) else state.lower()}")
-        if run.state in ENDED:
+        if run.state in ENDED_STATES:
             raise_failure(server, run, pods, deadline)
-            for text in _results(pods, skipped=conditional and TITLES["train"] not in shown):
+            for text in _closing_lines(pods, skipped=conditional and STEP_TITLES["train"] not in shown):
                 show(text)
             return
         training = pods.training_obstacles()
-        news = of_training.report_changes(training) if training is not None else ()
-        for line in (*of_steps.report_changes(pods.step_obstacles()), *news):
+        news = training_tracker.report_changes(training) if training is not None else ()
+        for line in (*step_tracker.report_changes(pods.step_obstacles()), *news):
             show(line)
-        _stop_if_blocked(server, run, of_steps, start_timeout / obstacles.PERSON_SHARE)
-        time.sleep(SECONDS)
+        _stop_if_blocked(server, run, step_tracker, start_timeout / obstacles.PERSON_SHARE)
+        time.sleep(POLL_SECONDS)
 
 
 def _states(run: Any) -> dict[str, str]:
     """Return the states of a run's steps by title, without drivers and inner graphs, and of the run."""
     found: dict[str, set[str]] = {}
     for item in _tasks(run):
-        if item.display_name in _NAMES and item.state:
-            found.setdefault(_NAMES[item.display_name], set()).add(item.state)
+        if item.display_name in _TITLES_BY_NAME and item.state:
+            found.setdefault(_TITLES_BY_NAME[item.display_name], set()).add(item.state)
     states = {name: next((one for one in _ORDER if one in of), min(of)) for name, of in found.items()}
     return states | {"run": run.state or ""}
 
 
-def _results(pods: Pods, *, skipped: bool) -> Iterator[str]:
+def _closing_lines(pods: Pods, *, skipped: bool) -> Iterator[str]:
     """Yield the lines to print at the end of a successful run; `skipped`: it did not train."""
     if skipped:
         yield "nothing new: nothing was trained; see the step that prepares the data"
     yield from pods.recorded_outcomes()
 
 
-def _stop_if_blocked(server: Server, run: Any, of_steps: Obstacles, seconds: float) -> None:
+def _stop_if_blocked(server: Server, run: Any, step_tracker: Obstacles, seconds: float) -> None:
     """Stop a run and raise LaunchError if an obstacle that only a user can remove lasts for longer."""
-    if obstacle := of_steps.find_lasting(seconds):
+    if obstacle := step_tracker.find_lasting(seconds):
         server.stop_run(run.run_id)
         name, again = run.display_name or run.run_id, "then start the run again: it reuses finished work"
         raise LaunchError(
@@ -325,24 +327,24 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
     raise LaunchError("\n".join([f"{name} failed", *lines]), fix=remedy)
 
 
-def _causes(run: Any, pods: Pods) -> list[Cause]:
+def _causes(run: Any, pods: Pods) -> list[FailureCause]:
     """Return the causes of failed steps, from Kubeflow's API and the pods."""
     failed = [item for item in _tasks(run) if item.state == "FAILED"]
     steps: dict[str, Any] = {}
     for item in failed:  # Skip graphs around steps, and attempts.
         plain = (item.display_name or "").removesuffix("-driver")
         driver = _DRIVER if plain != item.display_name else ""
-        if driver or plain in _NAMES:
-            steps[_NAMES.get(plain, plain) + driver] = item
+        if driver or plain in _TITLES_BY_NAME:
+            steps[_TITLES_BY_NAME.get(plain, plain) + driver] = item
     causes = {cause.step: cause for cause in pods.find_causes()}
     for step, task in steps.items():
-        if message := _message(task.error):
-            causes[step] = Cause(step, *_FIX.split(message, maxsplit=1))
-    if message := _message(run.error):
-        causes["run"] = Cause("run", message)
-    causes |= {step: Cause(step, "failed") for step in steps if step not in causes}
+        if message := _error_message(task.error):
+            causes[step] = FailureCause(step, *_FIX_SEPARATOR.split(message, maxsplit=1))
+    if message := _error_message(run.error):
+        causes["run"] = FailureCause("run", message)
+    causes |= {step: FailureCause(step, "failed") for step in steps if step not in causes}
     return list(causes.values())
 
 
-def _message(error: Any) -> str:
+def _error_message(error: Any) -> str:
     return (getattr(error, "message", None) or "").strip()

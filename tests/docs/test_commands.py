@@ -196,7 +196,7 @@ def write(name, content):
 @pytest.mark.filterwarnings("ignore:This client only works")
 @pytest.mark.parametrize("page", pages_with("kubedet", "kfp", "openssl", "tar"))
 def test_commands_run(page, folder, kfp_server, monkeypatch, capsys):
-    monkeypatch.setattr(wait, "SECONDS", 0.0)
+    monkeypatch.setattr(wait, "POLL_SECONDS", 0.0)
     monkeypatch.delenv("KUBEDET_SIGNING_KEY", raising=False)
     for tool, *words in commands(PAGES[page], "kubedet", "kfp", "openssl", "tar"):
         if tool == "kfp":  # As its console script calls it; a mistake is an exception.

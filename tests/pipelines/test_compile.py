@@ -12,7 +12,7 @@ from components import jobs
 from components.environment import SECRET_KEYS, SIGNING_FOLDER, SIGNING_KEY
 from components.images import COMPONENT_IMAGE
 from operations import notifications
-from pipelines import CLEANUP, SEARCH, TITLES
+from pipelines import CLEANUP_TITLE, SEARCH_TITLES, STEP_TITLES
 from pipelines.compiler import compile_pipeline
 from pipelines.parameters import SMALL
 from pipelines.pipeline_run import CompileOptions
@@ -28,12 +28,12 @@ OPTIONS = {
 }
 DATA = ["download", "convert-to-shards"]
 STEPS = {
-    "bucket": [*TITLES],
-    "shared": [*TITLES],
+    "bucket": [*STEP_TITLES],
+    "shared": [*STEP_TITLES],
     "data": DATA,
-    "conditional": [*TITLES],
-    "search": [*DATA, *SEARCH],
-    "search_gpus": [*DATA, *SEARCH],
+    "conditional": [*STEP_TITLES],
+    "search": [*DATA, *SEARCH_TITLES],
+    "search_gpus": [*DATA, *SEARCH_TITLES],
 }
 RUN_ID = {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
 
@@ -172,7 +172,7 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
     assert set(executors) == {f"exec-{name}" for name in names}
     for name in names:
         task, container = tasks(spec)[name], executors[f"exec-{name}"]["container"]
-        assert task["taskInfo"]["name"] == (TITLES | SEARCH | CLEANUP)[name]
+        assert task["taskInfo"]["name"] == (STEP_TITLES | SEARCH_TITLES | CLEANUP_TITLE)[name]
         assert task["retryPolicy"]["maxRetryCount"] >= 1
         # Argo's deadline for a retried pod counts from the first try.
         assert int(task["retryPolicy"]["backoffMaxDuration"].removesuffix("s")) >= 30 * 24 * 3600

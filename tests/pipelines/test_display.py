@@ -6,7 +6,7 @@ import pytest
 from event_lines import failed, progress
 from rich.console import Console
 
-from pipelines import TITLES
+from pipelines import STEP_TITLES
 from pipelines.display import PlainDisplay, RunProgress, TerminalDisplay
 
 TRAINING = progress(109, 150, note="loss 0.767, 114 images/s", rate=14.3, eta=3.0)
@@ -44,9 +44,9 @@ def test_a_failed_step_keeps_its_first_message_code_and_last_lines(run, file):
 def test_a_step_that_ends_because_the_run_was_stopped_has_not_failed(run, capsys, code, stopped):
     with PlainDisplay(run) as display:
         run.begin("train")
-        display.tick()
+        display.refresh_display()
         run.end("train", code, stopped=stopped)
-        display.tick()
+        display.refresh_display()
         run.finish()
     assert capsys.readouterr().out.splitlines() == ["Train ...", "Train: stopped in 0:00"]
 
@@ -58,9 +58,9 @@ def test_a_terminal_shows_every_step_on_a_line(run, file, width):
     run.read_events()
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     display = TerminalDisplay(run, console)
-    display.tick()
+    display.refresh_display()
     console.print(display._progress.get_renderable())
     lines = console.file.getvalue().splitlines()
-    assert all(title in line for title, line in zip(TITLES.values(), lines, strict=True))
+    assert all(title in line for title, line in zip(STEP_TITLES.values(), lines, strict=True))
     assert "0:00" in lines[2] and "train 109/150 steps" in lines[2]
     assert all(len(line) <= width for line in lines)

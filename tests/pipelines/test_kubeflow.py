@@ -19,7 +19,7 @@ from trainer.base.errors import ConfigError
 def test_the_token_of_the_environment_is_sent(kfp_server, monkeypatch):
     kfp_server.token = "s3cr3t"
     monkeypatch.setenv("KFP_EXISTING_TOKEN", "s3cr3t\n")
-    Server(Access.find()).experiment("e")
+    Server(Access.resolve()).experiment("e")
     assert {headers["authorization"] for _, _, headers in kfp_server.requests} == {"Bearer s3cr3t"}
 
 
@@ -27,7 +27,7 @@ def test_a_pods_token_is_read_for_every_request(kfp_server, monkeypatch, tmp_pat
     (tmp_path / "token").write_text("first")
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
     kfp_server.token = "first"
-    server = Server(Access.find())
+    server = Server(Access.resolve())
     kfp_server.token = "second"
     (tmp_path / "token").write_text("second")
     assert server.experiment("e")
@@ -42,9 +42,9 @@ def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube" / "config").write_text("clusters: [")
     with pytest.raises(ConfigError, match="no host is set, and no kubeconfig is usable: "):
-        Server(Access.find())
+        Server(Access.resolve())
     (tmp_path / ".kube" / "config").write_text(json.dumps(config))
-    assert Server(Access.find()).experiment("e")
+    assert Server(Access.resolve()).experiment("e")
     way = "/api/v1/namespaces/kubeflow/services/ml-pipeline:http/proxy/apis/v2beta1/"
     assert [path for _, path, _ in kfp_server.requests if not path.startswith(way)] == []
     assert kfp_server.requests[-1][2]["authorization"] == "Bearer of-the-kubeconfig"
@@ -52,16 +52,16 @@ def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp
 
 def test_an_experiment_is_found_or_made(kfp_server):
     kfp_server.multi_user = True
-    server = Server(Access.find(namespace="team"))
+    server = Server(Access.resolve(namespace="team"))
     experiment_id = server.experiment("nightly")
-    assert Server(Access.find(namespace="team")).experiment("nightly") == experiment_id
-    assert Server(Access.find(namespace="team")).experiment("other") != experiment_id
+    assert Server(Access.resolve(namespace="team")).experiment("nightly") == experiment_id
+    assert Server(Access.resolve(namespace="team")).experiment("other") != experiment_id
     assert [item["display_name"] for item in kfp_server.experiments] == ["nightly", "other"]
     assert {item["namespace"] for item in kfp_server.experiments} == {"team"}
 
 
 def test_a_single_users_server_has_no_namespaces(kfp_server, capsys):
-    server = Server(Access.find(namespace="wrong"))
+    server = Server(Access.resolve(namespace="wrong"))
     assert (server.namespace, server.access.namespace) == ("", "")
     assert "namespace wrong is ignored" in capsys.readouterr().err
     server.experiment("nightly")
@@ -70,7 +70,13 @@ def test_a_single_users_server_has_no_namespaces(kfp_server, capsys):
 
 def test_all_pages_of_schedules_are_read(kfp_server):
     kfp_server.schedules = [{"recurring_run_id": str(n), "display_name": f"s{n}"} for n in range(5)]
-    assert [item.display_name for item in Server(Access.find()).schedules()] == ["s0", "s1", "s2", "s3", "s4"]
+    assert [item.display_name for item in Server(Access.resolve()).schedules()] == [
+        "s0",
+        "s1",
+        "s2",
+        "s3",
+        "s4",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ def test_all_pages_of_schedules_are_read(kfp_server):
 )  # fmt: skip
 def test_a_refusal_has_a_remedy(kfp_server, status, answer, kind, message, fix):
     kfp_server.multi_user = True
-    server = Server(Access.find(namespace="team"))
+    server = Server(Access.resolve(namespace="team"))
     kfp_server.failures = [("GET", "/experiments", status, answer)]
     with pytest.raises(kind) as caught:
         server.experiment("nightly")
@@ -97,7 +103,7 @@ def test_a_refusal_has_a_remedy(kfp_server, status, answer, kind, message, fix):
 
 
 def test_what_may_have_been_taken_is_not_sent_again(kfp_server):
-    server = Server(Access.find())
+    server = Server(Access.resolve())
     kfp_server.failures = [("POST", "/experiments", 502, "bad gateway")]
     with pytest.raises(ServiceUnavailable, match="look at the UI first"):
         server.experiment("nightly")
@@ -105,7 +111,7 @@ def test_what_may_have_been_taken_is_not_sent_again(kfp_server):
 
 
 def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
-    server = Server(Access.find())
+    server = Server(Access.resolve())
     kfp_server.failures = [("POST", "/experiments", 200, "<html>Log in to Dex</html>")]
     with pytest.raises(ConfigError, match="is not the API of Kubeflow Pipelines"):
         server.experiment("nightly")
@@ -114,10 +120,10 @@ def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
 def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):
     kfp_server.close()
     with pytest.raises(ServiceUnavailable, match=r"cannot be reached: .*refused"):
-        Server(Access.find())
+        Server(Access.resolve())
     monkeypatch.delenv("KFP_ENDPOINT")
     with pytest.raises(ConfigError, match="Kubeflow Pipelines is not configured"):
-        Server(Access.find())
+        Server(Access.resolve())
     with pytest.raises(ConfigError, match="is not a file"):
         Server(Access(host="https://kfp", ca=str(tmp_path / "ca.pem")))
 
@@ -131,8 +137,8 @@ def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):
     ],
 )
 def test_the_address_of_a_run_in_the_ui(kfp_server, monkeypatch, host, ui, link):
-    server = Server(Access.find())
-    monkeypatch.setattr(server, "access", Access.find(host))
+    server = Server(Access.resolve())
+    monkeypatch.setattr(server, "access", Access.resolve(host))
     monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", ui)
     assert server.link("runs", "7") == link
 

@@ -17,7 +17,7 @@ from kubedet import cli
 from pipelines import Access, run
 from pipelines.display import RunProgress, describe_step
 from pipelines.kubeflow import Server
-from pipelines.run import Options, RunRecord, _check_unchanged, check, failure
+from pipelines.run import Options, RunRecord, _check_unchanged, check, failure_error
 from pipelines.wait import Pods, raise_failure
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, LaunchError
@@ -160,15 +160,15 @@ def record(folder):
 def test_the_error_of_a_run_names_the_step_and_how_to_continue(record, folder):
     record.status, record.error = "interrupted", {"step": "train", "message": "stopped", "exit_code": 143}
     progress = RunProgress(folder / "events")
-    error = failure(record, progress, Options("first"))
+    error = failure_error(record, progress, Options("first"))
     assert error.exit_code == 143 and "kubedet run --name first" in error.fix
     record.status, record.error = "failed", {"step": "", "message": "bad\n  fix: mend it", "exit_code": 2}
-    error = failure(record, progress, Options("first"))
+    error = failure_error(record, progress, Options("first"))
     assert (error.message, error.fix, error.exit_code) == ("bad", "mend it", 2)
 
 
 def test_a_finished_run_that_is_repeated_prints_its_results(record, folder, capsys, monkeypatch):
-    (folder / outputs.RECORD).write_text(json.dumps(run._FILES))
+    (folder / outputs.RECORD).write_text(json.dumps(run._OUTPUT_FILES))
     for name in ("train", "a model"):
         (folder / name).mkdir()
     (folder / "evaluation" / "report.html").touch()
@@ -210,7 +210,7 @@ def judged(kfp_server):
     def judge_(tasks, **further):
         kfp_server.runs = [{"run_id": "r", "display_name": "try"}]
         kfp_server.states = [("FAILED", tasks, further)]
-        server = Server(Access.find())
+        server = Server(Access.resolve())
         with pytest.raises(LaunchError) as caught:
             raise_failure(server, server.run("r"), Pods("r", ""), 0)
         return caught.value

@@ -8,7 +8,7 @@ from kfp.cli.utils.parsing import parse_parameter_value
 
 from pipelines import Access
 from pipelines.parameters import LARGE, MEDIUM, SMALL
-from pipelines.pipeline import TRAINING, default_parameters
+from pipelines.pipeline import TRAINING_PARAMETERS, default_parameters
 from pipelines.pipeline_run import CompileOptions, PipelineRun
 from pipelines.submission import Submission, format_argument
 from trainer.base.errors import ConfigError
@@ -108,7 +108,7 @@ def test_the_package_is_compiled_with_the_options_of_its_parameters():
 @pytest.mark.parametrize(("options", "kind"), [({"until": "shards"}, "run until"), ({"trials": 2}, "search")])
 def test_parameters_without_effect_are_refused_by_name(options, kind):
     defaults = default_parameters(volume=False)
-    values = {name: defaults[name] for name in TRAINING if not name.startswith("min_")}
+    values = {name: defaults[name] for name in TRAINING_PARAMETERS if not name.startswith("min_")}
     with pytest.raises(ConfigError) as caught:
         Submission("a", "b", ROOT | values, options).check()
     lines = caught.value.message.splitlines()

@@ -190,7 +190,7 @@ BIG = JobStatus(
 def test_a_job_is_a_row_and_its_status_lists_its_pods_by_rank():
     expected = ("big", "PyTorchJob", "pending", "43%", "1/2", "2", "12d4h", "ErrImagePull")
     assert display.job_row(BIG) == expected
-    assert display.format_status(BIG, jobs.messages(BIG)).splitlines() == [
+    assert display.format_status(BIG, jobs.cluster_messages(BIG)).splitlines() == [
         "big  pending",
         f"created {CREATED}, 12d4h ago, on 2 nodes, a PyTorchJob, queue gpus",
         "43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312",

@@ -21,7 +21,7 @@ PARAMETERS = {
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    monkeypatch.setattr(wait, "SECONDS", 0.01)
+    monkeypatch.setattr(wait, "POLL_SECONDS", 0.01)
 
 
 def test_a_run_is_started(kfp_server, capsys):

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from web_server import WebServer
 
-from pipelines import NAMESPACE, UI
+from pipelines import NAMESPACE_VARIABLE, UI_VARIABLE
 
 NOW = "2026-11-21T07:00:00Z"
 KINDS = {"NUMBER_INTEGER": (int, float), "STRING": str, "STRUCT": dict, "LIST": list, "BOOLEAN": bool}
@@ -163,7 +163,7 @@ def _handler(fake):
 def kfp_server(monkeypatch, tmp_path):
     """A Kubeflow Pipelines API, to which the environment points."""
     cluster = ("KUBECONFIG", "KUBERNETES_SERVICE_HOST")
-    for name in (*cluster, "KF_PIPELINES_ENDPOINT", UI, "KFP_EXISTING_TOKEN", NAMESPACE):
+    for name in (*cluster, "KF_PIPELINES_ENDPOINT", UI_VARIABLE, "KFP_EXISTING_TOKEN", NAMESPACE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     # Kubernetes' client reads the variable when it is imported.

@@ -130,7 +130,7 @@ def test_an_empty_answer_is_not_the_file_of_a_hash(server):
 
 
 NAMED = ("http://10.0.0.1:8000/set.json", "http://plain.lan/set.json", "s3://own/set", "/local")
-HOSTS = ("Example.org", "other.net:81", "[::1]:81", "s3://shared", "minio://Own/")
+HOST_VARIABLES = ("Example.org", "other.net:81", "[::1]:81", "s3://shared", "minio://Own/")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ HOSTS = ("Example.org", "other.net:81", "[::1]:81", "s3://shared", "minio://Own/
     ],
 )  # fmt: skip
 def test_hosts_and_buckets_on_the_list_are_allowed(uri):
-    web.allow(NAMED, HOSTS)
+    web.allow(NAMED, HOST_VARIABLES)
     web.check_allowed(uri)
 
 
@@ -158,7 +158,7 @@ def test_hosts_and_buckets_on_the_list_are_allowed(uri):
     ],
 )  # fmt: skip
 def test_all_other_addresses_are_refused(uri):
-    web.allow(NAMED, HOSTS)
+    web.allow(NAMED, HOST_VARIABLES)
     with pytest.raises(AddressNotAllowed) as caught:
         web.check_allowed(uri)
     assert caught.value.fix
