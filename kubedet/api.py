@@ -564,14 +564,14 @@ def model_list(*, data_root: Uri = DATA_ROOT) -> list[PublishedModel]:
     from trainer.export import published_models
 
     models = []
-    for name in published_models.names(data_root):
+    for name in published_models.model_names(data_root):
         problem, current = "", ""
         try:
-            record = published_models.current(data_root, name)
+            record = published_models.read_current(data_root, name)
             current = record.version if record else ""
         except (StorageError, DataError) as error:  # List the other models.
             problem = str(error)
-        whole, damaged = published_models.versions(data_root, name)
+        whole, damaged = published_models.load_versions(data_root, name)
         metadata = {version: bundle.metadata for version, bundle in whole.items()}
         models.append(PublishedModel(name, current, metadata, damaged, problem))
     return models
@@ -612,9 +612,9 @@ def model_verify(
     bundle = published_models.load(os.fspath(model), data_root)
     compared = [bundle]
     if at_least:
-        compared.append(published_models.check_at_least(bundle, at_least, data_root))
+        compared.append(published_models.check_not_older(bundle, at_least, data_root))
     for item in compared:
-        item.check_whole()
+        item.verify_exact_files()
         if public_key:
             check_signature(item, public_key)
     return bundle

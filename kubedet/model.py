@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from trainer.base.errors import ConfigError, DataError, wrap_exceptions
-from trainer.export.predict import BATCH, Detection, Predictor, draw, read_image
+from trainer.export.predict import BATCH_SIZE, Detection, Predictor, draw, read_image
 
 ImageLike: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | npt.NDArray[np.uint8] | Image.Image
 """A path, the bytes of a file, an open file, an RGB array [height, width, 3], or a PIL image."""
@@ -130,7 +130,7 @@ class Model:
 
     def _detect(self, images: Iterable[object], score: float, name: str) -> Iterator[Detections]:
         numbered = enumerate(map(_read_if_open, images))
-        while batch := list(islice(numbered, BATCH)):
+        while batch := list(islice(numbered, BATCH_SIZE)):
             opened = [read_image(source, name.format(number)) for number, source in batch]
             everything = self._predictor.detect(opened, score)
             for (number, source), image, found in zip(batch, opened, everything, strict=True):

@@ -174,10 +174,10 @@ class Pruning:
         """Keep current, recent, signed and registered versions of models, and their data."""
         published = {record.name: record for record in PublishedRecord.read_all(self._root)}
         bundles: dict[str, bundle.Bundle] = {}
-        for name in published_models.names(self._root):
-            versions, _ = published_models.versions(self._root, name)
+        for name in published_models.model_names(self._root):
+            versions, _ = published_models.load_versions(self._root, name)
             bundles |= {f"{name}/{version}": exported for version, exported in versions.items()}
-            if current := published_models.current(self._root, name):
+            if current := published_models.read_current(self._root, name):
                 self._keep(f"models/{name}/{current.version}", "the current version")
                 earlier = [version for version in versions if version != current.version]
                 for version in earlier[-self._keep_last :]:

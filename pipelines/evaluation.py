@@ -11,7 +11,7 @@ from trainer import storage
 from trainer.base.errors import EvaluationError, Interrupted
 from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
-from trainer.evaluation.gate import check
+from trainer.evaluation.gate import check_rules
 from trainer.evaluation.metrics import SUMMARY
 from trainer.evaluators.shards import RESULT_FILES, evaluate
 from trainer.export import loading
@@ -34,8 +34,8 @@ def evaluate_model(
 
     `processes` share the images (None: one per GPU, or one). A single process is not started separately.
     """
-    check(rules)
-    trained = parsing.from_json(json.dumps(loading.trained_with(model)), where=model)
+    check_rules(rules)
+    trained = parsing.from_json(json.dumps(loading.read_training_config(model)), where=model)
     config = parsing.with_overrides(trained, overrides, where="overrides")
     outputs.claim(output, [*RESULT_FILES, _CONFIG], [model, config.evaluation.baseline])
     import torch

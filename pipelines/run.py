@@ -43,8 +43,7 @@ from trainer.base.safe_text import redact
 from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import available_cores
 from trainer.config.parsing import format_override
-from trainer.evaluation.gate import check as check_rules
-from trainer.evaluation.gate import split_rules
+from trainer.evaluation.gate import check_rules, split_rules
 from trainer.model import recipes
 from trainer.steps import records, retrain_condition, starting_weights
 from trainer.storage import outputs

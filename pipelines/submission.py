@@ -23,8 +23,7 @@ from pipelines.pipeline_run import CompileOptions, PipelineRun
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError, check_name
 from trainer.data import source_names
-from trainer.evaluation.gate import check as check_rules
-from trainer.evaluation.gate import split_rules
+from trainer.evaluation.gate import check_rules, split_rules
 from trainer.model import recipes
 from trainer.steps import starting_weights
 

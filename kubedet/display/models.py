@@ -49,7 +49,7 @@ def show_predictions(files: "PredictedFiles") -> None:
         counts = Counter(detection.name for detection in detections)
         text = ", ".join(f"{count} {name}" for name, count in counts.items())
         print_safe(f"{path}: {text or 'nothing found'}")
-    files.check()
+    files.raise_for_unreadable()
     print_safe(f"results in {files.folder}")
 
 
@@ -78,7 +78,7 @@ def show_model_card(model: "Bundle") -> None:
     """Print a model's card."""
     from trainer.export.bundle import CARD
 
-    with model.files([CARD]) as folder:
+    with model.verified_files([CARD]) as folder:
         print_safe((Path(folder) / CARD).read_text().rstrip("\n"))
     print_safe(f"\nIn `{model.uri}`")
 

@@ -11,7 +11,7 @@ from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.export.formats import OnnxRuntime, write_onnx
 from trainer.export.preprocess import preprocess
-from trainer.export.verify import verify
+from trainer.export.verify import verify_exports
 from trainer.launching.distributed import SINGLE
 from trainer.model.architecture import build
 from trainer.model.rfdetr.options import RFDetrOptions
@@ -23,7 +23,7 @@ def test_rf_detr_176_a_file_that_finds_less_is_not_published(shards, tiny, tmp_p
     config = tiny(model__score_threshold=0.0)
     detector = build(config.model, 5).eval()
     with pytest.raises(ExportError, match="differs") as caught:
-        verify(tmp_path, ["onnx"], detector, ShardDataset(shards, "val"), config, InputSquare(SIZE))
+        verify_exports(tmp_path, ["onnx"], detector, ShardDataset(shards, "val"), config, InputSquare(SIZE))
     assert "onnx" in caught.value.message
 
 

@@ -343,7 +343,7 @@ def test_examples_of_files_are_valid(tmp_path):
     (tmp_path / "best.yaml").write_text(recipe)
     assert recipes.read_recipe(str(tmp_path / "best.yaml"))[0] == "small"
     rules = re.findall(r"^\| `([^`]+[<>]=?[^`]+)` \|", PAGES["docs/evaluation.md"], re.MULTILINE)
-    assert len(rules) == 5 and all(str(gate.parse(rule)) == rule for rule in rules)
+    assert len(rules) == 5 and all(str(gate.parse_rule(rule)) == rule for rule in rules)
 
 
 def blocks(page, language):

@@ -82,10 +82,10 @@ def test_puts_of_an_evaluation_and_a_bundle(kind, saved, shards, config, proxy, 
     export(saved(), shards, "s3://bucket/run/model", settings, evaluation_uri="s3://bucket/run/evaluation")
     assert proxy.faults == []
     assert storage.read_json("s3://bucket/run/evaluation/metrics.json") == scored
-    bundle.load("s3://bucket/run/model").check_whole()
+    bundle.load("s3://bucket/run/model").verify_exact_files()
     proxy.fail(kind, method="PUT", query="current")
     published_models.publish("s3://bucket/run/model", "s3://bucket/root", "pets")
-    published_models.load("pets", "s3://bucket/root").check_whole()
+    published_models.load("pets", "s3://bucket/root").verify_exact_files()
     assert proxy.faults == []
     injected(len(names) + 1)
 
@@ -112,7 +112,7 @@ def test_damaged_bundle_files(harm, tmp_path, chance, injected):
         whole = path.read_bytes()
         HARMS[harm](path, chance)
         with pytest.raises((KubedetError,)) as caught:
-            published_models.load("pets", data_root).check_whole()
+            published_models.load("pets", data_root).verify_exact_files()
         assert "Traceback" not in str(caught.value)
         with pytest.raises(KubedetError):
             published_models.promote(data_root, "pets", "v1")
@@ -121,7 +121,7 @@ def test_damaged_bundle_files(harm, tmp_path, chance, injected):
                 open_bundle(published_models.load("pets", data_root))
         path.write_bytes(whole)
         count += 1
-    published_models.load("pets", data_root).check_whole()
+    published_models.load("pets", data_root).verify_exact_files()
     injected(count)
 
 
@@ -134,7 +134,7 @@ def test_damaged_current_files(harm, tmp_path, chance, injected):
         with pytest.raises(KubedetError, match="current"):
             published_models.load("pets", data_root)
         published_models.promote(data_root, "pets", "v1")
-        published_models.load("pets", data_root).check_whole()
+        published_models.load("pets", data_root).verify_exact_files()
     injected(40)
 
 
@@ -150,7 +150,7 @@ def test_models_of_another_shape(text, tmp_path):
         published_models.load("pets", data_root)
     published_models.promote(data_root, "pets", "v1")
     (folder / bundle.METADATA).write_text(text)
-    bundle.seal(folder)
+    bundle.write_checksums(folder)
     with pytest.raises(KubedetError, match=r"model_metadata\.json"):
         bundle.load(str(folder))
 
@@ -163,7 +163,7 @@ def test_models_of_a_newer_program(tmp_path):
     storage.write_json(current, storage.read_json(current) | {"form": 9})
     metadata = json.loads((folder / bundle.METADATA).read_text())
     (folder / bundle.METADATA).write_text(json.dumps(metadata | {"version": 9}))
-    bundle.seal(folder)
+    bundle.write_checksums(folder)
     for use in (
         lambda: published_models.load("pets", data_root),
         lambda: published_models.promote(data_root, "pets", "v1"),
@@ -204,8 +204,8 @@ def test_kills_of_a_publication(tmp_path, injected):
     for at in range(1, 1000, 1 if TIMES > 1 else 4):
         command = [sys.executable, "-c", PUBLISH, source, root, str(at)]
         code = subprocess.run(command, env=environment, check=False).returncode
-        now = published_models.current(root, "pets")
-        bundle.load(now.model).check()
+        now = published_models.read_current(root, "pets")
+        bundle.load(now.model).verify_checksums()
         if code == 0:
             break
         assert code == -signal.SIGKILL
@@ -218,7 +218,7 @@ def test_kills_of_a_publication(tmp_path, injected):
     assert left == []
     # Files that the killed processes left do not prevent a later publication.
     assert published_models.publish(source, root, "pets").version == "v2"
-    published_models.load("pets", root).check()
+    published_models.load("pets", root).verify_checksums()
     injected(kills)
 
 

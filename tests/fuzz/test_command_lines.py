@@ -53,7 +53,7 @@ BLANKS = " " * 30_000
 @example("coco/AP >= 0.1," * 3000)
 @example("coco/AP >= " + "9" * 20_000)
 def test_gates(text):
-    error = tried(lambda: gate.check(gate.split_rules(text)))
+    error = tried(lambda: gate.check_rules(gate.split_rules(text)))
     assert error is None or (isinstance(error, EvaluationError) and error.fix)
 
 

@@ -24,7 +24,7 @@ def models(tmp_path):
 def all_commands(root: str, capsys) -> None:
     """Run what reads published models; the good one is always told."""
     refused("model", "list", "--data-root", root, capsys=capsys)
-    assert published_models.current(root, "good")
+    assert published_models.read_current(root, "good")
     for words in (
         ("show", "odd"),
         ("verify", "odd"),
@@ -56,7 +56,7 @@ def test_spoiled_files(models, capsys, name):
     def run(content):
         (odd / name).write_bytes(content)
         if name.endswith(bundle.METADATA):
-            bundle.seal(odd / "v1")
+            bundle.write_checksums(odd / "v1")
         all_commands(root, capsys)
 
     run()
@@ -71,7 +71,7 @@ def test_one_bad_file_hides_no_model_and_a_version_can_be_promoted(models, capsy
     root, odd = models
     published_models.publish(make_bundle(tmp_path / "v2", name="odd", version="v2"), root, "odd")
     (odd / bad).write_bytes(content)
-    bundle.seal(odd / "v2")
+    bundle.write_checksums(odd / "v2")
     shown = listed(root, capsys)
     assert "* v1" in shown.partition("odd")[0] and ("v2  damaged" in shown) == (bad != "current")
     refused("model", "promote", "odd", "v1", "--data-root", root, capsys=capsys, codes=(0,))

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trainer.base import json_files
 from trainer.export import bundle
-from trainer.export.description import model_card
+from trainer.export.description import render_card
 from trainer.export.metadata import Metadata
 
 SIZE = 96
@@ -101,6 +101,6 @@ def make_bundle(
         },
     }  # fmt: skip
     (folder / bundle.METADATA).write_text(json.dumps(metadata))
-    (folder / bundle.CARD).write_text(model_card(json_files.validate(Metadata, metadata, "metadata", "")))
-    bundle.seal(folder)
+    (folder / bundle.CARD).write_text(render_card(json_files.validate(Metadata, metadata, "metadata", "")))
+    bundle.write_checksums(folder)
     return str(folder)

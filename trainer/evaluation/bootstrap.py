@@ -33,9 +33,9 @@ def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int
     for place, name in enumerate(names):
         if not len(objects := base.image_of_each_object(place)):
             continue
-        pair = [_precision(matches, place, weights) for matches in (base, new)]
+        pair = [_resample(matches, place, weights) for matches in (base, new)]
         key = f"AP[{name}]"
-        per_class[key], p_values[key] = _change(pair[0][0], pair[1][0], len(np.unique(objects)))
+        per_class[key], p_values[key] = _estimate_change(pair[0][0], pair[1][0], len(np.unique(objects)))
         drawn.append(pair)
     if not drawn:
         return {}
@@ -44,7 +44,7 @@ def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int
     with np.errstate(invalid="ignore"):
         base_means, new_means = np.nansum(precisions, axis=0) / np.isfinite(precisions).sum(axis=0)
     count = len(np.unique(base.truth_images))
-    overall, at_half = (_change(*pair, count)[0] for pair in zip(base_means, new_means, strict=True))
+    overall, at_half = (_estimate_change(*pair, count)[0] for pair in zip(base_means, new_means, strict=True))
     # Holm's correction: verdicts hold with 95 % confidence for all classes together.
     rest = sum(change.verdict != TOO_FEW for change in per_class.values())
     is_sure = True
@@ -56,7 +56,7 @@ def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int
     return {"coco/AP": overall, "coco/AP50": at_half, **per_class}
 
 
-def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, float]:
+def _estimate_change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, float]:
     """Return the change with its interval, and its p-value by Student's t."""
     spread = (new - base)[1:]
     spread = spread[np.isfinite(spread)]
@@ -76,23 +76,23 @@ def _change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, flo
     return change, float(np.trapezoid(density, tail) / np.trapezoid(total, dx=np.pi / 2000))
 
 
-def _precision(matches: BoxMatches, place: int, weights: np.ndarray) -> np.ndarray:
+def _resample(matches: BoxMatches, place: int, weights: np.ndarray) -> np.ndarray:
     """Return a class's mean precision over all thresholds, and its precision at the first one, [2, B]."""
     rows = matches.class_rows(place)
     step = max(_MAX_CELLS // max(rows.stop - rows.start, 1), 1)
     parts = [
-        _precision_part(matches, rows, matches.image_of_each_object(place), weights[:, begin : begin + step])
+        _resample_chunk(matches, rows, matches.image_of_each_object(place), weights[:, begin : begin + step])
         for begin in range(0, weights.shape[1], step)
     ]
     return np.concatenate(parts, axis=1)
 
 
-def _precision_part(matches: BoxMatches, rows: slice, objects: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _resample_chunk(matches: BoxMatches, rows: slice, objects: np.ndarray, weights: np.ndarray) -> np.ndarray:
     counts = weights[objects].sum(axis=0, dtype=np.int64)
     precision = np.zeros((len(matches.thresholds), weights.shape[1]))
     drawn = weights[matches.images[rows]]
     # Only rows with a match at some threshold are kept separately; the rows between them are summed.
-    hits = np.flatnonzero(matches.right[rows].any(axis=1))
+    hits = np.flatnonzero(matches.correct[rows].any(axis=1))
     if len(hits):
         between = np.add.reduceat(drawn[: hits[-1] + 1], np.r_[0, hits[:-1] + 1], axis=0, dtype=np.int32)
         seen, hit_weights = np.cumsum(between, axis=0), drawn[hits]
@@ -102,18 +102,18 @@ def _precision_part(matches: BoxMatches, rows: slice, objects: np.ndarray, weigh
         recall = number / np.repeat(np.maximum(counts, 1), counts + 1)
         table = np.searchsorted(RECALLS, recall, side="right").astype(np.int32)
         for threshold in range(len(matches.thresholds)):
-            right_hits = np.flatnonzero(matches.right[rows][hits, threshold])
-            if not len(right_hits):
+            correct_hits = np.flatnonzero(matches.correct[rows][hits, threshold])
+            if not len(correct_hits):
                 continue
-            counted = seen[right_hits]
+            counted = seen[correct_hits]
             ignored = np.flatnonzero(matches.ignored[rows, threshold])
             if len(ignored):
                 before = np.cumsum(drawn[ignored], axis=0, dtype=np.int32)
                 before = np.concatenate([np.zeros_like(before[:1]), before])
-                counted = counted - before[np.searchsorted(ignored, hits[right_hits])]
-            right = np.cumsum(hit_weights[right_hits], axis=0, dtype=np.int32)
+                counted = counted - before[np.searchsorted(ignored, hits[correct_hits])]
+            correct = np.cumsum(hit_weights[correct_hits], axis=0, dtype=np.int32)
             # Adding the smallest number makes 0/0 equal 0, bit for bit as in pycocotools.
-            envelope = np.maximum.accumulate((right / (counted + np.spacing(1)))[::-1], axis=0)[::-1]
-            steps = np.diff(table[right + starts], axis=0, prepend=0)
+            envelope = np.maximum.accumulate((correct / (counted + np.spacing(1)))[::-1], axis=0)[::-1]
+            steps = np.diff(table[correct + starts], axis=0, prepend=0)
             precision[threshold] = np.einsum("mb,mb->b", envelope, steps) / len(RECALLS)
     return np.where(counts > 0, [precision.mean(axis=0), precision[0]], np.nan)

@@ -25,7 +25,7 @@ class BoxMatches:
     partners: np.ndarray  # [N] row of the matched object at the first threshold, or -1
     images: np.ndarray  # [N] index of the image among the I images, sorted by id
     scores: np.ndarray
-    right: np.ndarray  # [N, T] bool: matches an object
+    correct: np.ndarray  # [N, T] bool: matches an object
     ignored: np.ndarray  # [N, T] bool: is in a crowd and matches no object
     truth_starts: np.ndarray  # [K + 1] first object of each class, without crowds
     truth_images: np.ndarray  # [G] index of the image of each object
@@ -39,7 +39,7 @@ class BoxMatches:
         return self.truth_images[int(self.truth_starts[index]) : int(self.truth_starts[index + 1])]
 
 
-def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> BoxMatches:
+def match_boxes(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> BoxMatches:
     """Match predictions with objects of the same class and image."""
     detections, objects = _BoxGroups(truth, predictions), _BoxGroups(truth, truth)
     # Sort by class, image and score; ties keep their order, as in a stable sort of each image.
@@ -48,7 +48,7 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Box
     rank = np.arange(len(order)) - np.searchsorted(sorted_groups, sorted_groups)
     order, rank = order[rank < MAX_DETECTIONS], rank[rank < MAX_DETECTIONS]
     truth_order = np.argsort(objects.groups, kind="stable")
-    right, ignored, partners = _match_by_rank(
+    correct, ignored, partners = _match_by_rank(
         detections.groups[order],
         rank,
         predictions.boxes[order],
@@ -68,7 +68,7 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Box
         partners=np.where(partners < 0, -1, truth_order[partners])[final],
         images=detections.images[order][final],
         scores=predictions.scores[order][final],
-        right=right[final],
+        correct=correct[final],
         ignored=ignored[final],
         truth_starts=np.searchsorted(objects.labels[kept], classes),
         truth_images=objects.images[kept],
@@ -76,7 +76,7 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Box
     )
 
 
-def overlaps(
+def candidate_pairs(
     truth: Truth, predictions: Predictions, objects: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return all pairs of a prediction and an object (a row in `objects`) of the same image and class.
@@ -113,7 +113,7 @@ def _match_by_rank(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = len(thresholds)
     partners = np.full(len(groups), -1)
-    right = np.zeros((len(groups), count), bool)
+    correct = np.zeros((len(groups), count), bool)
     ignored = np.zeros((len(groups), count), bool)
     low = np.searchsorted(truth_groups, groups, "left")
     rivals = np.searchsorted(truth_groups, groups, "right") - low
@@ -141,11 +141,11 @@ def _match_by_rank(
         hit = chosen >= 0
         column = np.nonzero(hit)[1]
         taken[objects[chosen[hit]], column] = True
-        right[rows] = hit
+        correct[rows] = hit
         partners[rows] = np.where(hit[:, 0], objects[chosen[:, 0]], -1)
         in_crowd = np.logical_or.reduceat(near & crowd[objects, None], starts, axis=0)
         ignored[rows] = ~hit & in_crowd
-    return right, ignored, partners
+    return correct, ignored, partners
 
 
 def _iou(one: np.ndarray, other: np.ndarray, crowd: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from trainer.base.safe_text import align, display_width, to_one_line
 from trainer.evaluation import engines
 from trainer.evaluation.metrics import METRICS, PER_CLASS
-from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, check_boxes
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # the T IoU thresholds
 RECALLS = np.linspace(0.0, 1.0, 101)  # the R recalls at which precision is sampled
@@ -37,8 +37,8 @@ def evaluate(
     """Score detections against ground truth, as columns or in COCO's JSON format."""
     truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
     predictions = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)
-    check(truth, truth, "ground truth")
-    check(truth, predictions, "detections")
+    check_boxes(truth, truth, "ground truth")
+    check_boxes(truth, predictions, "detections")
     precision, recall = engines.run_evaluator(engine, truth, predictions)
     precision = precision[..., -1]
     numbers = engines.summarize_precision(precision)

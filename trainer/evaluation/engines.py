@@ -18,7 +18,7 @@ ENGINES = ("hotcoco", "pycocotools")
 _CHUNK_PREDICTIONS = 1_000_000  # Predictions in one call of hotcoco, which needs about 300 bytes for each.
 
 
-Arrays = tuple[np.ndarray, np.ndarray]
+PrecisionRecall = tuple[np.ndarray, np.ndarray]
 """Precision [T, R, K, A, M] and recall [T, K, A, M], -1 without ground truth.
 
 T IoU thresholds, R recalls, K classes in the order of their ids, A sizes (all, small, medium, large), and M
@@ -26,13 +26,13 @@ limits of detections an image (1, 10, 100).
 """
 
 
-def run_evaluator(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
+def run_evaluator(engine: str, truth: Truth, predictions: Predictions) -> PrecisionRecall:
     """Match predictions with ground truth and accumulate; raise the errors of `require`."""
-    require(engine)
-    return (_hotcoco if engine == "hotcoco" else _pycocotools)(truth, predictions)
+    require_engine(engine)
+    return (_run_hotcoco if engine == "hotcoco" else _run_pycocotools)(truth, predictions)
 
 
-def require(engine: str) -> None:
+def require_engine(engine: str) -> None:
     """Raise EvaluationError if the engine is unknown or not installed."""
     others = " or ".join(f"evaluation.engine={other}" for other in ENGINES if other != engine)
     if engine not in ENGINES:
@@ -45,7 +45,7 @@ def require(engine: str) -> None:
         ) from None
 
 
-def evaluator(truth: Truth, predictions: Predictions) -> Any:
+def hotcoco_evaluator(truth: Truth, predictions: Predictions) -> Any:
     """Return hotcoco's evaluator with all classes matched at IoU 0.5; a large split takes gigabytes."""
     coco_eval = _load_hotcoco(truth, predictions)
     params = coco_eval.params
@@ -68,7 +68,7 @@ def mean_if_defined(values: np.ndarray) -> float:
     return float(np.mean(defined)) if defined.size else -1.0
 
 
-def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
+def _run_hotcoco(truth: Truth, predictions: Predictions) -> PrecisionRecall:
     ids, precision, recall = truth.category_ids, [], []
     counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
     calls = (np.cumsum(counts) - counts) // _CHUNK_PREDICTIONS
@@ -100,7 +100,7 @@ def _load_hotcoco(truth: Truth, predictions: Predictions) -> Any:
     return COCOeval(dataset, dataset.load_res(np.column_stack(columns)), "bbox")
 
 
-def _pycocotools(truth: Truth, predictions: Predictions) -> Arrays:
+def _run_pycocotools(truth: Truth, predictions: Predictions) -> PrecisionRecall:
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 

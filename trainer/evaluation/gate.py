@@ -98,7 +98,7 @@ def split_rules(text: str) -> list[str]:
     return [rule for rule in (text[:end].strip(), *reversed(rules)) if rule]
 
 
-def parse(text: str) -> Rule:
+def parse_rule(text: str) -> Rule:
     """Parse one rule; raise EvaluationError if it is malformed, impossible, or names an unknown metric."""
     match = _RULE.fullmatch(text)
     if match is None:
@@ -128,12 +128,12 @@ def parse(text: str) -> Rule:
     return rule
 
 
-def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
+def check_rules(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
     """Check all rules, and their class names unless `classes` is None; the error lists all invalid rules."""
     errors = []
     for text in rules:
         try:
-            of_class = _CLASS_METRIC.fullmatch(parse(text).metric)
+            of_class = _CLASS_METRIC.fullmatch(parse_rule(text).metric)
             if of_class and classes is not None:
                 _check_class_name(text, of_class[2], classes)
         except EvaluationError as error:
@@ -147,9 +147,9 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
         )
 
 
-def check_baseline(rules: Sequence[str]) -> None:
+def refuse_baseline_rules(rules: Sequence[str]) -> None:
     """Refuse rules that refer to a baseline if none can exist, because they would always hold."""
-    if compared := [text for text in rules if parse(text).baseline]:
+    if compared := [text for text in rules if parse_rule(text).baseline]:
         raise EvaluationError(
             f"there is no baseline for the rules of the gate: {', '.join(compared)}",
             fix="name one (evaluation.baseline), or remove these rules",
@@ -158,7 +158,7 @@ def check_baseline(rules: Sequence[str]) -> None:
 
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
     """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule."""
-    outcomes = [_apply(rule, evidence) for rule in map(parse, rules)]
+    outcomes = [_apply(rule, evidence) for rule in map(parse_rule, rules)]
     lines = [f"{text}: {'passed' if passed else 'failed'}{reason}" for passed, text, reason in outcomes]
     return Verdict(all(passed for passed, *_ in outcomes), "\n".join(lines) or "no rule is set: passed")
 

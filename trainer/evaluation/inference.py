@@ -31,7 +31,7 @@ PredictionsAndWindows = tuple[Predictions, np.ndarray]  # detections [N] and the
 
 
 @dataclass(frozen=True)
-class ScoredModel:
+class LoadedModel:
     """A loaded model with its origin."""
 
     uri: str
@@ -79,7 +79,7 @@ def predict_share(
 ) -> Predictions:
     """Detect objects in the images of this process, without communication.
 
-    `predict` is the method of a detector or ScoredModel on the world's device; `reentrant` says whether
+    `predict` is the method of a detector or LoadedModel on the world's device; `reentrant` says whether
     several threads may call it at once. `task` is the name in the progress display. `tile` is the side and
     overlap of the tiles into which images are split; side 0 stands for whole images.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.evaluation.box_matching import overlaps
+from trainer.evaluation.box_matching import candidate_pairs
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 IOU = 0.5  # least overlap of a match; for a group, the least share of the prediction's area inside
@@ -52,12 +52,12 @@ def evaluate(
     order = np.argsort(-predictions.scores, kind="stable")
     best, overlap = _match_best_objects(truth, predictions, ~truth.crowd)
     near = order[overlap[order] >= IOU]
-    right = np.zeros(len(predictions), bool)
+    correct = np.zeros(len(predictions), bool)
     # Among predictions with the same best object, the one with the highest score matches.
-    right[near[np.unique(best[near], return_index=True)[1]]] = True
+    correct[near[np.unique(best[near], return_index=True)[1]]] = True
     group, share = _match_best_objects(truth, predictions, truth.crowd)
     return _average_precision(
-        truth, predictions, right, np.where(~right & (share >= IOU), group, -1), group_weight
+        truth, predictions, correct, np.where(~correct & (share >= IOU), group, -1), group_weight
     )
 
 
@@ -65,7 +65,7 @@ def _match_best_objects(
     truth: Truth, predictions: Predictions, mask: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     objects = np.flatnonzero(mask)
-    prediction_rows, truth_rows, overlap = overlaps(truth, predictions, objects)
+    prediction_rows, truth_rows, overlap = candidate_pairs(truth, predictions, objects)
     best, largest = np.full(len(predictions), -1), np.full(len(predictions), -1.0)
     # The last write wins, so the largest overlap comes last; among equals, the first object does.
     order = np.lexsort((-truth_rows, overlap))
@@ -74,10 +74,10 @@ def _match_best_objects(
 
 
 def _average_precision(
-    truth: Truth, predictions: Predictions, right: np.ndarray, group: np.ndarray, weight: float
+    truth: Truth, predictions: Predictions, correct: np.ndarray, group: np.ndarray, weight: float
 ) -> tuple[float, dict[str, float]]:
-    rows, starts = _by_label(predictions.labels, truth.category_ids)
-    objects, object_starts = _by_label(truth.labels, truth.category_ids)
+    rows, starts = _group_by_label(predictions.labels, truth.category_ids)
+    objects, object_starts = _group_by_label(truth.labels, truth.category_ids)
     per_class = {}
     for place, category in enumerate(truth.categories):
         groups_here = truth.crowd[objects[object_starts[place] : object_starts[place + 1]]]
@@ -91,7 +91,7 @@ def _average_precision(
         scores = np.full(len(groups), -np.inf)
         np.maximum.at(scores, of_group, predictions.scores[grouped])
         scores = np.concatenate([predictions.scores[single], scores])
-        gained = np.concatenate([right[single].astype(float), np.full(len(groups), weight)])
+        gained = np.concatenate([correct[single].astype(float), np.full(len(groups), weight)])
         gained = gained[np.argsort(-scores, kind="stable")]
         hits = np.cumsum(gained)
         precision = hits / (hits + np.cumsum(gained == 0))
@@ -102,12 +102,12 @@ def _average_precision(
     return float(np.mean(defined)) if defined else -1.0, per_class
 
 
-def _by_label(labels: np.ndarray, category_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _group_by_label(labels: np.ndarray, category_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows = np.argsort(labels, kind="stable")
     return rows, np.searchsorted(labels[rows], np.append(category_ids, category_ids[-1] + 1))
 
 
-def image_labels(dataset: Mapping[str, Any]) -> tuple[np.ndarray | None, dict[int, list[int]]]:
+def read_image_labels(dataset: Mapping[str, Any]) -> tuple[np.ndarray | None, dict[int, list[int]]]:
     """Return `verified` and `ancestors` for `evaluate` from ground truth in COCO's format.
 
     Images may have "verified", the ids of verified classes; "hierarchy" maps a class id to its ancestors.

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from trainer.evaluation import bootstrap, coco, engines, openimages_metric
-from trainer.evaluation.box_matching import BoxMatches, match
+from trainer.evaluation.box_matching import BoxMatches, match_boxes
 from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.metrics import OPEN_IMAGES, BaselineComparison
-from trainer.evaluation.truth_and_predictions import Predictions, Truth, check
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, check_boxes
 
-SHOWN_SCORE = 0.3
+MIN_SHOWN_SCORE = 0.3
 """Detections below this score are left out of the confusion matrix and of the report's gallery."""
 
 
@@ -25,17 +25,17 @@ class OperatingPoint:
 
 
 @dataclass(frozen=True)
-class Confusion:
+class ConfusionMatrix:
     """Confusion matrix [C, C]: rows are true classes, columns predicted classes; `background` is last."""
 
     names: list[str]
     counts: np.ndarray
 
-    def largest(self, top: int = 20) -> "Confusion":
-        """Return the matrix of the `top` most frequent classes; `other` combines the rest."""
+    def top_classes(self, count: int = 20) -> "ConfusionMatrix":
+        """Return the matrix of the `count` most frequent classes; `other` combines the rest."""
         classes = len(self.names) - 1
         by_size = np.argsort(-self.counts[:classes].sum(axis=1), kind="stable")
-        named = by_size if classes <= top + 1 else by_size[:top]
+        named = by_size if classes <= count + 1 else by_size[:count]
         titles = [self.names[place] for place in named]
         group = np.full(classes + 1, len(named))
         group[named] = np.arange(len(named))
@@ -45,7 +45,7 @@ class Confusion:
         titles.append(self.names[classes])
         small = np.zeros((len(titles), len(titles)), np.int64)
         np.add.at(small, (group[:, None], group[None, :]), self.counts)
-        return Confusion(titles, small)
+        return ConfusionMatrix(titles, small)
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Scores:
     coco: CocoResult
     metrics: dict[str, float]  # the twelve COCO numbers and oid/AP50, by name
     matches: BoxMatches  # at coco.IOU_THRESHOLDS
-    points: dict[str, OperatingPoint]  # the best threshold of each class with objects and predictions
-    confusion: Confusion | None  # matched at IoU 0.5 across classes; None with the evaluator pycocotools
+    operating_points: dict[str, OperatingPoint]  # of each class with objects and predictions
+    confusion: ConfusionMatrix | None  # matched at IoU 0.5 across classes; None with pycocotools
 
     def to_json(self) -> dict[str, object]:
         return {
             "metrics": self.metrics,
             "per_class": self.coco.per_class,
-            "thresholds": {name: point.threshold for name, point in self.points.items()},
+            "thresholds": {name: point.threshold for name, point in self.operating_points.items()},
         }
 
 
@@ -71,14 +71,14 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     result = coco.evaluate(truth, predictions, engine=engine)
     confusion = None
     if engine == "hotcoco":
-        evaluator = engines.evaluator(truth, predictions)
-        matrix = evaluator.confusion_matrix(iou_thr=0.5, min_score=SHOWN_SCORE)
-        confusion = Confusion([*matrix["cat_names"], "background"], matrix["matrix"].astype(np.int64))
+        evaluator = engines.hotcoco_evaluator(truth, predictions)
+        matrix = evaluator.confusion_matrix(iou_thr=0.5, min_score=MIN_SHOWN_SCORE)
+        confusion = ConfusionMatrix([*matrix["cat_names"], "background"], matrix["matrix"].astype(np.int64))
         del evaluator  # It holds gigabytes.
-    verified, ancestors = openimages_metric.image_labels(dataset)
+    verified, ancestors = openimages_metric.read_image_labels(dataset)
     open_images, _ = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
     metrics = {**result.metrics, OPEN_IMAGES: open_images}
-    matches = match(truth, predictions, coco.IOU_THRESHOLDS)
+    matches = match_boxes(truth, predictions, coco.IOU_THRESHOLDS)
     points = {}
     for place, name in enumerate(truth.names):
         if not (objects := len(matches.image_of_each_object(place))):
@@ -86,8 +86,8 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
         rows = matches.class_rows(place)
         counted = ~matches.ignored[rows, 0]
         scores = matches.scores[rows][counted]
-        right = np.r_[0, np.cumsum(matches.right[rows, 0][counted])]
-        f1 = 2 * right / (np.arange(len(right)) + objects)
+        correct = np.r_[0, np.cumsum(matches.correct[rows, 0][counted])]
+        f1 = 2 * correct / (np.arange(len(correct)) + objects)
         if len(scores):
             # Equal scores pass a threshold together, so only the last of them counts.
             last = np.flatnonzero(np.r_[scores[1:] != scores[:-1], True])
@@ -100,8 +100,8 @@ def compare(
     name: str, model: str, base: Predictions, truth: Truth, scores: Scores, *, samples: int
 ) -> BaselineComparison:
     """Compare a model with a baseline's predictions for the same images."""
-    check(truth, base, "the baseline's detections")
-    before = match(truth, base, coco.IOU_THRESHOLDS)
+    check_boxes(truth, base, "the baseline's detections")
+    before = match_boxes(truth, base, coco.IOU_THRESHOLDS)
     changes = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
     obstacle = "" if changes else f"it cannot be compared with the baseline {name}: no class has objects"
     return BaselineComparison(name, changes, samples, obstacle, model)

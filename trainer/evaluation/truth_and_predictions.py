@@ -14,7 +14,7 @@ from trainer import storage
 from trainer.base.errors import EvaluationError, first_line
 from trainer.base.os_errors import check_resources
 
-EXAMPLES = 5  # examples of each problem that an error lists
+MAX_EXAMPLES = 5  # examples of each problem that an error lists
 
 _CHECKSUM_FIELD = "content_sha256"
 _EVALUATE_FIX = "evaluate that model again"
@@ -162,7 +162,7 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray
     return image_ids, labels, flat.reshape(count, 4)
 
 
-def check(truth: Truth, items: Truth | Predictions, source: str) -> None:
+def check_boxes(truth: Truth, items: Truth | Predictions, source: str) -> None:
     """Check that the boxes of `items` are finite, in a known image, and of a known category.
 
     Also check that the areas of a truth, or the scores of predictions, are finite.
@@ -183,7 +183,7 @@ def check(truth: Truth, items: Truth | Predictions, source: str) -> None:
     for problem, is_bad, values in problems:
         rows = np.flatnonzero(is_bad)
         if len(rows):
-            examples = ", ".join(f"{values[row].tolist()!r} (item {row})" for row in rows[:EXAMPLES])
+            examples = ", ".join(f"{values[row].tolist()!r} (item {row})" for row in rows[:MAX_EXAMPLES])
             lines.append(f"  {len(rows)} with {problem}: {examples}")
     if lines:
         raise EvaluationError(
@@ -193,7 +193,7 @@ def check(truth: Truth, items: Truth | Predictions, source: str) -> None:
         )
 
 
-def name_difference(first: Sequence[str], second: Sequence[str], first_owner: str, second_owner: str) -> str:
+def class_difference(first: Sequence[str], second: Sequence[str], first_owner: str, second_owner: str) -> str:
     """Describe the difference between two lists of class names; return "" if the lists are equal.
 
     The owners of the names are, for example, "the data" and "the model".
@@ -201,7 +201,7 @@ def name_difference(first: Sequence[str], second: Sequence[str], first_owner: st
     if list(first) == list(second):
         return ""
     sides = (set(first) - set(second), first_owner), (set(second) - set(first), second_owner)
-    only = [f"{', '.join(sorted(names)[:EXAMPLES])} only in {owner}" for names, owner in sides if names]
+    only = [f"{', '.join(sorted(names)[:MAX_EXAMPLES])} only in {owner}" for names, owner in sides if names]
     count = len(set(first) ^ set(second))
     detail = f"{count} differ: {'; '.join(only)}" if only else "the same names in another order"
     return f"{len(first)} against {len(second)} classes, {detail}"

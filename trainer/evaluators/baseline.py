@@ -16,7 +16,7 @@ _MODEL_FILES = (".pt", ".safetensors", ".onnx")
 
 
 @models.dataclass(config={"strict": True}, frozen=True)
-class EvaluationSummary:
+class Evaluation:
     """The inputs of an evaluation, read from its metrics.json."""
 
     fingerprint: str
@@ -32,7 +32,7 @@ class Baseline:
 
     name: str
     model: str  # URI of a checkpoint or exported model; may be empty
-    summary: EvaluationSummary | None = None
+    summary: Evaluation | None = None
 
 
 def find_baseline(config: Config, shards_uri: str, data_root: str) -> Baseline | None:
@@ -56,25 +56,25 @@ def find_baseline(config: Config, shards_uri: str, data_root: str) -> Baseline |
 
 
 def _current_model(config: Config, shards_uri: str, data_root: str) -> Baseline | None:
-    name = published.name_for(config.export.name, shards_uri)
-    record = published.current(data_root, name)
+    name = published.resolve_name(config.export.name, shards_uri)
+    record = published.read_current(data_root, name)
     if record is None:
         return None
     # Shards are compared by name, because the data root may be mounted at another path.
-    bundle = storage.join(published.folder(data_root, name), record.version)
+    bundle = storage.join(published.model_folder(data_root, name), record.version)
     # Prefer weights to ONNX, so that a GPU can run the model.
     model = record.checkpoint if storage.exists(record.checkpoint) else storage.join(bundle, WEIGHTS)
     summary = find_summary(record.evaluation) if record.evaluation else None
     return Baseline(f"{name} {record.version}", model, summary)
 
 
-def find_summary(uri: str) -> EvaluationSummary | None:
+def find_summary(uri: str) -> Evaluation | None:
     """Return the summary of an evaluation, or of a run's evaluation; None for other folders."""
     candidates = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
     file = next((candidate for candidate in candidates if storage.exists(candidate)), None)
     if file is None:
         return None
-    summary = storage.read_model(file, EvaluationSummary, "evaluate the model again")
+    summary = storage.read_model(file, Evaluation, "evaluate the model again")
     # The folder may have been copied with its predictions.
     copied = storage.join(storage.parent(file), summary.predictions.rpartition("/")[2])
     return replace(summary, predictions=copied) if storage.exists(copied) else summary

@@ -23,8 +23,8 @@ from trainer.config.schema import Config
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.data.tiles import tile_settings
-from trainer.evaluation.inference import ScoredModel, predict_share
-from trainer.evaluation.truth_and_predictions import Predictions, name_difference
+from trainer.evaluation.inference import LoadedModel, predict_share
+from trainer.evaluation.truth_and_predictions import Predictions, class_difference
 from trainer.evaluators.baseline import Baseline, find_baseline
 from trainer.export import loading
 from trainer.launching.distributed import World, broadcast, gather, gather_on_main, process_group
@@ -59,11 +59,11 @@ def open_split(shards_uri: str, only: str) -> ShardDataset:
     )
 
 
-def load_model(uri: str, dataset: ShardDataset, world: World) -> ScoredModel:
-    """Load a model, see `loading.load`; raise EvaluationError if its classes differ from the data's."""
-    model = loading.load(uri, world.device)
+def load_model(uri: str, dataset: ShardDataset, world: World) -> LoadedModel:
+    """Load a model, see `loading.load_model`; raise EvaluationError if its classes differ from the data's."""
+    model = loading.load_model(uri, world.device)
     names = [category["name"] for category in model.categories]
-    if difference := name_difference(dataset.index.names, names, "the data", "the model"):
+    if difference := class_difference(dataset.index.names, names, "the data", "the model"):
         raise EvaluationError(
             f"the classes of the model {uri} are not those of the data: {difference}",
             fix="evaluate on shards with the classes of the training (data.classes)",
@@ -71,7 +71,7 @@ def load_model(uri: str, dataset: ShardDataset, world: World) -> ScoredModel:
     return model
 
 
-def describe_inputs(model: ScoredModel, dataset: ShardDataset, config: Config) -> dict[str, str]:
+def describe_inputs(model: LoadedModel, dataset: ShardDataset, config: Config) -> dict[str, str]:
     """Return the inputs that predictions depend on."""
     tile, overlap = tile_settings(model.config, config.evaluation.tile)
     return {
@@ -100,7 +100,7 @@ def read_matching(uri: str, expected: dict[str, str]) -> Predictions | None:
 
 
 def predict_rank_share(
-    model: ScoredModel, dataset: ShardDataset, config: Config, world: World
+    model: LoadedModel, dataset: ShardDataset, config: Config, world: World
 ) -> Predictions:
     """Predict this process's share of the images."""
     size, resize, fill = model.square
@@ -110,7 +110,7 @@ def predict_rank_share(
 
 
 def load_or_predict(
-    model: ScoredModel, dataset: ShardDataset, config: Config, world: World, uris: list[str]
+    model: LoadedModel, dataset: ShardDataset, config: Config, world: World, uris: list[str]
 ) -> Predictions | None:
     """Read a model's predictions from one of `uris`, or predict now; return None except on rank 0."""
     found = None
@@ -171,7 +171,7 @@ def predict_after_training(checkpoint: str, shards_uri: str, config: Config, dat
 def _store_predictions(model_uri: str, uri: str, dataset: ShardDataset, config: Config, world: World) -> None:
     """Predict a split on all ranks and store the result, unless `uri` has these predictions."""
 
-    def load() -> tuple[ScoredModel, dict[str, str], bool]:
+    def load() -> tuple[LoadedModel, dict[str, str], bool]:
         model = load_model(model_uri, dataset, world)
         expected = describe_inputs(model, dataset, config)
         is_stored = world.is_main and read_matching(uri, expected) is not None

@@ -45,7 +45,7 @@ def evaluate(
     User errors are raised before any prediction.
 
     Args:
-        model_uri: best.pt of a run, next to metrics.jsonl for the curves, or see `loading.load`.
+        model_uri: best.pt of a run, next to metrics.jsonl for the curves, or see `loading.load_model`.
         shards_uri: folder that the shard step wrote.
         output_uri: folder for the files of `write_results`.
         config: the evaluation section, workers of the loader, and the model's name.
@@ -56,14 +56,14 @@ def evaluate(
         The content of metrics.json on rank 0, and {} on other ranks.
     """
     rules = list(config.evaluation.gate if rules is None else rules)
-    gate.check(rules)
+    gate.check_rules(rules)
     if config.evaluation.baseline == NO_BASELINE:
-        gate.check_baseline(rules)
-    engines.require(config.evaluation.engine)
+        gate.refuse_baseline_rules(rules)
+    engines.require_engine(config.evaluation.engine)
     with process_group() as world:
         dataset = predictions.open_split(shards_uri, config.evaluation.split)
         model = predictions.load_model(model_uri, dataset, world)
-        gate.check(rules, dataset.index.names)
+        gate.check_rules(rules, dataset.index.names)
         if world.is_main:
             check_writable(output_uri)
             storage.remove_stale(output_uri)
@@ -89,11 +89,11 @@ def evaluate(
             "predictions": predictions_uri,
             "data_warnings": index.warnings,
         }
-        compared, samples = None, config.evaluation.bootstrap
+        comparison, samples = None, config.evaluation.bootstrap
         if baseline and base is not None:
-            compared = scoring.compare(baseline.name, baseline.model, base, truth, scores, samples=samples)
+            comparison = scoring.compare(baseline.name, baseline.model, base, truth, scores, samples=samples)
         elif baseline:
-            compared = BaselineComparison(
+            comparison = BaselineComparison(
                 baseline.name, samples=samples, obstacle=obstacle, model=baseline.model
             )
         rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
@@ -106,7 +106,7 @@ def evaluate(
             split=dataset.split,
             images=len(dataset),
             scores=scores,
-            compared=compared,
+            comparison=comparison,
             gallery=pictures,
             training=read_rows(training),
             warnings=index.warnings,
@@ -154,7 +154,7 @@ def write_results(
     # Delete the old summary first: if this process were killed, it would describe the new predictions.
     storage.delete(storage.join(output_uri, SUMMARY))
     summary["predictions_sha256"] = predicted.digest()
-    summary["comparison"] = report.compared.to_json() if report.compared else None
+    summary["comparison"] = report.comparison.to_json() if report.comparison else None
     verdict = gate.decide(Evidence.from_summary(summary), rules)
     summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": list(rules)}
     origin = {name: str(summary[name]) for name in _IDENTITY if name in summary}

@@ -47,12 +47,12 @@ class Bundle:
         """Names of the classes, by label."""
         return [category["name"] for category in self.metadata.classes]
 
-    def check(self) -> None:
-        """Compare all files with their checksums; raises the errors of `files`."""
-        with self.files(self.checksums):
+    def verify_checksums(self) -> None:
+        """Compare all files with their checksums; raises the errors of `verified_files`."""
+        with self.verified_files(self.checksums):
             pass
 
-    def check_whole(self) -> None:
+    def verify_exact_files(self) -> None:
         """Compare all files with their checksums, and refuse any other file in the folder."""
         added = set(storage.list_files(self.uri)) - {*self.checksums, CHECKSUMS, SIGNATURE}
         problems = [f"{name}: added: {CHECKSUMS} does not list it" for name in added]
@@ -69,15 +69,15 @@ class Bundle:
                 fix="remove files that do not belong there, or export the model again",
             )
         _check_size(storage.join(self.uri, SIGNATURE), _MAX_TEXT_BYTES)
-        self.check()
+        self.verify_checksums()
 
-    def files(self, names: Iterable[str]) -> AbstractContextManager[Path]:
+    def verified_files(self, names: Iterable[str]) -> AbstractContextManager[Path]:
         """Provide a local folder with the named files, verified by their checksums."""
-        return _verify_files(self.uri, self.checksums, names)
+        return _verified_files(self.uri, self.checksums, names)
 
 
 @contextmanager
-def _verify_files(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iterator[Path]:
+def _verified_files(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iterator[Path]:
     paths, problems = {}, []
     with temporary_folder() as temporary:
         for name in names:
@@ -118,8 +118,8 @@ def load(uri: str) -> Bundle:
         )
     _check_size(sums, _MAX_TEXT_BYTES)
     content = storage.read_bytes(sums)
-    checksums = _parse(content, sums)
-    with _verify_files(uri, checksums, [METADATA]):
+    checksums = _parse_checksums(content, sums)
+    with _verified_files(uri, checksums, [METADATA]):
         metadata = storage.read_model(storage.join(uri, METADATA), Metadata, REMEDY)
     for name, entry in metadata.formats.items():
         if unlisted := sorted(set(entry.files) - set(checksums)):
@@ -134,7 +134,7 @@ def _check_size(uri: str, maximum: int) -> None:
         raise StorageError(f"{uri} has {state.size} bytes, which exceeds the limit of {maximum}", fix=REMEDY)
 
 
-def seal(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Write SHA256SUMS over the files of a local folder."""
     files = sorted(path for path in folder.iterdir() if path.name not in (CHECKSUMS, SIGNATURE))
     (folder / CHECKSUMS).write_text("".join(f"{file_sha256(path)}  {path.name}\n" for path in files))
@@ -149,7 +149,7 @@ def publish(folder: Path, uri: str, names: Sequence[str] = ()) -> None:
     storage.remove_stale(uri)
     sums, old_names = storage.join(uri, CHECKSUMS), {SIGNATURE}
     if storage.exists(sums):
-        old_names |= set(_parse(storage.read_bytes(sums), sums))
+        old_names |= set(_parse_checksums(storage.read_bytes(sums), sums))
         # The old checksums must not vouch for files that are being replaced.
         storage.delete(sums)
     for name in sorted(old_names - set(names)):
@@ -160,7 +160,7 @@ def publish(folder: Path, uri: str, names: Sequence[str] = ()) -> None:
 
 def copy(source: Bundle, uri: str) -> None:
     """Check a bundle and copy it to another folder, the checksums last."""
-    with source.files(source.checksums) as folder:
+    with source.verified_files(source.checksums) as folder:
         extra = [name for name in (CHECKSUMS, SIGNATURE) if storage.exists(storage.join(source.uri, name))]
         if not storage.is_local(source.uri):
             for name in extra:
@@ -174,7 +174,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _parse(data: bytes, uri: str) -> dict[str, str]:
+def _parse_checksums(data: bytes, uri: str) -> dict[str, str]:
     checksums = {}
     for line in data.decode(errors="replace").splitlines():
         digest, _, name = line.partition("  ")
@@ -188,17 +188,17 @@ def _parse(data: bytes, uri: str) -> dict[str, str]:
 
 def sign(folder: Path, private_key: str) -> None:
     """Write model.sig over all files of a sealed folder."""
-    signer(private_key).set_hashing_config(_hashing(folder)).sign(folder, folder / SIGNATURE)
+    signing_config(private_key).set_hashing_config(_hashing_config(folder)).sign(folder, folder / SIGNATURE)
 
 
 def check_signature(source: Bundle, public_key: str) -> None:
-    """Verify the signature of all files in a bundle's folder, after `check_whole`."""
+    """Verify the signature of all files in a bundle's folder, after `verify_exact_files`."""
     fix = "use the PEM file that `openssl ec -in private.pem -pubout` writes"
-    verifying = _module("verifying")
+    verifying = _import_model_signing("verifying")
     with wrap_exceptions(ExportError, f"{public_key} is no public key", fix=fix):
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    source.check_whole()
-    with _all_files(source) as folder:
+    source.verify_exact_files()
+    with _local_folder(source) as folder:
         if not (folder / SIGNATURE).exists():
             raise ExportError(
                 f"the bundle {source.uri} is not signed",
@@ -207,22 +207,22 @@ def check_signature(source: Bundle, public_key: str) -> None:
         mismatch = f"the signature of {source.uri} does not fit {public_key}"
         fix = "check that this is the signer's key; do not use the model"
         with wrap_exceptions(ExportError, mismatch, fix=fix):
-            config.set_hashing_config(_hashing(folder)).verify(folder, folder / SIGNATURE)
+            config.set_hashing_config(_hashing_config(folder)).verify(folder, folder / SIGNATURE)
 
 
-def signer(private_key: str) -> Any:
+def signing_config(private_key: str) -> Any:
     """Return the signing configuration for a key."""
     fix = (
         "use an unencrypted PEM file of an elliptic-curve private key "
         "(openssl ecparam -name prime256v1 -genkey -noout)"
     )
-    signing = _module("signing")
+    signing = _import_model_signing("signing")
     with wrap_exceptions(ExportError, f"the bundle cannot be signed with {private_key}", fix=fix):
         return signing.Config().use_elliptic_key_signer(private_key=private_key)
 
 
 @contextmanager
-def _all_files(source: Bundle) -> Iterator[Path]:
+def _local_folder(source: Bundle) -> Iterator[Path]:
     if storage.is_local(source.uri):
         yield storage.local_path(source.uri)
         return
@@ -234,7 +234,7 @@ def _all_files(source: Bundle) -> Iterator[Path]:
         yield target
 
 
-def _module(name: str) -> Any:
+def _import_model_signing(name: str) -> Any:
     try:
         return importlib.import_module(f"model_signing.{name}")
     except ImportError:
@@ -244,6 +244,6 @@ def _module(name: str) -> Any:
         ) from None
 
 
-def _hashing(folder: Path) -> Any:
-    hashing = _module("hashing")
+def _hashing_config(folder: Path) -> Any:
+    hashing = _import_model_signing("hashing")
     return hashing.Config().set_ignored_paths(paths=[folder / SIGNATURE], ignore_git_paths=False)

@@ -22,14 +22,14 @@ from trainer.evaluation.coco import format_metric
 from trainer.evaluation.metrics import METRICS, SUMMARY
 from trainer.export import bundle
 from trainer.export.formats import FORMATS
-from trainer.export.metadata import Check, ExportedFormat, Input, Metadata, Origin, Outputs, Scored
-from trainer.export.preprocess import BOXES, RULES
+from trainer.export.metadata import Check, Evaluation, ExportedFormat, Input, Metadata, Origin, Outputs
+from trainer.export.preprocess import BOX_DESCRIPTION, RESIZE_DESCRIPTIONS
 from trainer.model.architecture import INPUT, OUTPUTS, RAW_OUTPUTS, Architecture
 
 _MAX_CLASSES = 100
 
 
-def read_scores(evaluation_uri: str, sha256: str) -> Scored:
+def read_results(evaluation_uri: str, sha256: str) -> Evaluation:
     """Return the section `metrics` of the metadata: results of the evaluation, if there was one.
 
     An evaluation of another model than that with this sha256 is an ExportError.
@@ -39,7 +39,7 @@ def read_scores(evaluation_uri: str, sha256: str) -> Scored:
     if scored and scored.get("sha256") != sha256:
         raise ExportError(f"{uri} is the evaluation of another model", fix="evaluate this model again")
     thresholds = scored.get("thresholds", {})
-    return Scored(
+    return Evaluation(
         split=scored.get("split", ""),
         images=scored.get("images", 0),
         evaluation=storage.absolute(evaluation_uri) if scored else "",
@@ -52,7 +52,7 @@ def read_scores(evaluation_uri: str, sha256: str) -> Scored:
     )
 
 
-def describe(
+def describe_bundle(
     folder: Path,
     detector: Architecture,
     meta: Mapping[str, Any],
@@ -62,13 +62,13 @@ def describe(
     index: ShardIndex,
     checks: dict[str, Check],
     rows: int,
-    scores: Scored,
+    scores: Evaluation,
     made_from: str,
 ) -> None:
     """Write the metadata and the card of the files in a folder.
 
     `meta` is the checkpoint's metadata, `rows` the number of detections per image, `scores` the result of
-    `read_scores`, and `made_from` a hash of all inputs.
+    `read_results`, and `made_from` a hash of all inputs.
     """
     size, resize, fill = meta["square"]
     hashes = {path.name: bundle.file_sha256(path) for path in sorted(folder.iterdir())}
@@ -88,7 +88,7 @@ def describe(
             input_size=size,
             resize=resize,
             fill=fill,
-            preprocessing=RULES[resize].format(fill=fill) + BOXES,
+            preprocessing=RESIZE_DESCRIPTIONS[resize].format(fill=fill) + BOX_DESCRIPTION,
         ),
         outputs=Outputs(
             names=list(OUTPUTS),
@@ -129,12 +129,12 @@ def describe(
     )
     text = json.dumps(asdict(described), indent=2, ensure_ascii=False) + "\n"
     (folder / bundle.METADATA).write_text(text)
-    (folder / bundle.CARD).write_text(model_card(described))
+    (folder / bundle.CARD).write_text(render_card(described))
 
 
 def versions() -> dict[str, str]:
     """Return the versions of kubedet, of its sources, and of the packages that export."""
-    found = {"kubedet": version("kubedet"), "sources": _sources(), "torch": torch.__version__}
+    found = {"kubedet": version("kubedet"), "sources": _source_digest(), "torch": torch.__version__}
     for package in ("onnx", "onnxruntime"):
         with suppress(PackageNotFoundError):  # An extra that is not installed.
             found[package] = version(package)
@@ -142,7 +142,7 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def _sources() -> str:
+def _source_digest() -> str:
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -150,7 +150,7 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-def model_card(metadata: Metadata) -> str:
+def render_card(metadata: Metadata) -> str:
     """Return the model card in Markdown."""
     values, scores = metadata.metrics.values, metadata.metrics.per_class
     titles = ["label", "name", "original id"]
@@ -180,9 +180,9 @@ def model_card(metadata: Metadata) -> str:
         number=format_metric,
         titles=titles,
         class_rows=class_rows,
-        class_row=_row,
+        class_row=_table_row,
     )
 
 
-def _row(cells: Iterable[Any]) -> str:
+def _table_row(cells: Iterable[Any]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

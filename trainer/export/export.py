@@ -16,12 +16,12 @@ from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import Config
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation.truth_and_predictions import name_difference
+from trainer.evaluation.truth_and_predictions import class_difference
 from trainer.export import bundle
-from trainer.export.description import describe, read_scores, versions
+from trainer.export.description import describe_bundle, read_results, versions
 from trainer.export.formats import FORMATS, FormatWriter
-from trainer.export.published_models import name_for
-from trainer.export.verify import verify
+from trainer.export.published_models import resolve_name
+from trainer.export.verify import verify_exports
 from trainer.storage import check_writable
 from trainer.training import checkpoint
 
@@ -55,10 +55,10 @@ def export(
     names = list(dict.fromkeys(config.export.formats))
     key = signing_key or os.environ.get(SIGNING_KEY, "")
     if key:
-        bundle.signer(key)  # A key that cannot sign is refused before minutes of work.
+        bundle.signing_config(key)  # A key that cannot sign is refused before minutes of work.
     check_writable(output_uri)
     sha256 = checkpoint.read_digest(checkpoint_uri)
-    scores = read_scores(evaluation_uri, sha256)
+    scores = read_results(evaluation_uri, sha256)
     inputs = [sha256, asdict(config.export), asdict(scores), versions()]
     made_from = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     # With a key it is exported and signed again: the previous signature may be by another key.
@@ -67,7 +67,7 @@ def export(
         return _result(output_uri)
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = read_index(shards_uri)
-    config = replace(config, export=replace(config.export, name=name_for(config.export.name, shards_uri)))
+    config = replace(config, export=replace(config.export, name=resolve_name(config.export.name, shards_uri)))
     # A model of tiles sees little in whole images, and only training images are cut.
     order = ("train",) if meta["config"]["data"].get("tile") else ("val", "test", "train")
     split = next((name for name in order if index.samples.get(name)), "")
@@ -77,7 +77,7 @@ def export(
             fix="create shards from a source with validation or test images",
         )
     classes = [category["name"] for category in meta["categories"]]
-    if difference := name_difference(index.names, classes, "the data", "the model"):
+    if difference := class_difference(index.names, classes, "the data", "the model"):
         raise ExportError(
             f"the classes of the checkpoint {checkpoint_uri} are not those of the shards {shards_uri}: "
             f"{difference}",
@@ -94,8 +94,8 @@ def export(
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
         dataset = ShardDataset(shards_uri, split)
-        checks = verify(folder, names, detector, dataset, config, square)
-        describe(
+        checks = verify_exports(folder, names, detector, dataset, config, square)
+        describe_bundle(
             folder,
             detector,
             meta,
@@ -107,7 +107,7 @@ def export(
             scores=scores,
             made_from=made_from,
         )
-        bundle.seal(folder)
+        bundle.write_checksums(folder)
         if key:
             bundle.sign(folder, key)
             _LOG.info("signed")
@@ -137,7 +137,7 @@ def _is_exported(output_uri: str, made_from: str) -> bool:
         return False
     try:
         earlier = bundle.load(output_uri)
-        earlier.check()
+        earlier.verify_checksums()
     except StorageError:
         return False  # Damaged: it is exported again.
     return earlier.metadata.made_from == made_from

@@ -16,8 +16,8 @@ import torch
 from trainer.base.errors import ExportError, wrap_exceptions
 from trainer.config.schema import Config
 from trainer.config.types import InputSquare
-from trainer.export.onnx_operators import gathered_samples, nms_keep
-from trainer.export.quantize import CalibrationImages, quantize, quiet
+from trainer.export.onnx_operators import grid_sample_by_gather, nms_keep
+from trainer.export.quantize import CalibrationImages, quantize, suppress_output
 from trainer.model.architecture import INPUT, Architecture, Detections, Graph
 from trainer.model.retinanet import postprocess
 
@@ -52,7 +52,7 @@ class OnnxRuntime:
 _ANY_BATCH: Any = ({0: torch.export.Dim("batch", min=1)},)
 
 
-def _example(image_size: int) -> torch.Tensor:
+def _example_input(image_size: int) -> torch.Tensor:
     # Two images: a batch of one would be taken for a constant.
     return torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
 
@@ -67,14 +67,14 @@ def write_onnx(graph: Graph, path: Path, *, grid_sample: bool = True) -> None:
         torch.ops.kubedet.nms_keep.default: nms_keep
     }
     if not grid_sample:
-        translations[torch.ops.aten.grid_sampler.default] = gathered_samples
+        translations[torch.ops.aten.grid_sampler.default] = grid_sample_by_gather
     failing = f"the model cannot be written as ONNX (opset {OPSET})"
     fix = "use the versions of torch, onnx and onnxscript in constraints.txt"
     with wrap_exceptions(ExportError, failing, fix=fix):
-        with quiet():
+        with suppress_output():
             program = torch.onnx.export(
                 graph,
-                (_example(graph.image_size),),
+                (_example_input(graph.image_size),),
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=[INPUT],
@@ -152,11 +152,11 @@ class ExportedModel:
 
     def predict(self, images: np.ndarray) -> Detections:
         """Detect objects in uint8 images [B, 3, S, S]."""
-        outputs = [torch.from_numpy(part) for part in self.runtime.run(images)]
-        return select(outputs[0], outputs[1], self._thresholds) if self.kind.raw else Detections(*outputs)
+        arrays = [torch.from_numpy(array) for array in self.runtime.run(images)]
+        return to_detections(arrays[0], arrays[1], self._thresholds) if self.kind.raw else Detections(*arrays)
 
 
-def select(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
+def to_detections(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
     """Detections from the raw graph's outputs for a batch, boxes [B, N, 4] and scores [B, N, C].
 
     `thresholds` are `score`, `detections_per_image` and, for a detector with suppression, `nms`: the largest

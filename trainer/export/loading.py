@@ -11,8 +11,8 @@ from torch import Tensor
 from trainer import storage
 from trainer.base.errors import CheckpointError, EvaluationError, install_extra, wrap_exceptions
 from trainer.config import parsing
-from trainer.evaluation.inference import ScoredModel
-from trainer.evaluation.truth_and_predictions import EXAMPLES
+from trainer.evaluation.inference import LoadedModel
+from trainer.evaluation.truth_and_predictions import MAX_EXAMPLES
 from trainer.export import bundle
 from trainer.export.bundle import METADATA, WEIGHTS, Bundle
 from trainer.model.architecture import Architecture, Detections, build
@@ -24,7 +24,7 @@ _PREFERRED = ("onnx", "onnx-int8", "raw")
 _TORCH = f"torch {torch.__version__}"
 
 
-def load(uri: str, device: torch.device) -> ScoredModel:
+def load_model(uri: str, device: torch.device) -> LoadedModel:
     """Load a checkpoint (.pt), the folder of an exported model, or one of its files.
 
     The files are weights (.safetensors) and .onnx. `device` is for a checkpoint or weights, ONNX runs on the
@@ -32,10 +32,10 @@ def load(uri: str, device: torch.device) -> ScoredModel:
     """
     exported = _find_exported(uri)
     if exported:
-        return load_file(*exported, device)
+        return load_bundle_file(*exported, device)
     detector, meta = checkpoint.load_model(uri, device)
     predict = _make_predict(detector, device, uri)
-    return ScoredModel(
+    return LoadedModel(
         uri,
         predict,
         True,
@@ -50,7 +50,7 @@ def load(uri: str, device: torch.device) -> ScoredModel:
     )
 
 
-def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
+def load_bundle_file(source: Bundle, name: str, device: torch.device) -> LoadedModel:
     """Load a file of a bundle, see `load`, after comparing it with its checksum."""
     metadata, file, reentrant = source.metadata, storage.join(source.uri, name), name == WEIGHTS
     if reentrant:
@@ -58,7 +58,7 @@ def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
         detector = build(trained.model, len(metadata.classes))
         problem = f"{file} does not fit its configuration"
         with (
-            source.files([WEIGHTS]) as folder,
+            source.verified_files([WEIGHTS]) as folder,
             wrap_exceptions(CheckpointError, problem, fix="export the model again"),
         ):
             detector.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
@@ -66,7 +66,7 @@ def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
         kind, runtime = "weights", _TORCH
     else:
         predict, kind, runtime = _load_exported(source, name)
-    return ScoredModel(
+    return LoadedModel(
         file,
         predict,
         reentrant,
@@ -82,7 +82,7 @@ def load_file(source: Bundle, name: str, device: torch.device) -> ScoredModel:
     )
 
 
-def format_file(source: Bundle, kind: str = "") -> str:
+def select_file(source: Bundle, kind: str = "") -> str:
     """Return the file name of a format; by default the first available one, else the weights."""
     formats = source.metadata.formats
     if kind and kind not in formats:
@@ -94,7 +94,7 @@ def format_file(source: Bundle, kind: str = "") -> str:
     return formats[kind].files[0] if kind else WEIGHTS
 
 
-def trained_with(uri: str) -> Mapping[str, Any]:
+def read_training_config(uri: str) -> Mapping[str, Any]:
     """Return the configuration of a model's training without loading the model; raises as `load`."""
     exported = _find_exported(uri)
     if exported:
@@ -108,7 +108,7 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
         return None
     if storage.exists(storage.join(uri, METADATA)):
         source = bundle.load(uri)
-        return source, format_file(source)
+        return source, select_file(source)
     folder, _, name = uri.rpartition("/")
     if storage.exists(storage.join(folder or ".", METADATA)):
         source = bundle.load(folder or ".")
@@ -129,7 +129,7 @@ def _make_predict(detector: Architecture, device: torch.device, uri: str) -> _Pr
     if bad:
         raise CheckpointError(
             f"{len(bad)} tensors of the model {uri} contain values that are not finite: "
-            + ", ".join(bad[:EXAMPLES]),
+            + ", ".join(bad[:MAX_EXAMPLES]),
             fix="use a checkpoint from before the training diverged",
         )
     detector = detector.fold_batchnorm()
@@ -147,7 +147,7 @@ def _load_exported(source: Bundle, name: str) -> tuple[_Predict, str, str]:
         ) from None
     kind, form = next(item for item in FORMATS.items() if item[1].file == name)
     failing = wrap_exceptions(EvaluationError, f"{uri} cannot be run", fix="export the model again")
-    with source.files(source.metadata.formats[kind].files) as folder, failing:
+    with source.verified_files(source.metadata.formats[kind].files) as folder, failing:
         served = ExportedModel(form, folder / name, source.metadata.thresholds)
     size, classes = source.metadata.square.size, len(source.metadata.classes)
     if served.runtime.size != size:

@@ -89,7 +89,7 @@ class Origin:
 
 
 @dataclass(config=STRICT, frozen=True)
-class Scored:
+class Evaluation:
     """Results of the evaluation, if there was one."""
 
     split: str
@@ -117,7 +117,7 @@ class Metadata:
     versions: dict[str, str]
     config: Mapping[str, Any]  # configuration of the training
     trained_on: Origin
-    metrics: Scored
+    metrics: Evaluation
     made_from: str = ""  # hash of all inputs
     kind: Literal["model"] = "model"
     version: Literal[2] = 2

@@ -33,7 +33,7 @@ def nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float,
     return op.ScatterND(nothing, where, ones)
 
 
-def gathered_samples(values: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:
+def grid_sample_by_gather(values: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:
     """Translate grid_sample (bilinear, zeros outside, corners not aligned) without GridSample.
 
     TensorRT compiles GridSample to wrong values without an error: pull request 917 of
@@ -45,16 +45,16 @@ def gathered_samples(values: Any, grid: Any, mode: int, padding: int, align_corn
             "only bilinear sampling with zero padding and without aligned corners is supported"
         )
     channels, height, width = (int(side) for side in values.shape[1:])
-    places = _integers(height * width, scalar=True)
-    count = op.Mul(op.Gather(op.Shape(values), _integers(0, scalar=True)), places)
-    first = op.Reshape(op.Range(_integers(0, scalar=True), count, places), _integers(-1, 1, 1))
+    places = _int_constant(height * width, scalar=True)
+    count = op.Mul(op.Gather(op.Shape(values), _int_constant(0, scalar=True)), places)
+    first = op.Reshape(op.Range(_int_constant(0, scalar=True), count, places), _int_constant(-1, 1, 1))
     columns, rows = _neighbors(grid, 0, width), _neighbors(grid, 1, height)
-    table = op.Reshape(op.Transpose(values, perm=[0, 2, 3, 1]), _integers(-1, channels))
+    table = op.Reshape(op.Transpose(values, perm=[0, 2, 3, 1]), _int_constant(-1, channels))
     total = None
     for row, down in rows:
-        start = op.Add(op.Mul(row, _integers(width)), first)
+        start = op.Add(op.Mul(row, _int_constant(width)), first)
         for column, across in columns:
-            weight = op.Unsqueeze(op.Mul(down, across), _integers(3))
+            weight = op.Unsqueeze(op.Mul(down, across), _int_constant(3))
             part = op.Mul(op.Gather(table, op.Add(start, column), axis=0), weight)
             total = part if total is None else op.Add(total, part)
     return op.Transpose(total, perm=[0, 3, 1, 2])
@@ -63,20 +63,20 @@ def gathered_samples(values: Any, grid: Any, mode: int, padding: int, align_corn
 def _neighbors(grid: Any, axis: int, size: int) -> list[tuple[Any, Any]]:
     """Places before and after the points on an axis of `size` places, each with its weight, [N, h, w]."""
     scale, shift = op.Constant(value_float=size / 2), op.Constant(value_float=(size - 1) / 2)
-    point = op.Add(op.Mul(op.Gather(grid, _integers(axis, scalar=True), axis=3), scale), shift)
+    point = op.Add(op.Mul(op.Gather(grid, _int_constant(axis, scalar=True), axis=3), scale), shift)
     before = op.Floor(point)
     share = op.Sub(point, before)
     place = op.Cast(before, to=TensorProto.INT64)
     neighbors = []
     for where, weight in (
         (place, op.Sub(op.Constant(value_float=1.0), share)),
-        (op.Add(place, _integers(1)), share),
+        (op.Add(place, _int_constant(1)), share),
     ):
-        inside = op.Min(op.Max(where, _integers(0)), _integers(size - 1))
+        inside = op.Min(op.Max(where, _int_constant(0)), _int_constant(size - 1))
         zero = op.Constant(value_float=0.0)
         neighbors.append((inside, op.Where(op.Equal(where, inside), weight, zero)))
     return neighbors
 
 
-def _integers(*values: int, scalar: bool = False) -> Any:
+def _int_constant(*values: int, scalar: bool = False) -> Any:
     return op.Constant(value_int=values[0]) if scalar else op.Constant(value_ints=list(values))

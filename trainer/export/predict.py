@@ -17,13 +17,13 @@ from trainer.config.schema import Config
 from trainer.data.box_labels import LabeledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
 from trainer.data.tiles import tile_settings, windows
-from trainer.evaluation.inference import ScoredModel, join_detections, to_image_boxes
+from trainer.evaluation.inference import LoadedModel, join_detections, to_image_boxes
 from trainer.export import loading, published_models
 from trainer.export.bundle import Bundle
-from trainer.export.preprocess import preprocess, upright
+from trainer.export.preprocess import preprocess, to_upright_rgb
 from trainer.model.architecture import Detections
 
-BATCH = 8  # Images or tiles that a model gets at once.
+BATCH_SIZE = 8  # Images or tiles that a model gets at once.
 
 
 class ImageTooLarge(DataError):
@@ -43,7 +43,7 @@ class Detection:
 class Predictor:
     """A loaded model."""
 
-    def __init__(self, model: ScoredModel, tile: int = -1) -> None:
+    def __init__(self, model: LoadedModel, tile: int = -1) -> None:
         """`tile` is the side of the tiles that images are detected in, see `evaluation.tile`."""
         self.model, self.metadata, self.kind = model, model.metadata, model.kind
         self.size: int = model.square.size
@@ -60,11 +60,11 @@ class Predictor:
         return self.detect([image], min_score)[0]
 
     def detect(self, images: Sequence[Image.Image], min_score: float = 0.0) -> list[list[Detection]]:
-        """Detect objects in upright RGB images, `BATCH` images or tiles at a time; the best come first."""
+        """Detect objects in upright RGB images, `BATCH_SIZE` images or tiles at a time; best first."""
         sizes = {number: np.array(image.size) for number, image in enumerate(images)}
         parts = [(row, part) for row, image in enumerate(images) for part in windows(*image.size, *self.tile)]
         shown = []
-        for batch in (parts[start : start + BATCH] for start in range(0, len(parts), BATCH)):
+        for batch in (parts[start : start + BATCH_SIZE] for start in range(0, len(parts), BATCH_SIZE)):
             rows, places = zip(*batch, strict=True)
             crops = (images[row].crop((x, y, x + wide, y + high)) for row, (x, y, wide, high) in batch)
             squares, scales = zip(*(preprocess(crop, *self.model.square) for crop in crops), strict=True)
@@ -91,19 +91,19 @@ def open_model(model: str, data_root: str, kind: str = "", *, tile: int = -1) ->
         return open_bundle(source, kind, tile=tile)
     if kind:
         raise ExportError(f"the checkpoint {model} has no format {kind}", fix="use the folder RUN/model")
-    return Predictor(loading.load(model, _device()), tile)
+    return Predictor(loading.load_model(model, _default_device()), tile)
 
 
 def open_bundle(source: Bundle, kind: str = "", *, tile: int = -1) -> Predictor:
-    """Open a format of a bundle, see `loading.format_file`, after comparing it with its checksum.
+    """Open a format of a bundle, see `loading.select_file`, after comparing it with its checksum.
 
     For `tile` see `Predictor`.
     """
-    name = loading.format_file(source, kind)
-    return Predictor(loading.load_file(source, name, _device()), tile)
+    name = loading.select_file(source, kind)
+    return Predictor(loading.load_bundle_file(source, name, _default_device()), tile)
 
 
-def _device() -> torch.device:
+def _default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -128,7 +128,7 @@ def read_image(source: object, name: str) -> Image.Image:
             fix="pass a path, the bytes of a file, a PIL image, or an RGB array of uint8 [height, width, 3]",
         )
     with wrap_exceptions(DataError, f"{name} cannot be used", fix="save and load it, or convert it to RGB"):
-        return upright(source)
+        return to_upright_rgb(source)
 
 
 def open_image(path: Path) -> Image.Image:
@@ -159,7 +159,7 @@ def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
     return canvas
 
 
-def as_json(detections: list[Detection], image: Image.Image) -> dict[str, Any]:
+def to_dict(detections: list[Detection], image: Image.Image) -> dict[str, Any]:
     """Return detections as JSON: width, height, detections (label, name, score, box)."""
     found = [asdict(item) | {"score": round(item.score, 6)} for item in detections]
     return {"width": image.width, "height": image.height, "detections": found}

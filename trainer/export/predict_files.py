@@ -12,7 +12,7 @@ from trainer.base.errors import ConfigError, KubedetError
 from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.sources.files import is_hidden
 from trainer.export import preannotations
-from trainer.export.predict import Detection, ImageTooLarge, Predictor, as_json, draw, open_image
+from trainer.export.predict import Detection, ImageTooLarge, Predictor, draw, open_image, to_dict
 from trainer.storage import outputs
 
 DETECTIONS = "detections.json"
@@ -28,7 +28,7 @@ class PredictedFiles:
     detections: dict[str, list[Detection]] = field(default_factory=dict)  # By image.
     unreadable: dict[str, str] = field(default_factory=dict)  # Problems by image.
 
-    def check(self) -> None:
+    def raise_for_unreadable(self) -> None:
         """Raise ConfigError if an image could not be used."""
         if not self.unreadable:
             return
@@ -77,7 +77,7 @@ def predict_files(
                 results.unreadable[str(path)] = f"{error.message}{fix}"
                 continue
             detections = model(image, score)
-            written.append({"image": str(path), **as_json(detections, image)})
+            written.append({"image": str(path), **to_dict(detections, image)})
             target = Path(output) / names[path]
             with storage.new_file(f"{target}.jpg", sync=False) as file:
                 draw(image, detections).save(file, "JPEG", quality=92)

@@ -9,13 +9,15 @@ from trainer.config.types import FILL, InputSquare, Resize
 from trainer.data.images import to_8_bit
 from trainer.data.transforms import fit
 
-RULES = {
+RESIZE_DESCRIPTIONS = {
     "letterbox": "RGB uint8; resize (bilinear, antialiased) so that the longer side is input_size; place at "
     "the top left of a square filled with {fill}",
     "squash": "RGB uint8; resize (bilinear, antialiased) to input_size x input_size, whatever the aspect",
 }
 """Descriptions for model_metadata.json, by the way of resizing."""
-BOXES = "; x (y) in the image = x (y) in the square * width (height) of the image / that of the resized image"
+BOX_DESCRIPTION = (
+    "; x (y) in the image = x (y) in the square * width (height) of the image / that of the resized image"
+)
 
 
 def preprocess(
@@ -29,11 +31,11 @@ def preprocess(
     """
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
-    pixels = torch.from_numpy(np.array(upright(image))).permute(2, 0, 1).contiguous()
+    pixels = torch.from_numpy(np.array(to_upright_rgb(image))).permute(2, 0, 1).contiguous()
     square, scales = fit(pixels, InputSquare(input_size, resize, fill))
     return square, np.array(scales)
 
 
-def upright(image: Image.Image) -> Image.Image:
+def to_upright_rgb(image: Image.Image) -> Image.Image:
     """Return an image as training sees it: turned by its EXIF orientation, 8 bits, RGB."""
     return to_8_bit(ImageOps.exif_transpose(image)).convert("RGB")

@@ -48,21 +48,21 @@ def _check_name(name: str) -> None:
     check_name(name, "model or version", CURRENT)
 
 
-def folder(data_root: str, name: str) -> str:
+def model_folder(data_root: str, name: str) -> str:
     """Return the URI of the folder with a model's versions."""
     _check_name(name)
     return storage.join(data_root, "models", name)
 
 
-def current(data_root: str, name: str, *, besides: str = "") -> CurrentModel | None:
-    """Return the content of a model's `current`; None if it has no versions other than `besides`.
+def read_current(data_root: str, name: str, *, ignored: str = "") -> CurrentModel | None:
+    """Return the content of a model's `current`; None if it has no versions other than `ignored`.
 
     Versions without `current` are a DamagedError: a gate would pass every model without a baseline.
     """
-    uri = storage.join(folder(data_root, name), CURRENT)
+    uri = storage.join(model_folder(data_root, name), CURRENT)
     remedy = f"write it again: kubedet model promote {name} VERSION --data-root {data_root}"
     if not storage.exists(uri):
-        if others := [version for version in version_names(data_root, name) if version != besides]:
+        if others := [version for version in version_names(data_root, name) if version != ignored]:
             raise DamagedError(f"{uri} is missing, but {name} has versions: {', '.join(others)}", fix=remedy)
         return None
     record = storage.read_model(uri, CurrentModel, remedy)
@@ -71,16 +71,16 @@ def current(data_root: str, name: str, *, besides: str = "") -> CurrentModel | N
 
 
 def check_classes(
-    data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str, besides: str = ""
+    data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str, ignored: str = ""
 ) -> None:
     """Refuse classes that differ from those of the current version: clients would misread the labels.
 
-    For `besides` see `current`.
+    For `ignored` see `read_current`.
     """
-    from trainer.evaluation.truth_and_predictions import name_difference
+    from trainer.evaluation.truth_and_predictions import class_difference
 
-    record = None if other_classes else current(data_root, name, besides=besides)
-    if record and (difference := name_difference(record.classes, classes, "that version", "this one")):
+    record = None if other_classes else read_current(data_root, name, ignored=ignored)
+    if record and (difference := class_difference(record.classes, classes, "that version", "this one")):
         raise ConfigError(
             f"the classes are not those of {name} {record.version}, the current version of this model in "
             f"{data_root}: {difference}",
@@ -88,7 +88,7 @@ def check_classes(
         )
 
 
-def name_for(name: str, shards_uri: str) -> str:
+def resolve_name(name: str, shards_uri: str) -> str:
     """Return the configured name of a model, else that of the data."""
     from trainer.data.shard_folder import read_index
 
@@ -102,9 +102,9 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
     source = bundle.load(source_uri)
     version = source.metadata.model_version
     _check_name(version)
-    target = storage.join(folder(data_root, name), version)
+    target = storage.join(model_folder(data_root, name), version)
     check_classes(
-        data_root, name, source.class_names, other_classes=other_classes, fix=RENAME_FIX, besides=version
+        data_root, name, source.class_names, other_classes=other_classes, fix=RENAME_FIX, ignored=version
     )
     if not bundle.exists(target):
         bundle.copy(source, target)
@@ -119,11 +119,11 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
     fix = "add --other-classes if the model's users expect them"
     try:
         check_classes(
-            data_root, name, chosen.class_names, other_classes=other_classes, fix=fix, besides=version
+            data_root, name, chosen.class_names, other_classes=other_classes, fix=fix, ignored=version
         )
     except (DamagedError, FormatError) as error:  # The classes are unknown.
         _LOG.warning("%s; it is replaced", error.message)
-    chosen.check()
+    chosen.verify_checksums()
     metadata = chosen.metadata
     record = CurrentModel(
         name=name,
@@ -137,12 +137,12 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
         classes=chosen.class_names,
         promoted=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    storage.remove_stale(folder(data_root, name))
-    storage.write_json(storage.join(folder(data_root, name), CURRENT), asdict(record))
+    storage.remove_stale(model_folder(data_root, name))
+    storage.write_json(storage.join(model_folder(data_root, name), CURRENT), asdict(record))
     return record
 
 
-def names(data_root: str) -> list[str]:
+def model_names(data_root: str) -> list[str]:
     """Return the sorted names of the models that have versions."""
     files = storage.list_files(storage.join(data_root, "models"))
     return sorted({name.split("/")[0] for name in files if name.endswith(f"/{bundle.CHECKSUMS}")})
@@ -150,16 +150,16 @@ def names(data_root: str) -> list[str]:
 
 def version_names(data_root: str, name: str) -> list[str]:
     """Return the sorted names of a model's versions, unchecked."""
-    files = [path.split("/") for path in storage.list_files(folder(data_root, name))]
+    files = [path.split("/") for path in storage.list_files(model_folder(data_root, name))]
     return sorted(parts[0] for parts in files if parts[1:] == [bundle.CHECKSUMS])
 
 
-def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, str]]:
+def load_versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, str]]:
     """Return a model's bundles by version, the oldest first, and the errors of damaged versions."""
     bundles, damaged = {}, {}
     for version in version_names(data_root, name):
         try:
-            loaded = bundle.load(storage.join(folder(data_root, name), version))
+            loaded = bundle.load(storage.join(model_folder(data_root, name), version))
             _check_identity(loaded)
             bundles[version] = loaded
         except (StorageError, DataError) as error:
@@ -177,11 +177,11 @@ def load(model: str, data_root: str) -> Bundle:
         except ConfigError:
             fix = "use the folder of an exported model (RUN/model), or NAME[@VERSION] with --data-root"
             raise StorageError(f"{model} is not a bundle", fix=fix) from None
-        record = None if version else current(data_root, name)
+        record = None if version else read_current(data_root, name)
         if not version and record is None:
             raise StorageError(
                 f"no model {name} is current under {data_root}, and {model} is no bundle",
-                fix=f"{_listing(data_root)}; or use the folder of an exported model (RUN/model)",
+                fix=f"{_available_models(data_root)}; or use the folder of an exported model (RUN/model)",
             )
         # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
         uri = _version_uri(data_root, name, record.version if record else version)
@@ -196,7 +196,7 @@ def load(model: str, data_root: str) -> Bundle:
     return chosen
 
 
-def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
+def check_not_older(chosen: Bundle, version: str, data_root: str) -> Bundle:
     """Refuse a bundle that is older than a version of the same model, and return that version.
 
     `current` is not signed, so it could name an older, signed version. Compares `created` of the signed
@@ -226,15 +226,15 @@ def _check_identity(chosen: Bundle) -> None:
 
 def _version_uri(data_root: str, name: str, version: str) -> str:
     _check_name(version)
-    uri = storage.join(folder(data_root, name), version)
+    uri = storage.join(model_folder(data_root, name), version)
     if bundle.exists(uri):
         return uri
     listed = ", ".join(version_names(data_root, name))
     raise StorageError(
         f"no version {version} of the model {name} in {data_root}",
-        fix=f"versions: {listed}" if listed else _listing(data_root),
+        fix=f"versions: {listed}" if listed else _available_models(data_root),
     )
 
 
-def _listing(data_root: str) -> str:
-    return f"models there: {', '.join(names(data_root)) or 'none'}"
+def _available_models(data_root: str) -> str:
+    return f"models there: {', '.join(model_names(data_root)) or 'none'}"

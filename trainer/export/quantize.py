@@ -25,7 +25,7 @@ from trainer.model.architecture import INPUT
 _MIN_LENGTH, _MIN_WIDTH = 512, 128
 
 
-def evenly_spread(count: int, limit: int) -> np.ndarray:
+def evenly_spaced_indices(count: int, limit: int) -> np.ndarray:
     """Return indices of at most `limit` of `count` samples at even distances, int64."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
 
@@ -35,7 +35,7 @@ class CalibrationImages:
 
     def __init__(self, shards_uri: str, square: InputSquare, count: int) -> None:
         self._dataset, self._square = ShardDataset(shards_uri, "train"), square
-        self._rows = evenly_spread(len(self._dataset), count).tolist()
+        self._rows = evenly_spaced_indices(len(self._dataset), count).tolist()
         self.count = len(self._rows)
 
     def get_next(self) -> dict[str, np.ndarray] | None:
@@ -55,7 +55,7 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
         "use the versions of onnx and onnxruntime in constraints.txt, or remove onnx-int8 from export.formats"
     )
     try:
-        with wrap_exceptions(ExportError, "the model cannot be quantized", fix=fix), quiet():
+        with wrap_exceptions(ExportError, "the model cannot be quantized", fix=fix), suppress_output():
             # Folds each BatchNorm into its convolution.
             quant_pre_process(str(source), str(fused), skip_symbolic_shape=True)
             quantize_static(
@@ -72,14 +72,14 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
                 reduce_range=True,
             )
             model = onnx.load(target)
-            as_matrices(model.graph)
+            prefer_matrix_products(model.graph)
             onnx.save(model, target)
             onnx.checker.check_model(str(target), full_check=True)
     finally:
         fused.unlink(missing_ok=True)
 
 
-def as_matrices(graph: onnx.GraphProto) -> int:
+def prefer_matrix_products(graph: onnx.GraphProto) -> int:
     """Make onnxruntime compute large int8 convolutions as matrix products; return their number.
 
     If the zero point of the weights is 0, it uses direct convolution with a CPU's vector instructions,
@@ -104,7 +104,7 @@ def as_matrices(graph: onnx.GraphProto) -> int:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def suppress_output() -> Iterator[None]:
     """Silence the messages of exporters and quantizers."""
     levels = {logger: logger.level for logger in (logging.getLogger(), logging.getLogger("torch.onnx"))}
     try:

@@ -20,15 +20,15 @@ from types import FrameType
 from typing import Any
 
 from trainer.base.errors import ConfigError, KubedetError
-from trainer.export.predict import ImageTooLarge, Predictor, as_json, decode_image
+from trainer.export.predict import ImageTooLarge, Predictor, decode_image, to_dict
 from trainer.launching.stop_signals import handling
 
 MAX_BYTES = 64 * 1024 * 1024  # largest body of a request
 _MAX_PIXELS = 50_000_000  # larger images are refused before they are decoded
 _MAX_REQUESTS = 16  # images in memory at a time
 _CONNECTION_SECONDS = 30.0  # time without a byte after which a connection is closed
-_FOLDER = Path(__file__).with_name("page")
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_PAGE_FOLDER = Path(__file__).with_name("page")
+_CONTENT_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HOST = re.compile(r"(?:https?://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _CONNECTION_SECONDS
 
     def do_GET(self) -> None:
-        if self._is_refused():
+        if self._refuse_foreign_request():
             return
         metadata = self.server.predictor.metadata
         if self.path == "/model.json":
@@ -79,13 +79,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json(HTTPStatus.OK, described)
             return
         name = "page.html" if self.path == "/" else self.path.removeprefix("/page/")
-        if name in {path.name for path in _FOLDER.iterdir()} and Path(name).suffix in _TYPES:
-            self._send(HTTPStatus.OK, (_FOLDER / name).read_bytes(), _TYPES[Path(name).suffix])
+        if name in {path.name for path in _PAGE_FOLDER.iterdir()} and Path(name).suffix in _CONTENT_TYPES:
+            self._send(HTTPStatus.OK, (_PAGE_FOLDER / name).read_bytes(), _CONTENT_TYPES[Path(name).suffix])
         else:
             self._send_json(HTTPStatus.NOT_FOUND, {"error": "there is no such page"})
 
     def do_POST(self) -> None:
-        if self._is_refused():
+        if self._refuse_foreign_request():
             return
         if self.path != "/detect":
             self._send_json(HTTPStatus.NOT_FOUND, {"error": "images are sent to /detect"})
@@ -120,9 +120,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         metadata = self.server.predictor.metadata
         model = f"{metadata.name} {metadata.model_version}"
-        self._send_json(HTTPStatus.OK, {"model": model, **as_json(detections, image)})
+        self._send_json(HTTPStatus.OK, {"model": model, **to_dict(detections, image)})
 
-    def _is_refused(self) -> bool:
+    def _refuse_foreign_request(self) -> bool:
         """Refuse other host names and cross-site requests."""
         own = _host_and_port(self.headers.get("Host", ""))
         is_allowed = any(fnmatchcase(own[0], name) for name in self.server.hosts)

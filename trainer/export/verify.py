@@ -25,7 +25,7 @@ from trainer.evaluation.inference import to_image_boxes
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export.formats import FORMATS, ExportedModel
 from trainer.export.metadata import Agreement, Check
-from trainer.export.quantize import evenly_spread
+from trainer.export.quantize import evenly_spaced_indices
 from trainer.model.architecture import Architecture, Detections
 
 _LOG = logging.getLogger("export")
@@ -43,14 +43,14 @@ class Tolerance:
 
     iou: float
     score: float
-    binding: bool  # whether too few matches fail the export
+    required: bool  # whether too few matches fail the export
 
 
-EXACT = Tolerance(iou=0.99, score=1e-3, binding=True)
-QUANTIZED = Tolerance(iou=0.75, score=0.1, binding=False)
+EXACT = Tolerance(iou=0.99, score=1e-3, required=True)
+QUANTIZED = Tolerance(iou=0.75, score=0.1, required=False)
 
 
-class Comparison:
+class DetectionComparison:
     """Pairs the detections of two models, batch by batch.
 
     By label, overlap and score, not by rank, which depends on rounding.
@@ -93,7 +93,7 @@ class Comparison:
         return Agreement(self._detections, matched, self._score_error, self._box_error)
 
 
-def verify(
+def verify_exports(
     folder: Path,
     names: Sequence[str],
     detector: Architecture,
@@ -104,10 +104,10 @@ def verify(
     """Compare written files with the trained model on images of a split."""
     served = {}
     for name in names:
-        with _running(name, "cannot be opened by the runtime that serves it"):
+        with _wrap_runtime_errors(name, "cannot be opened by the runtime that serves it"):
             served[name] = ExportedModel(FORMATS[name], folder / FORMATS[name].file, detector.thresholds)
-    indices = evenly_spread(len(dataset), config.export.check_images)
-    comparisons = {name: Comparison(_tolerance(name)) for name in names}
+    indices = evenly_spaced_indices(len(dataset), config.export.check_images)
+    comparisons = {name: DetectionComparison(_tolerance(name)) for name in names}
     predictions: dict[str, list[Predictions]] = {name: [Predictions.from_coco([])] for name in ["", *names]}
     sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
     first = torch.empty(0)
@@ -121,7 +121,7 @@ def verify(
             trained = detector.predict(images)
             predictions[""].append(to_image_boxes(trained, image_ids, list(scales), sizes)[0])
             for name, model in served.items():
-                with _running(name, "fails on validation images"):
+                with _wrap_runtime_errors(name, "fails on validation images"):
                     detections = model.predict(images.numpy())
                 comparisons[name].add(trained, detections)
                 predictions[name].append(to_image_boxes(detections, image_ids, list(scales), sizes)[0])
@@ -137,7 +137,7 @@ def verify(
     for name, model in served.items():
         matches, change = comparisons[name].result(), ap[name] - ap[""]
         _check_agreement(name, change, matches, len(indices), config)
-        _check_edges(name, model, first, square)
+        _check_edge_cases(name, model, first, square)
         checks[name] = Check(model.runtime.name, len(indices), ap[name], change, matches)
         if matches.detections:
             _LOG.info(
@@ -158,7 +158,7 @@ def _tolerance(name: str) -> Tolerance:
     return QUANTIZED if name == "onnx-int8" else EXACT
 
 
-def _running(name: str, failing: str) -> AbstractContextManager[None]:
+def _wrap_runtime_errors(name: str, failing: str) -> AbstractContextManager[None]:
     return wrap_exceptions(ExportError, f"the exported model ({name}) {failing}", fix=_VERSIONS_FIX)
 
 
@@ -170,7 +170,7 @@ def _check_agreement(name: str, change: float, matches: Agreement, images: int, 
     if abs(change) > limit:
         problems.append(f"COCO AP changes by {change:+.4f}, at most {limit:g} is allowed (export.{key})")
     minimum = config.export.min_match
-    if _tolerance(name).binding and matches.matched < minimum:
+    if _tolerance(name).required and matches.matched < minimum:
         problems.append(
             f"{matches.matched:.1%} of the detections match, {minimum:.1%} must (export.min_match)"
         )
@@ -185,17 +185,17 @@ def _check_agreement(name: str, change: float, matches: Agreement, images: int, 
         )
 
 
-def _check_edges(name: str, served: ExportedModel, squares: torch.Tensor, target: InputSquare) -> None:
+def _check_edge_cases(name: str, served: ExportedModel, squares: torch.Tensor, target: InputSquare) -> None:
     image_size = target.size
     empty = torch.full((3, image_size, image_size), target.fill, dtype=torch.uint8)
     batch = torch.stack([*squares[:3], empty]).numpy()
-    with _running(name, "fails on an image without objects"):
+    with _wrap_runtime_errors(name, "fails on an image without objects"):
         served.predict(batch[-1:])
-    with _running(name, "fails on a batch"):
+    with _wrap_runtime_errors(name, "fails on a batch"):
         together = served.predict(batch)
     alone = [served.predict(batch[row : row + 1]) for row in range(len(batch))]
     # Rounding does not depend on the batch: int8 must be exact here too.
-    comparison = Comparison(EXACT)
+    comparison = DetectionComparison(EXACT)
     comparison.add(together, Detections(*map(torch.cat, zip(*alone, strict=True))))
     matched = comparison.result().matched
     if matched < 0.99:

@@ -13,9 +13,9 @@ from trainer.config.parsing import flatten
 from trainer.evaluation.coco import format_metric, format_table
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metrics import METRICS, BaselineComparison, Change, count_verdicts
-from trainer.evaluation.scoring import SHOWN_SCORE, Scores
+from trainer.evaluation.scoring import MIN_SHOWN_SCORE, Scores
 from trainer.report import gallery, plots
-from trainer.report.figures import render
+from trainer.report.figures import render_template
 from trainer.report.gallery import GalleryImage
 
 FILES = ("table.txt", "report.html", "report.md")
@@ -32,7 +32,7 @@ class ReportData:
     images: int
     scores: Scores
     verdict: Verdict | None = None
-    compared: BaselineComparison | None = None
+    comparison: BaselineComparison | None = None
     training: Sequence[Mapping[str, Any]] = ()  # rows of metrics.jsonl
     gallery: Sequence[GalleryImage] | None = None  # from gallery.worst_images; None omits the gallery
     warnings: Sequence[str] = ()  # warnings about the data
@@ -52,16 +52,16 @@ class ReportData:
 
 def write_report(data: ReportData, folder: str | Path) -> None:
     """Write FILES into a folder."""
-    texts = (format_table(data.scores.coco), html(data), markdown(data))
+    texts = (format_table(data.scores.coco), render_html(data), render_markdown(data))
     for name, text in zip(FILES, texts, strict=True):
         storage.write_bytes(storage.join(str(folder), name), text.encode())
 
 
-def html(data: ReportData) -> str:
+def render_html(data: ReportData) -> str:
     """Return the self-contained page; its content security policy allows only its own script."""
     script = (Path(__file__).parent / "evaluation_page.js.jinja").read_text()
     scores = data.scores
-    return render(
+    return render_template(
         "evaluation_page.html.jinja",
         data=data,
         nothing_found=not len(scores.matches.rows),
@@ -71,11 +71,11 @@ def html(data: ReportData) -> str:
         others={name: value for name, value in scores.metrics.items() if name not in METRICS},
         number=format_metric,
         classes=_class_rows(data),
-        class_verdicts=count_verdicts(data.compared.changes) if data.compared else "",
-        curve=plots.precision_recall(scores.coco),
-        confusion=scores.confusion.largest() if scores.confusion else None,
-        training=plots.training(data.training),
-        gallery_score=SHOWN_SCORE,
+        class_verdicts=count_verdicts(data.comparison.changes) if data.comparison else "",
+        curve=plots.plot_precision_recall(scores.coco),
+        confusion=scores.confusion.top_classes() if scores.confusion else None,
+        training=plots.plot_training(data.training),
+        gallery_score=MIN_SHOWN_SCORE,
         gallery_iou=gallery.IOU,
         config={
             key: value if isinstance(value, str) else json.dumps(value, default=str)
@@ -84,20 +84,20 @@ def html(data: ReportData) -> str:
     )
 
 
-def markdown(data: ReportData) -> str:
+def render_markdown(data: ReportData) -> str:
     """Return the summary: verdict, comparison, metrics, and the weakest classes."""
     lines = [f"# {_escape(data.title)}", "", _escape(data.subtitle), ""]
     if data.verdict:
         lines += [f"**{'Gate passed' if data.verdict.passed else 'Gate failed'}**", ""]
         lines += [f"- {_escape(line)}" for line in data.verdict.reason.splitlines()] + [""]
-    if data.compared and data.compared.obstacle:
-        lines += [f"Not compared with a baseline: {_escape(data.compared.obstacle)}", ""]
-    elif data.compared:
-        change = data.compared.changes["coco/AP"]
+    if data.comparison and data.comparison.obstacle:
+        lines += [f"Not compared with a baseline: {_escape(data.comparison.obstacle)}", ""]
+    elif data.comparison:
+        change = data.comparison.changes["coco/AP"]
         lines += [
-            f"Against the baseline {_escape(data.compared.name)}: coco/AP {change.delta:+.4f}, with 95 % "
+            f"Against the baseline {_escape(data.comparison.name)}: coco/AP {change.delta:+.4f}, with 95 % "
             f"confidence from {change.low:+.4f} to {change.high:+.4f}: {change.verdict}. "
-            f"Classes: {count_verdicts(data.compared.changes)}.",
+            f"Classes: {count_verdicts(data.comparison.changes)}.",
             "",
         ]
     lines += ["| metric | value | meaning |", "| --- | ---: | --- |"]
@@ -134,9 +134,9 @@ def _class_rows(data: ReportData) -> list[_ClassRow]:
     rows = []
     for name, row in data.scores.coco.per_class.items():
         values = {"boxes": row["boxes"], **{key: row[key] for key in row if key.startswith("AP")}}
-        if point := data.scores.points.get(name):
+        if point := data.scores.operating_points.get(name):
             values |= {"threshold": point.threshold, "F1": point.f1}
-        change = data.compared.changes.get(f"AP[{name}]") if data.compared else None
+        change = data.comparison.changes.get(f"AP[{name}]") if data.comparison else None
         if change:
             values["change"] = change.delta
         rows.append(_ClassRow(name, values, change))

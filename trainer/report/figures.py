@@ -18,15 +18,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-TEXT, GRID = "#010101", "#020202"
-SERIES = [f"#0303{number:02x}" for number in range(1, 9)]
-_VARIABLES = {TEXT: "var(--text)", GRID: "var(--grid)"} | {
-    color: f"var(--series-{number})" for number, color in enumerate(SERIES, start=1)
+TEXT_COLOR, GRID_COLOR = "#010101", "#020202"
+SERIES_COLORS = [f"#0303{number:02x}" for number in range(1, 9)]
+_VARIABLES = {TEXT_COLOR: "var(--text)", GRID_COLOR: "var(--grid)"} | {
+    color: f"var(--series-{number})" for number, color in enumerate(SERIES_COLORS, start=1)
 }
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "kubedet", "font.family": "sans-serif", "font.size": 10,
-    "text.color": TEXT, "axes.labelcolor": TEXT, "axes.edgecolor": GRID, "xtick.color": GRID,
-    "ytick.color": GRID, "xtick.labelcolor": TEXT, "ytick.labelcolor": TEXT, "grid.color": GRID,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), TEXT_COLOR),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), GRID_COLOR),
     "axes.grid": True, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
     "grid.linewidth": 0.6, "lines.linewidth": 1.8, "lines.solid_capstyle": "round",
 }  # fmt: skip
@@ -55,7 +55,7 @@ class Plot:
     legend: tuple[tuple[str, str], ...] = ()  # pairs of a CSS color and a label
 
 
-def render(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Render a template of this folder as self-contained HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -68,7 +68,7 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(values)
 
 
-def thumbnail(image: Image.Image, side: int) -> str:
+def thumbnail_uri(image: Image.Image, side: int) -> str:
     """Shrink an RGB image in place to a longer side of at most `side` pixels; return a JPEG as a data URI."""
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
@@ -76,7 +76,7 @@ def thumbnail(image: Image.Image, side: int) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def figure(x: str, y: str) -> tuple[Figure, Axes]:
+def new_figure(x: str, y: str) -> tuple[Figure, Axes]:
     """Return an empty figure and its axes, with the axes' labels."""
     # Not pyplot's figure, which needs a display and leaves global state.
     with rc_context(_STYLE):
@@ -86,7 +86,7 @@ def figure(x: str, y: str) -> tuple[Figure, Axes]:
     return drawn, axes
 
 
-def as_plot(title: str, drawn: Figure, legend: Iterable[tuple[str, str]] = ()) -> Plot:
+def figure_to_plot(title: str, drawn: Figure, legend: Iterable[tuple[str, str]] = ()) -> Plot:
     """Return a figure as SVG for the page; the legend has placeholder colors and labels."""
     buffer = io.StringIO()
     with rc_context(_STYLE):

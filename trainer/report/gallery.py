@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image
 
 from trainer.evaluation.box_matching import BoxMatches
-from trainer.evaluation.scoring import SHOWN_SCORE
+from trainer.evaluation.scoring import MIN_SHOWN_SCORE
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.report.figures import thumbnail
+from trainer.report.figures import thumbnail_uri
 
 IOU = 0.5  # IoU of a right detection
 _SIDE = 560  # Longer side of the images, pixels.
@@ -29,12 +29,12 @@ class MarkedBox:
     score: float | None = None  # None for ground truth
 
     @property
-    def kind(self) -> str:
+    def css_classes(self) -> str:
         """CSS classes."""
         side, wrong = ("truth", "missed") if self.score is None else ("found", "false")
         return f"{'right' if self.matched else wrong} {side}"
 
-    def label(self) -> str:
+    def text(self) -> str:
         return self.name if self.score is None else f"{self.name} {self.score:.2f}"
 
 
@@ -51,32 +51,32 @@ class GalleryImage:
     predictions: tuple[MarkedBox, ...]
 
     @property
-    def missed(self) -> int:
+    def missed_count(self) -> int:
         return sum(not item.matched for item in self.truth)
 
     @property
-    def false(self) -> int:
+    def false_count(self) -> int:
         return sum(not item.matched for item in self.predictions)
 
     @property
     def f1(self) -> float:
         total = len(self.truth) + len(self.predictions)
-        return 2 * (len(self.truth) - self.missed) / total if total else 1.0
+        return 2 * (len(self.truth) - self.missed_count) / total if total else 1.0
 
     @property
-    def letters(self) -> float:
+    def font_size(self) -> float:
         """Font size of the labels, pixels."""
         return round(_FONT * max(self.width, self.height), 1)
 
     @property
-    def labels(self) -> list[tuple[float, float, str, str]]:
+    def error_labels(self) -> list[tuple[float, float, str, str]]:
         """Names of the first wrong boxes of each side: start of the baseline x and y, classes and text."""
         wrong = [
             [item for item in side if not item.matched][:_MAX_NAMED_BOXES]
             for side in (self.truth, self.predictions)
         ]
         return [
-            (round(box.box[0], 1), round(max(box.box[1], self.letters), 1), box.kind, box.label())
+            (round(box.box[0], 1), round(max(box.box[1], self.font_size), 1), box.css_classes, box.text())
             for box in (*wrong[0], *wrong[1])
         ]
 
@@ -90,8 +90,8 @@ def worst_images(
 ) -> list[GalleryImage]:
     """Return the images with errors by ascending F1, then by most errors, without detections in crowds."""
     images = len(truth.images)
-    shown = np.flatnonzero((matches.scores >= SHOWN_SCORE) & ~matches.ignored[:, 0])
-    right = np.bincount(matches.images[shown[matches.right[shown, 0]]], minlength=images)
+    shown = np.flatnonzero((matches.scores >= MIN_SHOWN_SCORE) & ~matches.ignored[:, 0])
+    right = np.bincount(matches.images[shown[matches.correct[shown, 0]]], minlength=images)
     false = np.bincount(matches.images[shown], minlength=images) - right
     missed = np.bincount(matches.truth_images, minlength=images) - right
     f1 = 2 * right / np.maximum(2 * right + false + missed, 1)
@@ -105,12 +105,12 @@ def worst_images(
         these = shown[matches.images[shown] == place]
         these = these[np.argsort(-matches.scores[these], kind="stable")]
         found = _mark_boxes(
-            predictions, matches.rows[these], names, matches.right[these, 0], matches.scores[these].tolist()
+            predictions, matches.rows[these], names, matches.correct[these, 0], matches.scores[these].tolist()
         )
         objects = np.flatnonzero((truth.image_ids == image["id"]) & ~truth.crowd)
         marked = _mark_boxes(truth, objects, names, np.isin(objects, matches.partners[these]))
         with Image.open(io.BytesIO(load_image(image["id"]))) as opened:
-            source = thumbnail(opened.convert("RGB"), _SIDE)
+            source = thumbnail_uri(opened.convert("RGB"), _SIDE)
         listed.append(
             GalleryImage(
                 image["id"],

@@ -15,7 +15,7 @@ def export(model: TrainedModel, *, signing_key: str = "", registry: str = "") ->
     of KUBEDET_SIGNING_KEY; `registry` the URL of the Kubeflow Model Registry that registers it, or empty.
     """
     config = parsing.read(model.config)
-    name = published_models.name_for(config.export.name, model.shards)
+    name = published_models.resolve_name(config.export.name, model.shards)
     folder = storage.join(model.output, "model")
     exporting.export(
         model.checkpoint,

@@ -32,7 +32,7 @@ def find(listed: RawManifest, data_root: str, config: Config, min_new_images: in
     from trainer.data import dataset_diff  # It needs numpy, which a client that only checks does not have.
 
     name = config.export.name or name_of(listed.source)
-    current = published_models.current(data_root, name)
+    current = published_models.read_current(data_root, name)
     if current is None:
         logger.info("%s has no current version yet: this run trains", name)
         return None

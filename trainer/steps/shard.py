@@ -5,7 +5,7 @@ from collections.abc import Callable
 from trainer import storage
 from trainer.data import shards as sharding
 from trainer.model import recipes
-from trainer.report.shards_page import page
+from trainer.report.shards_page import render_shards_page
 from trainer.steps.manifests import RawData, Shards
 
 
@@ -29,5 +29,5 @@ def shard(raw: RawData, launch: Callable[[tuple[str, ...]], None] | None = None)
         recipe=raw.recipe,
         overrides=raw.overrides,
     )
-    storage.write_bytes(shards.statistics, page(index).encode(), sync=False)
+    storage.write_bytes(shards.statistics, render_shards_page(index).encode(), sync=False)
     return shards

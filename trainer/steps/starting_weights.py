@@ -63,11 +63,11 @@ def from_champion(recipe: str, overrides: Overrides, data_root: str, name: str) 
     Heads for another number of classes start from scratch, see `trainer.model.pretrained.load_pretrained`.
     It trains a quarter of the recipe's epochs, unless train.epochs is among the overrides.
     """
-    current = published_models.current(data_root, name)
+    current = published_models.read_current(data_root, name)
     if current is None:
         logger.info("%s has no current version yet: the training starts as the recipe specifies", name)
         return overrides
-    uri = storage.join(published_models.folder(data_root, name), current.version)
+    uri = storage.join(published_models.model_folder(data_root, name), current.version)
     before = bundle.load(uri).metadata.config.get("model", {}).get("architecture", "retinanet")
     config = recipes.load(recipe, overrides)
     if before != config.model.architecture:

@@ -121,7 +121,7 @@ def configure(shards: Shards, output: str, warm_start: str = "") -> Config:
         return parsing.read(uri)
     starting_weights.check_warm_start(warm_start)
     if warm_start:
-        name = published_models.name_for(recipes.load(recipe, overrides).export.name, shards.uri)
+        name = published_models.resolve_name(recipes.load(recipe, overrides).export.name, shards.uri)
         overrides = starting_weights.from_champion(recipe, overrides, shards.data_root, name)
     model = recipes.load(recipe, overrides).model
     implied = _stored_network(uri, model) if begun and model.weights else None
@@ -153,8 +153,8 @@ def _stored_network(uri: str, model: ModelConfig) -> Overrides | None:
 def check(config: Config, shards: Shards, rules: str, processes: tuple[int, int]) -> Config:
     """Return the configuration with the model's name and the global batch, after all checks on the data."""
     index = read_index(shards.uri)
-    gate.check(gate.split_rules(rules) or config.evaluation.gate, index.names)
-    name = published_models.name_for(config.export.name, shards.uri)
+    gate.check_rules(gate.split_rules(rules) or config.evaluation.gate, index.names)
+    name = published_models.resolve_name(config.export.name, shards.uri)
     published_models.check_classes(
         shards.data_root,
         name,

@@ -41,7 +41,7 @@ def publish(root, made_at, version, folder, shards, registry=""):
     metadata["model_version"] = version
     metadata["trained_on"] |= {"shards": shards.fingerprint, "checkpoint": str(folder / "train/best.pt")}
     (made / bundle.METADATA).write_text(json.dumps(metadata))
-    bundle.seal(made)
+    bundle.write_checksums(made)
     published_models.publish(str(made), str(root), "sample")
     records.PublishedRecord("sample", version, folder.name, registry).write(str(root))
 

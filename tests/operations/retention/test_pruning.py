@@ -59,7 +59,7 @@ def test_what_is_needed_is_kept_and_the_rest_is_deleted(root):
     assert [path.name for path in root.joinpath("shards").iterdir()] == [new.fingerprint]
     assert [len(list(root.joinpath(kind).iterdir())) for kind in ("raw", "images")] == [1, 1]
     assert readable(root, new)
-    assert published_models.current(str(root), "sample").version == "v4"
+    assert published_models.read_current(str(root), "sample").version == "v4"
     assert prune(root).summary == "nothing: 0.0 MB"
     assert published_models.promote(str(root), "sample", "v3").version == "v3"
 
@@ -89,7 +89,7 @@ def test_an_interrupted_prune_leaves_what_is_needed_and_continues(root, tmp_path
         monkeypatch.setattr(retention.storage, "delete", delete)
         assert readable(copy, new)
         assert published_models.load("sample", str(copy)).metadata.model_version == "v4"
-        assert set(published_models.versions(str(copy), "sample")[1]) == set(), "nothing incomplete is listed"
+        assert set(published_models.load_versions(str(copy), "sample")[1]) == set(), "no incomplete version"
         prune(copy)
         assert sorted(inventory(str(copy))) == left
 
@@ -104,7 +104,7 @@ def test_files_that_another_process_deletes_meanwhile_are_no_error(root, monkeyp
 
     monkeypatch.setattr(retention, "inventory", listed)
     prune(root)
-    assert readable(root, new) and published_models.current(str(root), "sample").version == "v4"
+    assert readable(root, new) and published_models.read_current(str(root), "sample").version == "v4"
 
 
 def test_a_store_that_fails_for_a_moment_costs_no_data(root, monkeypatch):

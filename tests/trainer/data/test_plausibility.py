@@ -17,7 +17,7 @@ from trainer.data import plausibility
 from trainer.data.download import download
 from trainer.data.images import normalize
 from trainer.data.raw_manifest import Category
-from trainer.report.shards_page import page
+from trainer.report.shards_page import render_shards_page
 
 SIZE = 160, 120
 Form = dict[str, Any]
@@ -211,7 +211,7 @@ def test_warnings_reach_the_index_and_the_page(make, inspect, tmp_path):
     code, out, _ = inspect(root)
     assert code == 0 and "1 of val in train (first: 20.jpg and 3.jpg)" in out
     index = shards_of(f"coco:{root}", tmp_path / "data", DataConfig(processes=1))
-    html = page(index)
+    html = render_shards_page(index)
     assert all(warning in html for warning in index.warnings)
     assert inspect(index.uri)[1].count("warning: ") == len(index.warnings) == 2
 

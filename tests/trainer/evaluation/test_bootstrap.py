@@ -25,7 +25,7 @@ def test_a_weight_is_the_image_so_many_times() -> None:
         matches = matched(truth, detections)
         copies = matched(repeated_truth, repeated)
         for place in range(len(truth.categories)):
-            ours = bootstrap._precision(matches, place, weights[:, None].astype(np.uint8))[0, 0]
+            ours = bootstrap._resample(matches, place, weights[:, None].astype(np.uint8))[0, 0]
             expected = average_precision(copies, place)
             assert np.isnan(ours) == np.isnan(expected)
             assert np.isnan(ours) or ours == pytest.approx(expected, abs=1e-9)

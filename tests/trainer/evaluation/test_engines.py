@@ -5,7 +5,7 @@ import pytest
 
 from trainer.base.errors import EvaluationError
 from trainer.evaluation import bootstrap, coco, engines
-from trainer.evaluation.box_matching import BoxMatches, match
+from trainer.evaluation.box_matching import BoxMatches, match_boxes
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 CASES = 150
@@ -50,13 +50,13 @@ def odd_case(seed: int) -> tuple[Truth, Predictions]:
 
 
 def matched(truth: Truth, detections: Predictions) -> BoxMatches:
-    return match(truth, detections, coco.IOU_THRESHOLDS)
+    return match_boxes(truth, detections, coco.IOU_THRESHOLDS)
 
 
 def average_precision(matches: BoxMatches, place: int) -> float:
     """Of a class, with every image counted once; NaN where it has no objects."""
     once = np.ones((matches.image_count, 1), np.uint8)
-    return float(bootstrap._precision(matches, place, once)[0, 0])
+    return float(bootstrap._resample(matches, place, once)[0, 0])
 
 
 @pytest.mark.slow
@@ -132,4 +132,4 @@ def test_matching_where_no_object_is_near_a_rank() -> None:
     )
     detections = Predictions(np.array([elsewhere]), truth.labels[:1], truth.boxes[:1], np.array([0.5]))
     matches = matched(truth, detections)
-    assert not matches.right.any() and not matches.ignored.any()
+    assert not matches.correct.any() and not matches.ignored.any()

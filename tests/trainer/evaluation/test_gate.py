@@ -22,7 +22,7 @@ METRICS = {"coco/AP": 0.3, "coco/AP50": 0.482, "coco/APs": -1.0, "oid/AP50": mat
     ],
 )
 def test_parse(text, metric, comparison, bound):
-    assert gate.parse(text) == gate.Rule(metric, comparison, bound)
+    assert gate.parse_rule(text) == gate.Rule(metric, comparison, bound)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_parse(text, metric, comparison, bound):
 )  # fmt: skip
 def test_parse_refuses(text):
     with pytest.raises(EvaluationError, match="cannot be read"):
-        gate.parse(text)
+        gate.parse_rule(text)
 
 
 def test_verdict_names_each_rule_and_value():
@@ -74,13 +74,13 @@ def test_a_metric_without_a_value_fails_its_rule(rule, reason):
 
 
 def test_check_lists_all_bad_rules():
-    gate.check(["coco/AP >= 0.1", "AP[whatever] >= 0.1", "AP[*] >= 0.1"])
-    gate.check(["AP[cat] >= 0.1", "AP[*] >= baseline"], ["dog", "cat"])
+    gate.check_rules(["coco/AP >= 0.1", "AP[whatever] >= 0.1", "AP[*] >= 0.1"])
+    gate.check_rules(["AP[cat] >= 0.1", "AP[*] >= baseline"], ["dog", "cat"])
     with pytest.raises(EvaluationError, match=r"^gate rule 'AP\[cta\] >= 0.1' names an unknown") as error:
-        gate.check(["AP[cta] >= 0.1"], ["dog", "cat"])
+        gate.check_rules(["AP[cta] >= 0.1"], ["dog", "cat"])
     assert error.value.fix == "did you mean cat?"
     with pytest.raises(EvaluationError, match="3 rules of the gate cannot be used") as error:
-        gate.check(["mAP > 0", "coco/AP > 0", "AP[owl] > 0", "coco/AP > 50"], ["dog", "cat"])
+        gate.check_rules(["mAP > 0", "coco/AP > 0", "AP[owl] > 0", "coco/AP > 50"], ["dog", "cat"])
     lines = error.value.message.splitlines()[1:]
     assert [line.split("'")[1] for line in lines] == ["mAP > 0", "AP[owl] > 0", "coco/AP > 50"]
     assert lines[1].endswith("names an unknown class; classes are: dog, cat")
@@ -105,7 +105,7 @@ def test_split_rules():
     ],
 )
 def test_parse_baseline(text, bound, shown):
-    rule = gate.parse(text)
+    rule = gate.parse_rule(text)
     assert rule.baseline and rule.bound == pytest.approx(bound) and str(rule) == shown
 
 
@@ -122,7 +122,7 @@ def test_parse_baseline(text, bound, shown):
 )
 def test_impossible_rules_are_refused(text, message):
     with pytest.raises(EvaluationError, match=message):
-        gate.parse(text)
+        gate.parse_rule(text)
 
 
 def row(ap):

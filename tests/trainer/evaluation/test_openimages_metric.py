@@ -158,7 +158,7 @@ def test_a_published_case_of_the_challenges_evaluator() -> None:
         boxes[:, 2] * boxes[:, 3],
         groups,
     )
-    verified, above = openimages_metric.image_labels({"images": truth.images})
+    verified, above = openimages_metric.read_image_labels({"images": truth.images})
     predictions = Predictions(*columns(detections))
     result = openimages_metric.evaluate(
         truth, predictions, verified=verified, ancestors=above, group_weight=0.5
@@ -169,10 +169,10 @@ def test_a_published_case_of_the_challenges_evaluator() -> None:
 
 
 def test_verified_labels_and_hierarchy_are_read_from_the_data() -> None:
-    verified, above = openimages_metric.image_labels(
+    verified, above = openimages_metric.read_image_labels(
         {"images": [{"id": 4, "verified": [1, 0]}, {"id": 5, "verified": []}], "hierarchy": {"2": [1, 0]}}
     )
     assert verified.tolist() == [[4, 1], [4, 0]] and above == {2: [1, 0]}
-    assert openimages_metric.image_labels({"images": [{"id": 4}]}) == (None, {})
-    nothing, _ = openimages_metric.image_labels({"images": [{"id": 5, "verified": []}]})
+    assert openimages_metric.read_image_labels({"images": [{"id": 4}]}) == (None, {})
+    nothing, _ = openimages_metric.read_image_labels({"images": [{"id": 5, "verified": []}]})
     assert nothing.shape == (0, 2)

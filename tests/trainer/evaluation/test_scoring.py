@@ -59,24 +59,24 @@ def test_the_best_threshold_is_where_f1_is_largest() -> None:
         ]
     )
     scores = scored(truth, detections)
-    assert scores.points == {"cat": scoring.OperatingPoint(0.6, pytest.approx(0.8))}
+    assert scores.operating_points == {"cat": scoring.OperatingPoint(0.6, pytest.approx(0.8))}
 
 
 def test_equal_scores_are_above_a_threshold_together() -> None:
     truth = scene([0])
     detections = predictions([(0, place(truth, 0), 0.5), (0, FAR, 0.5), (0, FAR, 0.5)])
-    assert scored(truth, detections).points["cat"] == scoring.OperatingPoint(0.5, 0.5)
+    assert scored(truth, detections).operating_points["cat"] == scoring.OperatingPoint(0.5, 0.5)
 
 
 def test_thresholds_against_trying_every_score() -> None:
     for seed in range(30):
         truth, detections = odd_case(seed)
         scores = scored(truth, detections)
-        for name, point in scores.points.items():
+        for name, point in scores.operating_points.items():
             place = truth.names.index(name)
             rows, objects = scores.matches.class_rows(place), len(scores.matches.image_of_each_object(place))
             counted = ~scores.matches.ignored[rows, 0]
-            found, right = scores.matches.scores[rows][counted], scores.matches.right[rows, 0][counted]
+            found, right = scores.matches.scores[rows][counted], scores.matches.correct[rows, 0][counted]
             tried = [2 * right[found >= s].sum() / ((found >= s).sum() + objects) for s in found]
             assert point.f1 == pytest.approx(max(tried))
 
@@ -102,12 +102,12 @@ def test_many_classes_are_named_by_their_number_of_objects() -> None:
     truth.images[0]["width"] = 60 * len(labels)
     detections = predictions([(29, place(truth, number), 0.9) for number in range(len(labels))])
     result = scored(truth, detections).confusion
-    shown = result.largest(5)
+    shown = result.top_classes(5)
     named = [f"class {number}" for number in range(29, 24, -1)]
     assert shown.names == [*named, "other (25)", "background"]
     assert shown.counts.sum() == result.counts.sum() == len(labels)
     assert shown.counts[:, 0].sum() <= 100  # COCO counts a hundred predictions an image.
-    assert result.largest(29).names[-2] == "cat" and result.largest(28).names[-2] == "other (2)"
+    assert result.top_classes(29).names[-2] == "cat" and result.top_classes(28).names[-2] == "other (2)"
 
 
 def test_both_evaluators_agree_and_only_hotcoco_gives_confusions() -> None:
@@ -116,7 +116,7 @@ def test_both_evaluators_agree_and_only_hotcoco_gives_confusions() -> None:
     ours = scoring.score(dataset, truth, detections, "hotcoco")
     oracle = scoring.score(dataset, truth, detections, "pycocotools")
     assert ours.metrics == pytest.approx(oracle.metrics, abs=1e-12) and len(ours.metrics) == 13
-    assert ours.points == oracle.points
+    assert ours.operating_points == oracle.operating_points
     assert ours.confusion is not None and oracle.confusion is None
 
 

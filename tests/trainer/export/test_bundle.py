@@ -34,7 +34,7 @@ def test_all_problems_are_listed(bundle_uri, tmp_path):
     _change_a_byte(tmp_path / "made" / "model.onnx")
     (tmp_path / "made" / "model.safetensors").unlink()
     with pytest.raises(StorageError, match=r"(?s)model\.onnx: its bytes.*model\.safetensors: no such file"):
-        bundle.load(bundle_uri).check()
+        bundle.load(bundle_uri).verify_checksums()
 
 
 def test_a_folder_without_checksums_is_no_bundle(bundle_uri, tmp_path):
@@ -69,19 +69,19 @@ def test_checksums_come_last(bundle_uri, tmp_path, monkeypatch):
 def test_a_bundle_in_an_object_store(bundle_uri, bucket):
     bundle.copy(bundle.load(bundle_uri), "s3://bucket/models/pets/v1")
     opened = bundle.load("s3://bucket/models/pets/v1")
-    with opened.files(["model.onnx"]) as folder:
+    with opened.verified_files(["model.onnx"]) as folder:
         data = (folder / "model.onnx").read_bytes()
     assert hashlib.sha256(data).hexdigest() == opened.checksums["model.onnx"]
     _change_a_byte(bucket / "models" / "pets" / "v1" / "model.onnx")
     with pytest.raises(StorageError, match=r"model\.onnx"):
-        opened.check()
+        opened.verify_checksums()
 
 
 def test_a_bundle_that_replaces_another_leaves_nothing_of_it(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     make_bundle(old)
     (old / "model.int8.onnx").write_bytes(b"of the old one")
-    bundle.seal(old)
+    bundle.write_checksums(old)
     (old / bundle.SIGNATURE).write_text("of the old one")
     make_bundle(new, version="v2")
     target = str(tmp_path / "model")

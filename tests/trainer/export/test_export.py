@@ -26,7 +26,7 @@ SIZE = 96
 @pytest.mark.slow
 def test_each_format_finds_what_the_model_finds(exported, trained, shards):
     opened = bundle.load(str(exported))
-    opened.check()
+    opened.verify_checksums()
     assert set(opened.checksums) == {
         "model.onnx",
         "model.int8.onnx",
@@ -59,7 +59,7 @@ def test_each_format_finds_what_the_model_finds(exported, trained, shards):
 @pytest.mark.slow
 def test_an_export_of_the_same_inputs_is_reused(exported, trained, shards, tiny, tmp_path, monkeypatch):
     target, written = str(tmp_path / "model"), []
-    real = exporting.verify
+    real = exporting.verify_exports
     kept = (exported / "model.onnx").read_bytes()
     monkeypatch.setattr(formats, "write_onnx", lambda graph, path: path.write_bytes(kept))
 
@@ -67,7 +67,7 @@ def test_an_export_of_the_same_inputs_is_reused(exported, trained, shards, tiny,
         written.append(inputs)
         return real(*inputs)
 
-    monkeypatch.setattr(exporting, "verify", counted)
+    monkeypatch.setattr(exporting, "verify_exports", counted)
     first = exporting.export(trained, shards, target, tiny())
     assert exporting.export(trained, shards, target, tiny()) == first and len(written) == 1
     # Other settings or a damaged file: it is exported again.
@@ -75,7 +75,7 @@ def test_an_export_of_the_same_inputs_is_reused(exported, trained, shards, tiny,
     (tmp_path / "model" / "model.onnx").write_bytes(b"damaged")
     repaired = exporting.export(trained, shards, target, tiny(export__check_images=3))
     assert len(written) == 3
-    bundle.load(target).check()
+    bundle.load(target).verify_checksums()
     assert repaired["files"] == first["files"]
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torchvision.ops import batched_nms
 
-from trainer.export.formats import OnnxRuntime, select, write_onnx
+from trainer.export.formats import OnnxRuntime, to_detections, write_onnx
 from trainer.model.architecture import Graph
 
 
@@ -76,7 +76,7 @@ def test_selection_is_torchvisions_suppression():
     corners[..., 2:] = corners[..., :2] + 5 + 25 * torch.rand(2, 300, 2, generator=random)
     scores = torch.rand(2, 300, 4, generator=random)
     limits = {"score": 0.2, "nms": 0.4, "detections_per_image": 50}
-    found = select(corners, scores, limits)
+    found = to_detections(corners, scores, limits)
     for image in range(2):
         rows, labels = torch.nonzero(scores[image] > 0.2, as_tuple=True)
         values = scores[image, rows, labels]
@@ -84,7 +84,7 @@ def test_selection_is_torchvisions_suppression():
         expected = (corners[image, rows[kept]], values[kept], labels[kept])
         assert all(torch.equal(part[image], theirs) for part, theirs in zip(found, expected, strict=False))
     assert found.num.tolist() == [50, 50]
-    best = select(corners, scores, {"score": 0.2, "detections_per_image": 50})
+    best = to_detections(corners, scores, {"score": 0.2, "detections_per_image": 50})
     assert torch.equal(best.scores, scores.flatten(1).sort(dim=1, descending=True).values[:, :50])
-    nothing = select(corners, scores * 0, limits)
+    nothing = to_detections(corners, scores * 0, limits)
     assert nothing.num.tolist() == [0, 0] and (nothing.labels == -1).all()

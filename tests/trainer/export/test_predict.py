@@ -18,7 +18,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.evaluators import predictions
 from trainer.export import bundle, formats, loading
 from trainer.export.export import export
-from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image
+from trainer.export.predict import Detection, decode_image, draw, open_bundle, open_image, to_dict
 from trainer.export.preprocess import preprocess
 from trainer.launching.distributed import World
 
@@ -33,7 +33,7 @@ def test_boxes_come_back_in_pixels_of_the_image(bundle_uri):
     assert (detection.label, detection.name) == (1, "dog <b>")
     assert detection.score == pytest.approx(0.25 + 0.75 * 114 / 255)  # A quarter white, the rest padding.
     assert detection.box == (24.0, 12.0, 96.0, 48)  # 60 is beyond the image.
-    assert json.loads(json.dumps(as_json([detection], image)))["detections"][0]["box"] == [24, 12, 96, 48]
+    assert json.loads(json.dumps(to_dict([detection], image)))["detections"][0]["box"] == [24, 12, 96, 48]
 
 
 def test_a_large_image_is_detected_in_tiles(bundle_uri):
@@ -58,8 +58,8 @@ def test_the_way_of_resizing_follows_the_model(saved, shards, tiny, tmp_path, mo
     rule = "whatever the aspect" if resize == "squash" else f"a square filled with {fill};"
     assert rule in described.preprocessing
     device, dataset = torch.device("cpu"), ShardDataset(shards, "val")
-    model = loading.load(target, device)
-    assert model.square == loading.load(source, device).square == square
+    model = loading.load_model(target, device)
+    assert model.square == loading.load_model(source, device).square == square
     # The recipe of the evaluation fits images another way: that of the model counts.
     found = predictions.predict_rank_share(model, dataset, tiny(), World(0, 1, device))
     predictor = open_bundle(bundle.load(target))
@@ -92,7 +92,7 @@ def test_a_graph_that_is_not_that_of_the_metadata_is_refused(tmp_path, change):
     else:
         metadata["classes"] = metadata["classes"][:1]
     path.write_text(json.dumps(metadata))
-    bundle.seal(tmp_path / "made")
+    bundle.write_checksums(tmp_path / "made")
     with pytest.raises(EvaluationError, match=bundle.METADATA):
         open_bundle(bundle.load(str(tmp_path / "made")))(Image.new("RGB", (192, 48), "white"))
 

@@ -28,16 +28,16 @@ def test_publishing_makes_a_version_current(tmp_path, root):
     assert now.model == f"{root}/models/pets/v1" and now.version == "v1"
     assert now.evaluation == "/runs/a/evaluation" and now.metrics["coco/AP"] == 0.08
     assert now.fingerprint == "f00d" and now.checkpoint == "/runs/a/best.pt"
-    bundle.load(now.model).check()
+    bundle.load(now.model).verify_checksums()
 
 
 def test_promote(tmp_path, root):
     for hour, version in enumerate(("v1", "v2", "v3"), start=1):
         published_models.publish(_bundle(tmp_path, version, hour), root, "pets")
-    assert [*published_models.versions(root, "pets")[0]] == ["v1", "v2", "v3"]
-    assert published_models.names(root) == ["pets"]
+    assert [*published_models.load_versions(root, "pets")[0]] == ["v1", "v2", "v3"]
+    assert published_models.model_names(root) == ["pets"]
     assert published_models.promote(root, "pets", "v2").version == "v2"
-    assert published_models.current(root, "pets").version == "v2"
+    assert published_models.read_current(root, "pets").version == "v2"
     with pytest.raises(StorageError, match=r"(?s)no version v9.*v1, v2, v3"):
         published_models.promote(root, "pets", "v9")
 
@@ -57,7 +57,7 @@ def test_a_damaged_version_does_not_become_current(tmp_path, root):
         published_models.promote(root, "pets", "v1")
     with pytest.raises(StorageError, match=r"model\.onnx"):
         published_models.publish(str(tmp_path / "made" / "v1"), root, "pets")
-    assert published_models.current(root, "pets").version == "v2"
+    assert published_models.read_current(root, "pets").version == "v2"
 
 
 def test_models_are_resolved_by_uri_name_and_version(tmp_path, root):
@@ -96,7 +96,7 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
     with pytest.raises(ConfigError) as caught:
         published_models.promote(root, "pets", "v1")
     assert "--other-classes" in caught.value.fix
-    assert published_models.current(root, "pets").version == "v2"
+    assert published_models.read_current(root, "pets").version == "v2"
     assert published_models.promote(root, "pets", "v1", other_classes=True).version == "v1"
 
 
@@ -106,7 +106,7 @@ def test_ids_of_classes_that_no_model_has(tmp_path, ids):
     metadata = json.loads(Path(uri, bundle.METADATA).read_text())
     metadata["classes"] = [{"id": number, "name": f"class {number}"} for number in ids]
     Path(uri, bundle.METADATA).write_text(json.dumps(metadata))
-    bundle.seal(Path(uri))
+    bundle.write_checksums(Path(uri))
     with pytest.raises(DataError, match="ids of classes"):
         bundle.load(uri)
 
@@ -116,7 +116,7 @@ def test_promoting_repairs_a_damaged_current(tmp_path, root, content, caplog):
     for hour, version in enumerate(("v1", "v2"), 8):
         published_models.publish(_bundle(tmp_path, version, hour), root, "pets")
     path = tmp_path / "data_root/models/pets/current"
-    before = published_models.current(root, "pets")
+    before = published_models.read_current(root, "pets")
     path.write_text(path.read_text().replace("pets", "cats") if content is None else content)
     if content == "":
         path.unlink()  # Otherwise every model would pass the gate, without a baseline.
@@ -127,4 +127,4 @@ def test_promoting_repairs_a_damaged_current(tmp_path, root, content, caplog):
         published_models.publish(_bundle(tmp_path, "v3", 10), root, "pets")
     repaired = published_models.promote(root, "pets", "v2")
     assert "it is replaced" in caplog.text
-    assert published_models.current(root, "pets") == replace(before, promoted=repaired.promoted)
+    assert published_models.read_current(root, "pets") == replace(before, promoted=repaired.promoted)

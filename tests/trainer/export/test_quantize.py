@@ -80,7 +80,7 @@ def networks(tmp_path, monkeypatch):
     images = np.random.default_rng(1).integers(0, 256, (6, 1, 3, 16, 16), dtype=np.uint8)
     _network(tmp_path / "fp32.onnx")
     quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", _Given(images))
-    monkeypatch.setattr(quantize, "as_matrices", lambda graph: 0)
+    monkeypatch.setattr(quantize, "prefer_matrix_products", lambda graph: 0)
     quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "plain.onnx", _Given(images))
     outputs = [
         onnxruntime.InferenceSession(str(tmp_path / f"{name}.onnx")).run(None, {"images": images[0]})

@@ -62,7 +62,7 @@ def openssf_accepts(folder: Path, public: str) -> bool:
 def verify(model: str, root: Path, public: str) -> None:
     """Do what `kubedet model verify MODEL --public-key FILE` does."""
     chosen = published_models.load(model, str(root))
-    chosen.check_whole()
+    chosen.verify_exact_files()
     bundle.check_signature(chosen, public)
 
 
@@ -123,7 +123,7 @@ def test_values_that_no_export_writes_are_refused(tmp_path, keys, value):
     *above, last = keys
     functools.reduce(lambda part, key: part[key], above, metadata)[last] = value
     (folder / bundle.METADATA).write_bytes(json_files.encode(metadata))
-    bundle.seal(folder)
+    bundle.write_checksums(folder)
     with pytest.raises(FormatError) as caught:
         bundle.load(str(folder))
     assert bundle.METADATA in caught.value.message and caught.value.fix
@@ -161,7 +161,7 @@ def test_changes_that_the_openssf_verifier_refuses_are_refused(root, keys, how):
 def test_added_and_missing_files_are_refused_without_a_key(root, how):
     alter(root / "models" / "pets" / "v2", how)
     with pytest.raises(StorageError, match="v2"):
-        published_models.load("pets@v2", str(root)).check_whole()
+        published_models.load("pets@v2", str(root)).verify_exact_files()
 
 
 def test_an_old_bundle_under_a_newer_versions_name_is_refused(root, keys):
@@ -174,7 +174,7 @@ def test_an_old_bundle_under_a_newer_versions_name_is_refused(root, keys):
             verify(model, root, keys[1])
     with pytest.raises(StorageError, match="contains pets v1"):
         published_models.promote(str(root), "pets", "v2")
-    assert list(published_models.versions(str(root), "pets")[1]) == ["v2"]
+    assert list(published_models.load_versions(str(root), "pets")[1]) == ["v2"]
 
 
 def test_at_least_refuses_an_older_signed_version_in_current(root, keys, kubedet):
@@ -191,13 +191,13 @@ def test_at_least_refuses_an_older_signed_version_in_current(root, keys, kubedet
     # An earlier time of the named version is no way around it.
     metadata = root / "models" / "pets" / "v2" / bundle.METADATA
     metadata.write_text(metadata.read_text().replace("2026-11-22", "2026-11-20"))
-    bundle.seal(metadata.parent)
+    bundle.write_checksums(metadata.parent)
     code, _, err = kubedet(*command, "--at-least", "v2")
     assert code != 0 and "does not fit" in err
 
 
 def test_current_names_its_bundle_by_digest(root, tmp_path):
-    record = published_models.current(str(root), "pets")
+    record = published_models.read_current(str(root), "pets")
     assert record is not None and record.digest == bundle.load(str(root / "models/pets/v2")).digest
     # Another complete model under the same name and version.
     shutil.rmtree(root / "models" / "pets" / "v2")
@@ -213,7 +213,7 @@ def test_signatures_in_a_bucket(keys, bucket, tmp_path):
     made = make_bundle(tmp_path / "made")
     bundle.sign(Path(made), keys[0])
     published_models.publish(made, "s3://bucket/root", "pets")
-    published_models.load("pets", "s3://bucket/root").check_whole()
+    published_models.load("pets", "s3://bucket/root").verify_exact_files()
     bundle.check_signature(published_models.load("pets", "s3://bucket/root"), keys[1])
     storage.write_bytes("s3://bucket/root/models/pets/v1/sub/code.py", b"1")
     with pytest.raises(StorageError, match=r"sub/code\.py: added"):

@@ -55,7 +55,7 @@ def _squares():
 
 
 def test_a_good_file_passes():
-    verify._check_edges("onnx", _served(), _squares(), InputSquare(SIZE))
+    verify._check_edge_cases("onnx", _served(), _squares(), InputSquare(SIZE))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_good_file_passes():
 )
 def test_misbehaving_files_are_refused(options, message):
     with pytest.raises(ExportError, match=message):
-        verify._check_edges("onnx", _served(**options), _squares(), InputSquare(SIZE))
+        verify._check_edge_cases("onnx", _served(**options), _squares(), InputSquare(SIZE))
 
 
 def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path):
@@ -76,7 +76,7 @@ def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path
     config = tiny()
     detector = build(config.model, 5).eval()
     with pytest.raises(ExportError, match=r"\(onnx\) cannot be opened by the runtime that serves it"):
-        verify.verify(tmp_path, ["onnx"], detector, ShardDataset(shards, "val"), config, SIZE)
+        verify.verify_exports(tmp_path, ["onnx"], detector, ShardDataset(shards, "val"), config, SIZE)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from life import live
 from two_processes import LIKE_PASSES, assert_two_equal_one
 
 from trainer.export.formats import OnnxRuntime
-from trainer.export.verify import EXACT, Comparison
+from trainer.export.verify import EXACT, DetectionComparison
 from trainer.model import recipes
 from trainer.model.architecture import Detections
 from trainer.training.loop import train
@@ -78,7 +78,7 @@ def assert_images_are_found_alone_as_together(runtime, path):
     """Of an RF-DETR the graph had the batch size of its export as a constant: report rf_detr_949."""
     size = onnx.load(path).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
     images = np.random.default_rng(0).integers(0, 256, (3, 3, size, size), dtype=np.uint8)
-    together, comparison = runtime.run(images), Comparison(EXACT)
+    together, comparison = runtime.run(images), DetectionComparison(EXACT)
     for index in range(len(images)):
         alone = runtime.run(images[index : index + 1])
         of_batch = [part[index : index + 1] for part in together]

@@ -14,7 +14,7 @@ from trainer.evaluation.metrics import BaselineComparison, Change
 from trainer.evaluation.scoring import Scores
 from trainer.report import evaluation_page
 from trainer.report.evaluation_page import ReportData
-from trainer.report.figures import thumbnail
+from trainer.report.figures import thumbnail_uri
 from trainer.report.gallery import GalleryImage, MarkedBox
 
 NAMES = ["cat", "<script>alert(1)</script> | *x*"]
@@ -26,7 +26,7 @@ def scores(per_class, **changes):
         "coco": CocoResult({}, per_class, np.full((10, 101, len(per_class)), 0.5)),
         "metrics": dict.fromkeys(coco.METRICS, 0.25) | {"coco/APs": -1.0},
         "matches": SimpleNamespace(rows=[0]),
-        "points": {},
+        "operating_points": {},
         "confusion": None,
     }
     return Scores(**(values | changes))
@@ -38,7 +38,7 @@ def row(ap, boxes=1, **changes):
 
 def image(truth=(), predictions=()):
     return GalleryImage(
-        3, "a&b.jpg", 1200, 900, thumbnail(Image.new("RGB", (1200, 900)), 560), truth, predictions
+        3, "a&b.jpg", 1200, 900, thumbnail_uri(Image.new("RGB", (1200, 900)), 560), truth, predictions
     )
 
 
@@ -92,7 +92,7 @@ class Page(HTMLParser):
 
 
 def test_page_needs_nothing_from_outside_and_runs_its_own_script_only():
-    text = evaluation_page.html(data())
+    text = evaluation_page.render_html(data())
     assert not re.search(r"url\((?!#)", text) and "@import" not in text
     page = Page(text)
     names = {tag for tag, _ in page.tags}
@@ -107,7 +107,7 @@ def test_page_needs_nothing_from_outside_and_runs_its_own_script_only():
 
 
 def test_page_shows_everything():
-    page = Page(evaluation_page.html(data()))
+    page = Page(evaluation_page.render_html(data()))
     for text in (
         "run <b>7</b>",
         "1,200 images of the test split, 4 boxes, 2 classes",
@@ -131,7 +131,7 @@ def test_page_shows_everything():
 
 
 def test_markdown():
-    text = evaluation_page.markdown(data())
+    text = evaluation_page.render_markdown(data())
     lines = text.splitlines()
     assert lines[0] == "# run &lt;b>7&lt;/b>"
     assert "**Gate failed**" in lines and "- coco/AP 0.250 >= 0.3: failed" in lines
@@ -139,7 +139,7 @@ def test_markdown():
     assert "| coco/APs | - | small objects, below 32 x 32 px |" in lines
     assert r"| &lt;script>alert(1)&lt;/script> \| \*x\* | 0 | - | - |" in lines
     many = {f"c{i}": row(0.1) for i in range(601)}
-    assert "551 more classes are in the HTML report." in evaluation_page.markdown(data(many))
+    assert "551 more classes are in the HTML report." in evaluation_page.render_markdown(data(many))
 
 
 def test_markdown_shows_the_comparison_and_the_weakest_classes_first():
@@ -151,8 +151,8 @@ def test_markdown_shows_the_comparison_and_the_weakest_classes_first():
         "AP[dog]": Change(0.0, 0.1, 0.05, 0.2, "too few to tell"),
         "AP[owl]": Change(0.4, 0.2, -0.3, -0.1, "worse"),
     }
-    report = data(rows, compared=BaselineComparison("run *7*", changes, 200))
-    lines = evaluation_page.markdown(report).splitlines()
+    report = data(rows, comparison=BaselineComparison("run *7*", changes, 200))
+    lines = evaluation_page.render_markdown(report).splitlines()
     assert (
         r"Against the baseline run \*7\*: coco/AP +0.0500, with 95 % confidence from -0.0100 to +0.1100: "
         "not sure. Classes: 1 better, 1 worse, 0 not sure, 1 too few to tell."

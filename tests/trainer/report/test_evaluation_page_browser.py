@@ -30,13 +30,15 @@ def write(path, classes):
     whole = data(
         rows,
         verdict=Verdict(passed=False, reason=f"AP[*] >= 0.2: failed by {', '.join(classes)}"),
-        compared=BaselineComparison("detector 7", CHANGES, 200),
+        comparison=BaselineComparison("detector 7", CHANGES, 200),
         changed={
-            "points": {name: scoring.OperatingPoint(0.4, 0.7) for name in classes},
-            "confusion": scoring.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),
+            "operating_points": {name: scoring.OperatingPoint(0.4, 0.7) for name in classes},
+            "confusion": scoring.ConfusionMatrix(
+                [*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)
+            ),
         },
     )
-    path.write_text(evaluation_page.html(whole))
+    path.write_text(evaluation_page.render_html(whole))
     return path.as_uri()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.evaluation.box_matching import match
+from trainer.evaluation.box_matching import match_boxes
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import gallery
 
@@ -31,7 +31,7 @@ Image.new("RGB", (100, 80)).save(PICTURE, "PNG")
 
 def worst_images(dataset, detections, count=12):
     ground_truth, predictions = Truth.from_coco(dataset), Predictions.from_coco(detections)
-    matches = match(ground_truth, predictions, np.array([gallery.IOU]))
+    matches = match_boxes(ground_truth, predictions, np.array([gallery.IOU]))
     return gallery.worst_images(ground_truth, predictions, matches, lambda _: PICTURE.getvalue(), count)
 
 
@@ -43,7 +43,7 @@ def test_counts_right_false_and_missed():
         detection(0, 0, BOX, 0.1),
     ]
     (image,) = worst_images(ground_truth, detections)
-    assert (image.missed, image.false) == (1, 1)
+    assert (image.missed_count, image.false_count) == (1, 1)
     assert image.f1 == pytest.approx(2 / 4)
     assert [(item.name, item.matched) for item in image.truth] == [("cat", True), ("dog", False)]
     assert [(item.score, item.matched) for item in image.predictions] == [(0.9, True), (0.8, False)]
@@ -51,10 +51,10 @@ def test_counts_right_false_and_missed():
 
 def test_class_must_agree_and_detections_in_a_crowd_are_left_out():
     (image,) = worst_images(truth((0, 0, BOX, 0)), [detection(0, 1, BOX)])
-    assert (image.f1, image.missed, image.false) == (0.0, 1, 1)
+    assert (image.f1, image.missed_count, image.false_count) == (0.0, 1, 1)
     crowd = truth((0, 0, [0, 0, 100, 80], 1))
     assert worst_images(crowd, [detection(0, 0, BOX)]) == []
-    assert worst_images(crowd, [detection(0, 1, BOX)])[0].false == 1
+    assert worst_images(crowd, [detection(0, 1, BOX)])[0].false_count == 1
 
 
 def test_worst_come_first_and_faultless_images_not_at_all():

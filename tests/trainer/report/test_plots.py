@@ -15,7 +15,7 @@ PER_CLASS = {
 
 def draw(per_class):
     precision = np.random.default_rng(0).random((10, 101, len(per_class)))
-    return plots.precision_recall(CocoResult({}, per_class, precision))
+    return plots.plot_precision_recall(CocoResult({}, per_class, precision))
 
 
 def test_svg_takes_size_and_colors_from_the_page():

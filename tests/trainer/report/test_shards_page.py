@@ -4,14 +4,14 @@ import re
 from dataclasses import replace
 
 from trainer.data.shard_folder import QuarantinedImage, read_index
-from trainer.report.shards_page import page
+from trainer.report.shards_page import render_shards_page
 
 
 def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(shards):
     index = read_index(shards)
     categories = [replace(index.categories[0], name="<b> $x_1$"), *index.categories[1:]]
     quarantined = [QuarantinedImage("<script>.jpg", "cut off")]
-    text = page(replace(index, categories=categories, quarantined=quarantined))
+    text = render_shards_page(replace(index, categories=categories, quarantined=quarantined))
     assert f"<title>Data of {index.source}</title>" in text and index.source.startswith("sample:")
     assert text.count("<svg") == 4
     assert re.search(r"<td>train</td><td>24</td>\s*<td>\d+</td>", text)

@@ -62,4 +62,4 @@ def test_a_failed_export_leaves_the_current_version(trained, exports, tmp_path):
     exports("bad")
     with pytest.raises(ExportError):
         export(trained)
-    assert published_models.current(trained.data_root, "pets").version == "v0"
+    assert published_models.read_current(trained.data_root, "pets").version == "v0"

@@ -33,7 +33,7 @@ def champion(tmp_path):
     metadata = json.loads((folder / bundle.METADATA).read_text())
     metadata["trained_on"]["shards"] = shards.fingerprint
     (folder / bundle.METADATA).write_text(json.dumps(metadata))
-    bundle.seal(folder)
+    bundle.write_checksums(folder)
     published_models.publish(str(folder), root, "sample")
     return root
 

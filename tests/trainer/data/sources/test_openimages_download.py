@@ -17,7 +17,7 @@ from trainer.data.raw_manifest import Category
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.sources.openimages import BOXES
-from trainer.evaluation.openimages_metric import image_labels
+from trainer.evaluation.openimages_metric import read_image_labels
 
 
 def test_evaluation_learns_the_hierarchy_of_the_classes_kept(mirror, tmp_path):
@@ -35,9 +35,9 @@ def test_evaluation_learns_the_hierarchy_of_the_classes_kept(mirror, tmp_path):
         [0, 1, 2],
         [0, 1, 2],
     ]
-    labels_of, above = image_labels(truth)
+    labels_of, above = read_image_labels(truth)
     assert labels_of is not None and above == {0: [2], 1: [2]}
-    assert image_labels(ShardDataset(index.uri, "train").annotations())[0] is None
+    assert read_image_labels(ShardDataset(index.uri, "train").annotations())[0] is None
 
 
 def test_from_a_mirror_in_an_object_store_to_shards(mirror, bucket):

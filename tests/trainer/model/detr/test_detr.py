@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.config.architectures import ARCHITECTURES
 from trainer.config.schema import TrainConfig
-from trainer.export.formats import OnnxRuntime, select, write_onnx
-from trainer.export.verify import EXACT, Comparison
+from trainer.export.formats import OnnxRuntime, to_detections, write_onnx
+from trainer.export.verify import EXACT, DetectionComparison
 from trainer.model.architecture import build
 from trainer.model.deimv2.options import Deimv2Options
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
@@ -169,8 +169,8 @@ def test_the_raw_graph_has_no_grid_sample_and_finds_what_the_detector_finds(
     assert "GridSample" not in {node.op_type for node in onnx.load(tmp_path / "raw.onnx").graph.node}
     boxes, scores = map(torch.from_numpy, OnnxRuntime(tmp_path / "raw.onnx").run(images.numpy()))
     assert boxes.shape == (2, 30, 4) and scores.shape == (2, 30, 3)
-    comparison = Comparison(EXACT)
-    comparison.add(expected, select(boxes, scores, made.thresholds))
+    comparison = DetectionComparison(EXACT)
+    comparison.add(expected, to_detections(boxes, scores, made.thresholds))
     assert comparison.result().matched == 1
 
 

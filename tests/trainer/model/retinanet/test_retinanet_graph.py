@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trainer.export.formats import select
-from trainer.export.verify import EXACT, Comparison
+from trainer.export.formats import to_detections
+from trainer.export.verify import EXACT, DetectionComparison
 from trainer.model.architecture import Detections, build
 from trainer.model.retinanet import retinanet
 from trainer.model.retinanet.options import RetinaNetOptions
@@ -65,8 +65,8 @@ def test_raw_outputs_and_their_suppression_find_the_same():
     with torch.inference_mode():
         boxes, scores = detector.raw_graph(SIZE)(images)
     assert scores.shape == (3, boxes.shape[1], 7)
-    comparison = Comparison(EXACT)
-    comparison.add(detector.predict(images), select(boxes, scores, detector.thresholds))
+    comparison = DetectionComparison(EXACT)
+    comparison.add(detector.predict(images), to_detections(boxes, scores, detector.thresholds))
     assert comparison.result().matched > 0.99
 
 
@@ -84,7 +84,7 @@ def test_partners_are_found_by_label_box_and_score_not_by_rank():
         )
 
     def share(first, second):
-        comparison = Comparison(EXACT)
+        comparison = DetectionComparison(EXACT)
         comparison.add(detections(first), detections(second))
         return comparison.result().matched
 
