@@ -1,12 +1,12 @@
-"""Run the benchmarks for a CPU one after the other; each prints its result, and a table ends the run.
+"""Run the CPU benchmarks one after the other and print a table of their results.
 
-    python -m benchmarks                  # in under 15 minutes on two cores
+    python -m benchmarks                  # all of them, in under 15 minutes on two cores
     python -m benchmarks step loss        # some of them
 
-`python -m benchmarks.gpu` runs those for a GPU.
+`python -m benchmarks.gpu` runs the GPU benchmarks.
 
-The exit code is 1 if a benchmark fails or prints no result. A missed goal is listed and is no failure: goals
-are for an otherwise idle machine.
+The exit code is 1 if a benchmark fails or prints no result. A missed goal is listed, but is not a failure:
+goals assume an otherwise idle machine.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 1800  # Seconds after which a benchmark is killed.
+TIMEOUT = 1800  # Seconds after which a benchmark is killed.
 
 BENCHMARKS = {
     "loss": "--rounds 3",
@@ -44,7 +44,7 @@ BENCHMARKS = {
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedBenchmark:
     """A finished benchmark."""
 
     name: str
@@ -55,7 +55,7 @@ class Run:
 
 
 def main() -> int:
-    """Run them; 1 if any failed."""
+    """Run the benchmarks; return 1 if any failed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -69,20 +69,20 @@ def main() -> int:
     print(_table(runs))
     if load > 0.5:
         print(f"\nthe machine was busy at the start (load {load:.1f}): wall-clock figures are unreliable")
-    failed = [one for one in runs if not one.result]
-    for one in failed:
-        print(f"failed: {one.name}: {one.failure}", file=sys.stderr)
+    failed = [finished for finished in runs if not finished.result]
+    for finished in failed:
+        print(f"failed: {finished.name}: {finished.failure}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _table(runs: Sequence[Run]) -> str:
+def _table(runs: Sequence[FinishedBenchmark]) -> str:
     """Return ratios, run times and missed goals."""
     lines = [f"\n{'benchmark':<16}{'ratio':>8}{'seconds':>10}{'of a core':>12}"]
-    for one in runs:
-        shown = f"{one.result['ratio']:>8.2f}" if one.result else f"{'FAILED':>8}"
-        lines.append(f"{one.name:<16}{shown}{one.seconds:>10.0f}{one.cpu:>12.0f}")
+    for done in runs:
+        shown = f"{done.result['ratio']:>8.2f}" if done.result else f"{'FAILED':>8}"
+        lines.append(f"{done.name:<16}{shown}{done.seconds:>10.0f}{done.cpu:>12.0f}")
     lines.append(f"{'all':<24}{sum(x.seconds for x in runs):>10.0f}{sum(x.cpu for x in runs):>12.0f}")
-    goals = [(one.result, goal) for one in runs if one.result for goal in one.result.get("goals", [])]
+    goals = [(done.result, goal) for done in runs if done.result for goal in done.result.get("goals", [])]
     missed = [(result, goal) for result, goal in goals if not goal["reached"]]
     lines.append(f"\ngoals: {len(goals) - len(missed)} of {len(goals)} reached" + ":" * bool(missed))
     for result, goal in missed:
@@ -91,17 +91,17 @@ def _table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def run(name: str, arguments: Sequence[str]) -> Run:
-    """Run one benchmark and pass its output on."""
+def run(name: str, arguments: Sequence[str]) -> FinishedBenchmark:
+    """Run one benchmark and print its output."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
     print(f"\n$ python {' '.join(command[1:])}", flush=True)
-    start, cpu, last = time.monotonic(), _cpu(), ""
+    start, cpu, last = time.monotonic(), _child_cpu_seconds(), ""
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        # Its whole process group is killed if it hangs.
-        watch = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
+        # Kill the whole process group if the benchmark hangs.
+        watch = threading.Timer(TIMEOUT, os.killpg, (process.pid, signal.SIGKILL))
         watch.start()
         try:
             for last in process.stdout:
@@ -112,20 +112,20 @@ def run(name: str, arguments: Sequence[str]) -> Run:
         finally:
             watch.cancel()
     seconds = time.monotonic() - start
-    result = _result(name, last) if process.returncode == 0 else None
+    result = _parse_result(name, last) if process.returncode == 0 else None
     failure = f"exit code {process.returncode}" if process.returncode else "the last line is not its result"
-    if process.returncode == -signal.SIGKILL and seconds >= LIMIT:
-        failure = f"killed after {LIMIT} s"
-    return Run(name, result, "" if result else failure, seconds, _cpu() - cpu)
+    if process.returncode == -signal.SIGKILL and seconds >= TIMEOUT:
+        failure = f"killed after {TIMEOUT} s"
+    return FinishedBenchmark(name, result, "" if result else failure, seconds, _child_cpu_seconds() - cpu)
 
 
-def _cpu() -> float:
+def _child_cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def _result(name: str, line: str) -> dict[str, Any] | None:
-    """Parse the last line of a benchmark; None if it is not the result of NAME or of a part, NAME-PART."""
+def _parse_result(name: str, line: str) -> dict[str, Any] | None:
+    """Parse the last line of a benchmark; None if it is not a result named NAME or NAME-PART."""
     try:
         result = json.loads(line)
         return result if result["name"].partition("-")[0] == name and result["ratio"] > 0 else None

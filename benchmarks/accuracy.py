@@ -1,11 +1,11 @@
-"""AP of the fast step against that of torchvision's losses on the test split, over several seeds.
+"""Compare the test AP of kubedet's training step and of torchvision's losses, over several seeds.
 
     python -m benchmarks.accuracy                                                  # the built-in sample
-    python -m benchmarks.accuracy --source voc:PATH --recipe small --epochs 45     # another set
+    python -m benchmarks.accuracy --source voc:PATH --recipe small --epochs 45     # another dataset
 
 Both train the same network from the same weights on the same batches: `stock` with torchvision's losses,
-image by image in fp32; `ours` as the recipe does (bf16, fused, compiled). `ratio` is the mean AP of ours over
-that of stock, `noise` the standard error of the difference. `--first-seed` divides the seeds among processes.
+image by image in fp32; `ours` as the recipe does (bf16, fused, compiled). `ratio` is the mean AP of `ours`
+over that of `stock`, `noise` the standard error of the difference. `--first-seed` splits the seeds over runs.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class StockDetector(RetinaNet):
 
     def __init__(self, config: RetinaNetOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
-        # In a tuple: the weights shall not be registered a second time.
+        # In a tuple, so that the weights are not registered twice.
         self._stock = (
             detection.RetinaNet(
                 self.backbone, num_classes, head=self.head, anchor_generator=self.anchor_generator
@@ -58,20 +58,20 @@ class StockDetector(RetinaNet):
         labels: Tensor,
         color: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Losses of a batch, as `RetinaNet.forward`."""
+        """Return the losses of a batch, like `RetinaNet.forward`."""
         features = self.features(self.normalize(images, color))
         shapes = [(level.shape[-2], level.shape[-1]) for level in features]
         anchors = torch.cat(self.anchors(shapes, images.shape[-1]))
         targets = [
-            {"boxes": one[names != PADDING], "labels": names[names != PADDING]}
-            for one, names in zip(boxes, labels, strict=True)
+            {"boxes": rows[names != PADDING], "labels": names[names != PADDING]}
+            for rows, names in zip(boxes, labels, strict=True)
         ]
         losses = self._stock[0].compute_loss(targets, self.head(features), [anchors] * len(images))
         return {"classification": losses["classification"], "boxes": losses["bbox_regression"]}
 
 
 def run(config: Config, shards: str, output: str, device: torch.device, *, stock: bool) -> dict[str, float]:
-    """Train once; the scores of its best checkpoint on the test split."""
+    """Train once; return the test scores of the best checkpoint."""
     kind = StockDetector if stock else RetinaNet
     with mock.patch("trainer.training.state.build", kind):
         result = train(config, shards, output)
@@ -83,7 +83,7 @@ def run(config: Config, shards: str, output: str, device: torch.device, *, stock
 
 
 def main() -> None:
-    """Train both ways with every seed, in turn, and print the scores."""
+    """Train with every seed and both losses in turn, and print the scores."""
     options = arguments(
         __doc__, trains=True, source="sample", recipe="debug", epochs=20, seeds=3, first_seed=0
     )
@@ -98,13 +98,13 @@ def main() -> None:
                 ("ours", {"precision": "bf16", "compile": "loss" if options.compiled else "off"}),
             ):
                 changed = dataclasses.replace(config.train, seed=seed, **changes)
-                one = dataclasses.replace(config, train=changed)
+                seeded = dataclasses.replace(config, train=changed)
                 output = f"{folder}/{name}-{seed}"
-                scores[name].append(run(one, shards, output, options.device, stock=name == "stock"))
+                scores[name].append(run(seeded, shards, output, options.device, stock=name == "stock"))
                 _LOG.info("%s, seed %d: %s", name, seed, scores[name][-1])
     figures = _figures(scores, seeds)
     if not figures["stock_AP"]:
-        raise SystemExit("error: torchvision's way has learnt nothing in so few epochs: give it more")
+        raise SystemExit("error: training with torchvision's losses reached AP 0: raise --epochs")
     report("accuracy", figures["ours_AP"] / figures["stock_AP"], figures, options)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved timing, batches, and the line that is printed last."""
+"""Shared code of the benchmarks: options, interleaved timing, random batches, the report."""
 
 import argparse
 import dataclasses
@@ -31,13 +31,13 @@ _ANY_MODEL = {
     "weights", "score_threshold", "nms_threshold", "detections_per_image",
     "trainable_layers", "sync_batchnorm",
 }  # fmt: skip
-"""What two networks that train alike may differ in."""
+"""Options in which two networks may differ without training differently."""
 _V1_MODEL = {"version", "backbone", "norm"}
-"""What torchvision lets one choose besides, for its older network."""
+"""Further options that torchvision supports, for its older network."""
 
 
 def run(main: Callable[[], None]) -> int:
-    """Run a benchmark and return its exit code; our own errors are printed without a traceback."""
+    """Run a benchmark and return its exit code; print a KubedetError without a traceback."""
     try:
         main()
     except KubedetError as error:
@@ -63,9 +63,9 @@ def arguments(description: str | None, *, trains: bool = False, **defaults: Any)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=device, help="cpu or cuda")
     parser.add_argument("--threads", type=int, default=1, help="threads of each process on a CPU")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds; every candidate runs once in each")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; each runs every candidate once")
     parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="cpu: the process's own time, where others work too"
+        "--clock", choices=CLOCKS, default="wall", help="cpu: CPU time of the process, for a busy machine"
     )
     if trains:
         parser.add_argument(
@@ -82,7 +82,7 @@ def arguments(description: str | None, *, trains: bool = False, **defaults: Any)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(
             f"--device {options.device}: torch {torch.__version__} finds no GPU on this machine",
-            fix="run it where there is one, or with --device cpu",
+            fix="run it on a machine with a GPU, or with --device cpu",
         )
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -91,17 +91,18 @@ def arguments(description: str | None, *, trains: bool = False, **defaults: Any)
     return options
 
 
-def interleaved(
+def time_interleaved(
     candidates: dict[str, Callable[[], Any]],
     rounds: int,
     device: torch.device,
     clock: str = "wall",
     *,
-    spare: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> Times:
-    """Median seconds of each candidate, interleaved so that other load hits all alike, after a warm-up round.
+    """Return the median seconds of each candidate, after a warm-up round.
 
-    Candidates of `spare` that do not fit into a GPU's memory are left out.
+    Candidates are interleaved, so other load affects all equally. `optional` ones are skipped if they do not
+    fit into the GPU's memory.
     """
     now = CLOCKS[clock]
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
@@ -114,21 +115,21 @@ def interleaved(
                 synchronize(device)
                 took = now() - start
             except torch.OutOfMemoryError as error:
-                if name not in spare:
+                if name not in optional:
                     raise
                 reason = str(error).splitlines()[0]
             else:
                 seconds[name] += [took] * bool(round_number)
                 continue
-            # Only now: as long as the error was there, so were the tensors of what had raised it.
+            # Not in the except block, where the error still refers to the tensors.
             del seconds[name]
             torch.cuda.empty_cache()
-            print(f"left out: {name}, which the memory does not hold: {reason}", flush=True)
+            print(f"skipped: {name} does not fit into memory: {reason}", flush=True)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -136,20 +137,20 @@ def synchronize(device: torch.device) -> None:
 def random_batch(
     images: int, size: int, classes: int, device: torch.device, *, boxes_each: int = 8
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[dict[str, torch.Tensor]]]:
-    """uint8 images [B, 3, S, S], boxes [B, M, 4], labels [B, M], and the targets as torchvision's list."""
+    """Return uint8 images [B, 3, S, S], boxes [B, M, 4], labels [B, M], and torchvision's list of targets."""
     corner = torch.rand(images, boxes_each, 2) * size * 0.6
     boxes = torch.cat([corner, corner + size * (0.03 + 0.37 * torch.rand(images, boxes_each, 2))], dim=2)
     labels = torch.randint(0, classes, (images, boxes_each))
     pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8)
     pixels, boxes, labels = pixels.to(device), boxes.to(device), labels.to(device)
-    lists = [{"boxes": one, "labels": names} for one, names in zip(boxes, labels, strict=True)]
+    lists = [{"boxes": rows, "labels": names} for rows, names in zip(boxes, labels, strict=True)]
     return pixels, boxes, labels, lists
 
 
 def stock_model(
     classes: int, size: int, device: torch.device, config: RetinaNetOptions | None = None
 ) -> torchvision.models.detection.RetinaNet:
-    """Torchvision's RetinaNet like `config` (resnet50 v2 by default), random weights, in training mode.
+    """Return torchvision's RetinaNet with the options of `config`, random weights, in training mode.
 
     Raises:
         ConfigError: torchvision has no such network.
@@ -164,8 +165,8 @@ def stock_model(
     ]
     if other:
         raise ConfigError(
-            f"torchvision has no RetinaNet like that of this recipe: {', '.join(other)}",
-            fix="compare one that it has: coco_r50, openimages_r50, mlperf",
+            f"torchvision's RetinaNet does not support these options of the recipe: {', '.join(other)}",
+            fix="use one of the recipes coco_r50, openimages_r50, mlperf",
         )
     if config.version == "v2":
         model = detection.retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=classes)
@@ -186,19 +187,19 @@ def stock_model(
 
 
 def saved_bytes(forward: Callable[[], Any]) -> int:
-    """Bytes that a forward pass keeps for the backward pass, parameters not counted."""
-    kept: dict[int, int] = {}
+    """Return the bytes that a forward pass saves for the backward pass, without parameters."""
+    sizes: dict[int, int] = {}
 
-    def note(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         if not isinstance(tensor, torch.nn.Parameter):
             storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = forward()  # held until all is counted: freed memory would be counted under one address
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+        result = forward()  # kept until all sizes are recorded, so no address is reused
     del result
-    return sum(kept.values())
+    return sum(sizes.values())
 
 
 def report(
@@ -210,9 +211,9 @@ def report(
     at_least: dict[str, float] | None = None,
     at_most: dict[str, float] | None = None,
 ) -> None:
-    """Print the figures, one per line, and then everything as one line of JSON.
+    """Print the figures, one per line, then the whole result as one line of JSON.
 
-    `at_least` and `at_most` are goals by figure; those without a measured figure are left out.
+    `at_least` and `at_most` are goals by figure; goals of figures that were not measured are ignored.
     """
     goals = [
         {"figure": key, "goal": f"{sign} {limit:g}", "reached": bool(figures[key] * way >= limit * way)}
@@ -247,7 +248,7 @@ def report(
 
 
 def device_name(device: torch.device) -> str:
-    """What a device calls itself."""
+    """Return the model name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
@@ -256,7 +257,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _commit() -> str:
-    """The commit of the sources, with a plus where they differ from it; empty outside a repository."""
+    """Return the commit, with a plus if files were changed; "" outside a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()

@@ -1,12 +1,12 @@
-"""Raw images in a store to shards in the same store: images per CPU second, and memory.
+"""Convert raw images in a store to shards in the same store: images per CPU second, and memory.
 
     python -m benchmarks.conversion
     python -m benchmarks.conversion --images 2000 --rows 200000 --rounds 3
 
 `shard` reads from and writes to SeaweedFS on this machine, with header checks and with full decoding,
-interleaved; the CPU time is that of its processes without the server's. `..._scaled` rates are scaled to the
-machine of the goals, by the decoding rates measured in between. The memory figures are the peak PSS of
-download and sharding processes on tables of many small images; it must not grow with the table.
+interleaved; the CPU time excludes the server's. `..._scaled` rates are scaled to the machine of the goals, by
+the decoding rates measured in between. The memory figures are the peak PSS of the download and sharding
+processes on tables of many small images; it must not grow with the table.
 """
 
 import csv
@@ -39,7 +39,7 @@ from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
 GOALS = {"headers": 900, "decoding": 350}
 """Images of 640x480 pixels per CPU second on a machine that decodes DECODED of them."""
 DECODED = 894  # Images per CPU second of simplejpeg with its fast flags on the goals' machine.
-MEMORY_GOAL = 1000  # MB of download or sharding, whatever the size.
+MEMORY_GOAL = 1000  # MB of download or sharding, for any number of images.
 _BEGIN = """
 import sys
 from trainer.config.schema import DataConfig
@@ -53,7 +53,7 @@ STEPS = {
 }
 
 
-def mirror(folder: Path, images: int, boxes_each: int, picture_of: Callable[[int], bytes]) -> str:
+def write_mirror(folder: Path, images: int, boxes_each: int, picture_of: Callable[[int], bytes]) -> str:
     """Write a mirror of Open Images whose images share files; return the source."""
     pixels = folder / "pixels" / "train"
     pixels.mkdir(parents=True)
@@ -85,7 +85,7 @@ def mirror(folder: Path, images: int, boxes_each: int, picture_of: Callable[[int
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its ended children."""
+    """Return the CPU time of this process and of its finished child processes."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -103,13 +103,13 @@ def convert(raw: dict[str, Any], root: str, config: DataConfig) -> float:
 def decode(pictures: list[bytes]) -> float:
     """Decode images; return images per CPU second."""
     began = cpu_seconds()
-    for one in pictures:
-        simplejpeg.decode_jpeg(one, fastdct=True, fastupsample=True)
+    for jpeg in pictures:
+        simplejpeg.decode_jpeg(jpeg, fastdct=True, fastupsample=True)
     return len(pictures) / (cpu_seconds() - began)
 
 
-def speed(images: int, rounds: int, processes: int) -> dict[str, float]:
-    """Median images per CPU second by kind of check, measured and scaled to the goals' machine."""
+def conversion_rates(images: int, rounds: int, processes: int) -> dict[str, float]:
+    """Return the median images per CPU second by kind of check, measured and scaled to the goals' machine."""
     rates: dict[str, list[float]] = {name: [] for name in GOALS}
     scaled: dict[str, list[float]] = {f"{name}_scaled": [] for name in GOALS}
     decoded: list[float] = []
@@ -117,7 +117,7 @@ def speed(images: int, rounds: int, processes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as temporary, store() as port:
         use(port)
         root = "s3://bucket/data"
-        source = mirror(Path(temporary), images, 8, lambda seed: picture(640, 480, seed))
+        source = write_mirror(Path(temporary), images, 8, lambda seed: picture(640, 480, seed))
         config = DataConfig(processes=processes)
         raw = download(source, root, config)
         for number in range(rounds + 1):
@@ -125,7 +125,7 @@ def speed(images: int, rounds: int, processes: int) -> dict[str, float]:
             for name, values in rates.items():
                 rate = convert(raw, root, replace(config, decode_check=name == "decoding"))
                 decoded.append(decode(pictures))
-                if number:  # the first opens connections and warms the store
+                if number:  # the first round opens connections and warms the store
                     values.append(rate)
                     scaled[f"{name}_scaled"].append(rate * DECODED / statistics.mean(decoded[-2:]))
     every = {**rates, **scaled, "decoded": decoded}
@@ -133,60 +133,60 @@ def speed(images: int, rounds: int, processes: int) -> dict[str, float]:
 
 
 def small_picture(seed: int) -> bytes:
-    """A JPEG of a kilobyte."""
+    """Return a JPEG of a kilobyte."""
     pixels = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).resize((64, 48)).save(buffer, "JPEG")
     return buffer.getvalue()
 
 
-def peak(step: str, source: str, root: str) -> float:
-    """Run a step in a process of its own; return the most memory that it and its children had."""
+def peak_memory(step: str, source: str, root: str) -> float:
+    """Run a step in a separate process; return the peak memory of it and its children, in bytes."""
     process = subprocess.Popen([sys.executable, "-c", STEPS[step], source, root], stderr=subprocess.DEVNULL)
-    most = 0
+    largest = 0
     while process.poll() is None:
-        most = max(most, sum(map(_own_memory, _family(process.pid))))
+        largest = max(largest, sum(map(_memory_share, _process_tree(process.pid))))
         time.sleep(0.05)
     if process.returncode:
         raise SystemExit(f"{step} ended with {process.returncode}")
-    return most
+    return largest
 
 
-def _family(pid: int) -> list[int]:
+def _process_tree(pid: int) -> list[int]:
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    return [pid, *(one for child in children for one in _family(int(child)))]
+    return [pid, *(pid for child in children for pid in _process_tree(int(child)))]
 
 
-def _own_memory(pid: int) -> int:
-    """Bytes of a process; what it shares with others is divided among them."""
+def _memory_share(pid: int) -> int:
+    """Return the bytes of a process (PSS): shared memory is divided among the processes that share it."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
-def memory(rows: int) -> dict[str, float]:
-    """Peaks of download and shard with that many images of eight boxes."""
+def memory_figures(rows: int) -> dict[str, float]:
+    """Return the peak memory of download and shard for `rows` images with eight boxes each."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        source = mirror(folder / "source", rows, 8, small_picture)
+        source = write_mirror(folder / "source", rows, 8, small_picture)
         root = str(folder / "data")
-        return {step: peak(step, source, root) for step in STEPS}
+        return {step: peak_memory(step, source, root) for step in STEPS}
 
 
 def main() -> None:
-    """Measure, and print the figures."""
+    """Measure and print the figures."""
     options = arguments(__doc__, images=1000, rows=60_000, processes=1)
     began, load = time.time(), os.getloadavg()[0]
     figures: dict[str, Any] = {}
-    for name, rate in speed(options.images, options.rounds, options.processes).items():
+    for name, rate in conversion_rates(options.images, options.rounds, options.processes).items():
         figures[f"{name}_images_per_cpu_s"] = rate
     for rows in (options.rows // 10, options.rows):
-        for name, bytes_taken in memory(rows).items():
+        for name, bytes_taken in memory_figures(rows).items():
             figures[f"{name}_peak_mb_of_{rows}_rows"] = bytes_taken / 1e6
     figures |= {"load_before": load, "load_after": os.getloadavg()[0], "seconds": time.time() - began}
     least = {f"{name}_scaled_images_per_cpu_s": float(goal) for name, goal in GOALS.items()}

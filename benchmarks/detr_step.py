@@ -1,10 +1,10 @@
-"""A training step of D-FINE or RT-DETRv2 against transformers' network in a plain loop.
+"""Compare a training step of D-FINE or RT-DETRv2 with transformers' network in a plain loop.
 
     python -m benchmarks.detr_step --clock cpu
     python -m benchmarks.detr_step --cases 80:640:dfine_s,80:640:dfine_l --images 16 --network graphs
 
-Prints what `benchmarks.step` does, which explains cases and figures: the time of each, the operators and
-waits of a step, and the ratios, of which `ratio_to_bf16` is the goal's.
+`benchmarks.step` explains the cases and figures: times, operators and waits of a step, and ratios. The goal
+is for `ratio_to_bf16`.
 """
 
 import sys
@@ -19,11 +19,11 @@ from trainer.model.boxes import to_center
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
 
 GOALS = {"cpu": {"ratio_to_bf16_80_320px_dfine_s": 1.3, "ratio_to_bf16_80_320px_dfine_l": 1.3}}
-_CLIP = 0.1  # Largest norm of the gradient in D-FINE's and RT-DETR's own training.
+_CLIP = 0.1  # Largest gradient norm when the authors train D-FINE and RT-DETR.
 
 
 def transformers(batch: Any, config: DFineOptions | RTDetrOptions, classes: int) -> Reference:
-    """The model of transformers and its loss; what ours has frozen is frozen."""
+    """Return the model of transformers and its loss, with the same weights frozen as in ours."""
     pixels, boxes, labels, _ = batch
     ours = build(config, classes)
     model = ours.upstream(ours.library_config)

@@ -1,12 +1,12 @@
-"""Our download against that of Open Images' own downloader over a slow link, interleaved.
+"""Compare our download with Open Images' official downloader over a slow link, interleaved.
 
     python -m benchmarks.download
     python -m benchmarks.download --images 5000 --rounds 3 --connections 32
 
 The official downloader (https://github.com/openimages/dataset/blob/main/downloader.py) calls boto3's
-`download_file` in five threads: a HEAD and a GET per image. `official` does so with urllib3, which is faster
-than boto3; `plain` leaves out the HEAD, and the goal is measured against it. Ours is the whole `download`.
-Both write to /dev/shm, or to TMPDIR. The ratio is the median of the rounds' ratios.
+`download_file` in five threads: a HEAD and a GET per image. `official` does this with urllib3, which is
+faster than boto3; `plain` omits the HEAD, and the goal compares with it. `ours` is the whole `download` step.
+All write to /dev/shm, or to TMPDIR. The ratio is the median of the rounds' ratios.
 """
 
 import csv
@@ -31,33 +31,33 @@ GOAL = 10
 _MEAN_SIZE = 294_000  # Bytes of a training image of Open Images: 513 GB / 1,743,042.
 
 
-def plain(lines: list[str], address: str, folder: Path, *, head: bool) -> None:
+def download_plain(lines: list[str], address: str, folder: Path, *, head: bool) -> None:
     """Fetch the images of lines `split/image_id` as the official downloader does."""
     pool = urllib3.PoolManager(maxsize=5)
     folder.mkdir(parents=True)
 
-    def one(line: str) -> None:
+    def fetch(line: str) -> None:
         url = f"{address}/{line}.jpg"
         if head and pool.request("HEAD", url).status != 200:
             raise SystemExit(f"error when downloading image {line}")
-        answer = pool.request("GET", url)
-        if answer.status != 200:
+        response = pool.request("GET", url)
+        if response.status != 200:
             raise SystemExit(f"error when downloading image {line}")
-        (folder / f"{line.partition('/')[2]}.jpg").write_bytes(answer.data)
+        (folder / f"{line.partition('/')[2]}.jpg").write_bytes(response.data)
 
     with ThreadPoolExecutor(5) as threads:
-        list(threads.map(one, lines))
+        list(threads.map(fetch, lines))
 
 
-def ours(address: str, base: Path, folder: Path, connections: int) -> int:
-    """Fetch the same images with `download`; return how many came."""
+def download_ours(address: str, base: Path, folder: Path, connections: int) -> int:
+    """Fetch the same images with `download`; return the number of images."""
     source = f"openimages:images={base}/ids.txt,base={base},pixels={address},labels=none,hierarchy=none"
     manifest = download(source, str(folder), DataConfig(threads=connections))
     return sum(split.images for split in manifest.splits.values())
 
 
 def _mirror(folder: Path, count: int) -> list[str]:
-    """Write CSV files of one box an image; return the lines of the image list."""
+    """Write CSV files with one box per image; return the lines of the image list."""
     ids = [f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}" for number in range(1, count + 1)]
     for name, header, rows in (
         (DESCRIPTIONS, ["LabelName", "DisplayName"], [["/m/01yrx", "Cat"]]),
@@ -76,7 +76,7 @@ def _mirror(folder: Path, count: int) -> list[str]:
 
 
 def main() -> None:
-    """Run both in turns, and print the figures."""
+    """Run the downloaders in turn and print the figures."""
     options = arguments(__doc__, images=2000, connections=DataConfig().threads)
     times: dict[str, list[float]] = {"official": [], "plain": [], "ours": []}
     cpu: dict[str, list[float]] = {name: [] for name in times}
@@ -85,16 +85,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=memory) as temporary, slow_server(_MEAN_SIZE) as address:
         folder = Path(temporary)
         lines = _mirror(folder / "base", options.images)
-        ours(address, folder / "base", folder / "warm", options.connections)  # imports, connections
+        download_ours(address, folder / "base", folder / "warm", options.connections)  # imports, connections
         shutil.rmtree(folder / "warm")
         for number in range(options.rounds):
             for name in times if number % 2 else reversed(times):
                 target = folder / "data"
                 began, cpu_began = time.perf_counter(), time.process_time()
                 if name != "ours":
-                    plain(lines, address, target, head=name == "official")
-                elif ours(address, folder / "base", target, options.connections) != options.images:
-                    raise SystemExit("error: ours lost images")
+                    download_plain(lines, address, target, head=name == "official")
+                elif download_ours(address, folder / "base", target, options.connections) != options.images:
+                    raise SystemExit("error: the download lost images")
                 times[name].append((time.perf_counter() - began) / options.images)
                 cpu[name].append((time.process_time() - cpu_began) / options.images)
                 shutil.rmtree(target)

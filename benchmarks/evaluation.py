@@ -1,6 +1,6 @@
-"""Evaluation: the COCO metrics against pycocotools, a split of Open Images' size, and inference.
+"""Measure evaluation: COCO metrics against pycocotools, a split of Open Images' size, and inference.
 
-    python -m benchmarks.evaluation                        # all; some ten minutes on two cores
+    python -m benchmarks.evaluation                        # all parts; about ten minutes on two cores
     python -m benchmarks.evaluation --part metrics         # 5000 images x 80 classes x 100 detections
     python -m benchmarks.evaluation --part large           # 41,620 x 601, 4.16 million detections
     python -m benchmarks.evaluation --part inference       # 48 images of 320 px, all cores
@@ -49,7 +49,7 @@ LIMITS = {"evaluate": 15.0, "report": 60.0}  # Seconds for the parts of `large`.
 
 
 def metrics(options: argparse.Namespace) -> None:
-    """Compare both evaluators."""
+    """Compare the speed and the metrics of both evaluators."""
     truth, detections = synthetic(options.images, 80, 100)
     seconds, results = {}, {}
     for engine in ("hotcoco", "pycocotools"):
@@ -71,12 +71,12 @@ def metrics(options: argparse.Namespace) -> None:
 
 
 def large(options: argparse.Namespace) -> None:
-    """Time and peak memory; the ratio is that of the limit to the time."""
+    """Measure time and peak memory; the ratio is limit to time."""
     figures = {}
     for kind in LIMITS:
         command = [sys.executable, "-m", "benchmarks.large_split", kind]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        for name, value in json.loads(answer).items():
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for name, value in json.loads(printed).items():
             figures[f"{kind}_{name}"] = value
     ratio = min(limit / figures[f"{kind}_seconds"] for kind, limit in LIMITS.items())
     limits = {f"{kind}_seconds": limit for kind, limit in LIMITS.items()}
@@ -84,16 +84,16 @@ def large(options: argparse.Namespace) -> None:
 
 
 def inference(options: argparse.Namespace) -> None:
-    """Images a second from shards to scored detections."""
+    """Measure images per second from shards to scored detections."""
     options.threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as root:
-        # As torchvision's model has it.
+        # The value of torchvision's model.
         changes = {"model.detections_per_image": 300}
         config = recipes.load("coco_r50", {"loader.image_size": options.size, **changes})
         source = _squares(Path(root) / "squares", options.samples, options.size)
         raw = download(f"coco:{source}", root, config.data)
         dataset = ShardDataset(shard(raw, root, config.data).uri, "train")
-        stock = _confident(stock_model(CLASSES + 1, options.size, torch.device("cpu")).eval())
+        stock = _raise_scores(stock_model(CLASSES + 1, options.size, torch.device("cpu")).eval())
         detector = build(config.model, CLASSES).eval()
         detector.load_state_dict(stock.state_dict())
         detector = detector.fold_batchnorm().to(memory_format=torch.channels_last)
@@ -107,7 +107,7 @@ def inference(options: argparse.Namespace) -> None:
             for name, candidate in candidates.items():
                 start = CLOCKS[options.clock]()
                 candidate()
-                seconds[name] += [CLOCKS[options.clock]() - start] * bool(number)  # The first warms up.
+                seconds[name] += [CLOCKS[options.clock]() - start] * bool(number)  # Skips the warm-up.
     rates = {name: len(dataset) / statistics.median(values) for name, values in seconds.items()}
     figures: dict[str, Any] = {f"{name}_images_per_second": rate for name, rate in rates.items()}
     figures["ratio"] = rates["ours"] / rates["reference_1_thread"]
@@ -116,7 +116,7 @@ def inference(options: argparse.Namespace) -> None:
 
 
 def _squares(folder: Path, count: int, size: int) -> Path:
-    """Write a COCO set of colored squares; return its JSON file."""
+    """Write a COCO dataset of colored squares; return its JSON file."""
     random = np.random.default_rng(0)
     folder.mkdir()
     images, annotations = [], []
@@ -141,8 +141,8 @@ def _squares(folder: Path, count: int, size: int) -> Path:
     return folder / "instances_train.json"
 
 
-def _confident(model: Any) -> Any:
-    """Raise the scores of random weights to hundreds of detections, none of them background."""
+def _raise_scores(model: Any) -> Any:
+    """Raise the scores of a model with random weights, so that it finds hundreds of objects."""
     last = model.head.classification_head.cls_logits
     with torch.no_grad():
         last.weight.mul_(3)
@@ -152,7 +152,7 @@ def _confident(model: Any) -> Any:
 
 @torch.inference_mode()
 def reference(model: Any, dataset: ShardDataset, threads: int) -> Predictions:
-    """Score as torchvision's references/detection does: one image at a time."""
+    """Score images one at a time, like torchvision's references/detection."""
     torch.set_num_threads(threads)
     truth, everything = dataset.annotations(), []
     with contextlib.redirect_stdout(io.StringIO()):
@@ -179,7 +179,7 @@ def reference(model: Any, dataset: ShardDataset, threads: int) -> Predictions:
 
 
 def ours(detector: Any, dataset: ShardDataset, config: Config, threads: int) -> Predictions:
-    """Score as `evaluate` does, with the same annotations read."""
+    """Score like `evaluate`, including reading the annotations."""
     torch.set_num_threads(threads)
     detections = predict_split(detector.predict, dataset, config, SINGLE)
     coco.evaluate(Truth.from_coco(dataset.annotations()), detections)
@@ -190,7 +190,7 @@ PARTS = {"metrics": metrics, "large": large, "inference": inference}
 
 
 def main() -> None:
-    """Measure one part, or all."""
+    """Measure one part or all parts."""
     options = arguments(__doc__, part="all", images=5000, samples=48, size=320)
     for name, part in PARTS.items():
         if options.part in ("all", name):

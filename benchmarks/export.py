@@ -1,10 +1,10 @@
-"""Exported files against the trained model: latency of one image, and size.
+"""Compare exported files with the trained model: latency of one image, and size.
 
     python -m benchmarks.export --size 320 --threads 2 --rounds 15
 
-The deployment graph in PyTorch (eager, inference mode) against onnxruntime (fp32 and static int8),
-interleaved and with the same threads. The ratio is eager to fp32 in onnxruntime.
-The weights are random; the bias of the scores lets about a hundred boxes reach the NMS.
+Runs the deployment graph in PyTorch (eager, inference mode) and in onnxruntime (fp32 and static int8),
+interleaved, with the same number of threads. The ratio is the time of eager to that of fp32 in onnxruntime.
+The weights are random; the bias of the scores is set so that about a hundred boxes reach the NMS.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from benchmarks.common import arguments, interleaved, report
+from benchmarks.common import arguments, report, time_interleaved
 from trainer.export.formats import OnnxRuntime, write_onnx
 from trainer.export.quantize import quantize
 from trainer.model.architecture import INPUT, build
@@ -26,8 +26,8 @@ from trainer.model.retinanet.retinanet import RetinaNet
 CLASSES = 80
 
 
-class _Images:
-    """A calibration reader."""
+class _Calibration:
+    """Images in the interface of onnxruntime's calibration."""
 
     def __init__(self, images: list[np.ndarray]) -> None:
         self._images = iter(images)
@@ -38,7 +38,7 @@ class _Images:
 
 
 def _detector(images: Tensor) -> RetinaNet:
-    """RetinaNet R50 v2 with random weights; on these images about a hundred scores pass."""
+    """Return RetinaNet R50 v2 with random weights and about a hundred detections in these images."""
     detector = build(RetinaNetOptions(score_threshold=0.05), CLASSES).eval()
     with torch.inference_mode():
         logits, _ = detector.outputs(detector.features(detector.normalize(images)))
@@ -50,7 +50,7 @@ def _detector(images: Tensor) -> RetinaNet:
 
 
 def main() -> None:
-    """Measure the exported forms and print the ratios."""
+    """Measure the exported files and print the ratios."""
     options = arguments(__doc__, size=320)
     size = options.size
     images = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8)
@@ -64,7 +64,7 @@ def main() -> None:
         write_onnx(graph, folder / "fp32.onnx")
         random = np.random.default_rng(0)
         calibration = [random.integers(0, 256, (3, size, size), dtype=np.uint8) for _ in range(8)]
-        quantize(folder / "fp32.onnx", folder / "int8.onnx", _Images([images[0].numpy(), *calibration]))
+        quantize(folder / "fp32.onnx", folder / "int8.onnx", _Calibration([images[0].numpy(), *calibration]))
         runtimes = {
             "onnx": OnnxRuntime(folder / "fp32.onnx", options.threads),
             "onnx-int8": OnnxRuntime(folder / "int8.onnx", options.threads),
@@ -73,7 +73,7 @@ def main() -> None:
         pixels = images.numpy()
         for name, runtime in runtimes.items():
             candidates[name] = lambda runtime=runtime: runtime.run(pixels)
-        seconds = interleaved(candidates, options.rounds, options.device, options.clock)
+        seconds = time_interleaved(candidates, options.rounds, options.device, options.clock)
         weights = (folder / "weights").stat().st_size
         figures: dict[str, Any] = {f"{name}_ms": value * 1000 for name, value in seconds.items()}
         figures |= {f"{name}_times": seconds["eager"] / seconds[name] for name in runtimes}

@@ -1,14 +1,13 @@
-"""Measure on a machine with a GPU that has torch and no network.
+"""Run the GPU benchmarks on a machine with torch and without network access.
 
-    python -m benchmarks.gpu --pack .gpu                 # with a network: wheels that the other machine lacks
-    python -m benchmarks.gpu --run --packed .gpu         # there: every stage, the most important first
+    python -m benchmarks.gpu --pack .gpu                 # with network access: download missing wheels
+    python -m benchmarks.gpu --run --packed .gpu         # on the GPU machine: run all stages
     python -m benchmarks.gpu --run --stages step,loop    # some of them
-    python -m benchmarks.gpu --run --small --device cpu  # the same stages in small, on any machine
+    python -m benchmarks.gpu --run --small --device cpu  # small versions of the stages, on any machine
 
-The other machine needs Linux, Python 3.12, torch 2.11 or later with its torchvision, and this checkout. Each
-stage has a time limit, and one that fails does not end the run. `--out` contains the log of each stage
-and `table.md`, rewritten after each stage: the table of docs/performance.md. The exit code is 1 if a stage
-failed.
+The GPU machine needs Linux, Python 3.12, torch 2.11 or later with its torchvision, and this checkout. Each
+stage has a time limit; if one fails, the run continues. `--out` contains the log of each stage and
+`table.md`, a table of the figures that is rewritten after each stage. The exit code is 1 if a stage failed.
 """
 
 import argparse
@@ -24,17 +23,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-LACKING = [
+MISSING_PACKAGES = [
     "annotated-types", "argon2-cffi", "argon2-cffi-bindings", "cffi", "execnet", "hotcoco", "ijson",
     "iniconfig", "minio", "ml-dtypes", "obstore", "onnx", "onnx-ir", "onnxscript", "packaging",
     "pillow-heif", "pluggy", "protobuf", "pycocotools", "pycparser", "pycryptodome", "pydantic",
     "pydantic-core", "pytest", "pytest-timeout", "pytest-xdist", "simplejpeg", "transformers",
     "typing-inspection",
 ]  # fmt: skip
-"""Packages that images with torch usually do not have, with those that they need in turn."""
-GLIBC = ("2014", "1", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
-SHOWN = ("images_per_second", "ratio", "share", "peak", "waits", "ap", "first_batch")
-"""Beginnings, or parts between underscores, of the figures that the table shows."""
+"""Packages that images with torch usually lack, with their dependencies."""
+GLIBC_VERSIONS = ("2014", "1", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
+SHOWN_FIGURES = ("images_per_second", "ratio", "share", "peak", "waits", "ap", "first_batch")
+"""Figures whose name contains one of these, as words between underscores, are shown in the table."""
 _GPU_TESTS = (
     "model/retinanet/test_anchor_matching.py",
     "training/test_loop_compile.py",
@@ -46,9 +45,9 @@ _GPU_TESTS = (
 class Stage:
     """A command with its time limit."""
 
-    seconds: int  # After which it is killed; four times as many in small, where others work too.
+    seconds: int  # Time limit; four times as long with --small.
     command: str  # Arguments of Python.
-    small: str  # The same for a test on a CPU.
+    small: str  # The same for --small.
 
 
 _STEP = "-m benchmarks.step --images 16 --rounds 10 --network graphs --cases"
@@ -78,12 +77,12 @@ STAGES = {
         120, f"{_DETR} 80:640:dfine_l", f"-m benchmarks.detr_step {_SMALL} --cases 5:128:dfine_small"
     ),
 }
-"""In the order in which they run. Their limits add up to less than 20 minutes."""
+"""Stages in the order in which they run. Their limits add up to less than 20 minutes."""
 
 
 @dataclass
 class Outcome:
-    """A stage that has ended."""
+    """Result of a stage."""
 
     name: str
     failure: str  # Empty if it succeeded.
@@ -92,16 +91,16 @@ class Outcome:
 
 
 def main() -> int:
-    """Pack, or run and print the table."""
+    """Download the wheels, or run the stages and print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--pack", type=Path, metavar="DIR", help="download the wheels into this folder")
-    what.add_argument("--run", action="store_true", help="run the stages")
-    parser.add_argument("--packed", type=Path, metavar="DIR", help="folder of --pack")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--pack", type=Path, metavar="DIR", help="download the wheels into this folder")
+    mode.add_argument("--run", action="store_true", help="run the stages")
+    parser.add_argument("--packed", type=Path, metavar="DIR", help="folder that --pack filled")
     parser.add_argument("--stages", default=",".join(STAGES), help="default: %(default)s")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     parser.add_argument("--small", action="store_true", help="small sizes, one round")
@@ -128,7 +127,7 @@ def main() -> int:
 
 
 def pack(folder: Path) -> int:
-    """Download wheels for Python 3.12 on Linux, at the pinned versions; returns pip's exit code."""
+    """Download wheels for Python 3.12 on Linux in the pinned versions; return pip's exit code."""
     pins = dict(
         line.split()[0].split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -150,19 +149,19 @@ def pack(folder: Path) -> int:
         "3.12",
         "--implementation",
         "cp",
-        *(option for glibc in GLIBC for option in ("--platform", f"manylinux{glibc}_x86_64")),
-        *(f"{name}=={pins[name]}" for name in LACKING),
+        *(option for glibc in GLIBC_VERSIONS for option in ("--platform", f"manylinux{glibc}_x86_64")),
+        *(f"{name}=={pins[name]}" for name in MISSING_PACKAGES),
     ]
     return subprocess.run(command, check=False).returncode
 
 
 def install(packed: Path, site: Path) -> str:
-    """Install the wheels of a folder into `site`; returns the PYTHONPATH that finds them."""
+    """Install the wheels of a folder into `site`; return the PYTHONPATH to use."""
     wheels = [str(path) for path in packed.glob("*.whl")]
     if not wheels:
         sys.exit(
             f"error: {packed} has no wheels\n"
-            f"fix: python -m benchmarks.gpu --pack {packed}, where there is a network"
+            f"fix: run `python -m benchmarks.gpu --pack {packed}` on a machine with network access"
         )
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--upgrade"]
     if subprocess.run([*command, "--target", str(site), *wheels], check=False).returncode:
@@ -171,7 +170,7 @@ def install(packed: Path, site: Path) -> str:
 
 
 def run(name: str, options: argparse.Namespace, environment: dict[str, str]) -> Outcome:
-    """Run one stage with its output in a log."""
+    """Run one stage; its output goes to a log file."""
     stage = STAGES[name]
     command = [sys.executable, *(stage.small if options.small else stage.command).split()]
     if "-m benchmarks" in stage.command:
@@ -228,7 +227,7 @@ def _table(outcomes: Sequence[Outcome], device: str) -> str:
             lines.append(f"| {outcome.name} | | {outcome.failure or 'passed'} ({outcome.seconds:.0f} s) | |")
         goals = {goal["figure"]: goal["goal"] for goal in outcome.result.get("goals", [])}
         for figure, value in outcome.result.get("figures", {}).items():
-            if figure in goals or any(f"_{part}_" in f"_{figure}_" for part in SHOWN):
+            if figure in goals or any(f"_{part}_" in f"_{figure}_" for part in SHOWN_FIGURES):
                 shown = f"{value:.4g}" if isinstance(value, float) else value
                 lines.append(f"| {outcome.name} | {figure} | {shown} | {goals.get(figure, '')} |")
     return "\n".join(lines) + "\n"

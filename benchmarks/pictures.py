@@ -1,4 +1,4 @@
-"""Pictures as large as photographs, and shards of them, for the benchmarks that read or write such."""
+"""Generated images as large as photographs, and shards of them, for benchmarks."""
 
 import hashlib
 import io
@@ -15,7 +15,7 @@ from trainer.data.shards import shard
 
 
 def picture(width: int, height: int, seed: int) -> bytes:
-    """A JPEG with about as many bytes as a photograph of that size (0.45 a pixel)."""
+    """Return a JPEG with about as many bytes as a photograph of that size (0.45 per pixel)."""
     generator = np.random.default_rng(seed)
     coarse = Image.fromarray(generator.integers(0, 256, (height // 32, width // 32, 3), dtype=np.uint8))
     pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32)
@@ -26,7 +26,7 @@ def picture(width: int, height: int, seed: int) -> bytes:
 
 
 def make_shards(folder: Path, images: int, width: int, height: int, target: str = "") -> str:
-    """Write that many pictures with eight boxes each as shards; gives their URI."""
+    """Write shards of `images` images with eight boxes each; return their URI."""
     (folder / "train").mkdir(parents=True)
     pictures = [picture(width, height, number) for number in range(min(images, 100))]
     for number in range(images):
@@ -57,8 +57,8 @@ def make_shards(folder: Path, images: int, width: int, height: int, target: str 
     return shard(download(f"coco:{folder}", target, config), target, config).uri
 
 
-def write_large(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -> None:
-    """Write the index and the table of a split of so many samples, without the shards."""
+def write_large_index(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -> None:
+    """Write the index and the sample table of a large split, without the shards."""
     table = np.zeros(samples, SAMPLE)
     table["shard"], table["image_id"] = np.arange(samples) // shard_size, np.arange(samples)
     folder.mkdir()

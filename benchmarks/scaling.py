@@ -1,11 +1,11 @@
-"""Several processes against one: how much of n times the speed n processes reach.
+"""Compare the speed of n processes with n times that of one process.
 
-    python -m benchmarks.scaling                      # gloo, one core each
-    python -m benchmarks.scaling --device cuda --processes 0 --size 800 --images 16   # one for each GPU
+    python -m benchmarks.scaling                      # gloo, one core per process
+    python -m benchmarks.scaling --device cuda --processes 0 --size 800 --images 16   # one process per GPU
 
-In each round process 0 trains alone, then all train without communication (`apart`, the machine's limit),
-then `together` with gradient exchange; on a CPU each is bound to a core. `ratio` is the rate of n processes
-over n times that of process 0 alone. `--clock cpu` counts only computing, without waiting.
+In each round process 0 trains alone, then all processes train without communication (`apart`, the machine's
+limit), then `together`, with gradient exchange. On a CPU each process is bound to a core. `ratio` is the rate
+of n processes divided by n times that of process 0 alone. `--clock cpu` excludes waiting.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from benchmarks.common import CLOCKS, arguments, random_batch, report, run, synchronize
-from benchmarks.training import batch_of, step_of
+from benchmarks.training import make_batch, make_step
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.launching.distributed import World
@@ -31,9 +31,9 @@ GOAL = 0.85
 
 
 def main() -> None:
-    """Start the processes, measure, print."""
+    """Start the processes, measure, and print the figures."""
     options = arguments(__doc__, trains=True, processes=2, classes=91, size=256, images=4, steps=2)
-    options.processes = processes(options)
+    options.processes = process_count(options)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -53,15 +53,15 @@ def main() -> None:
     report("scaling", figures["ratio"], figures, options, at_least={"ratio": GOAL})
 
 
-def processes(options: argparse.Namespace) -> int:
-    """The number of processes; 0 means one per GPU. Raises ConfigError if below two or above the GPUs."""
+def process_count(options: argparse.Namespace) -> int:
+    """Return the number of processes, by default one per GPU; ConfigError if it is below 2 or too large."""
     gpus = torch.cuda.device_count() if options.device.type == "cuda" else None
     count: int = options.processes or gpus or 0
     if count < 2 or (gpus is not None and count > gpus):
         raise ConfigError(
-            f"--processes {options.processes}: several are compared with one"
-            + (f", each on a GPU of its own, and here is {gpus}" if gpus is not None else ""),
-            fix="run it where there are as many GPUs" if gpus else "ask for 2 or more",
+            f"--processes {options.processes}: at least 2 processes are needed"
+            + (f", each with its own GPU; GPUs found: {gpus}" if gpus is not None else ""),
+            fix="run it on a machine with enough GPUs" if gpus else "set it to 2 or more",
         )
     return count
 
@@ -78,10 +78,10 @@ def _process(rank: int, options: argparse.Namespace, port: int, results: Any) ->
     dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=options.processes)
     fused_functions.configure(options.compiled, device, tell=rank == 0)
     batch = random_batch(options.images, options.size, options.classes, device)[:3]
-    inputs = batch_of(*batch)
+    inputs = make_batch(*batch)
     own = TrainState(Config(), options.classes, World(rank, 1, device))
     shared = TrainState(Config(), options.classes, World(rank, options.processes, device))
-    apart, together = (step_of(state, Config(), options.images) for state in (own, shared))
+    apart, together = (make_step(state, Config(), options.images) for state in (own, shared))
     ways = {"alone": (apart, rank == 0), "apart": (apart, True), "together": (together, True)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     now = CLOCKS[options.clock]

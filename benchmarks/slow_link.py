@@ -1,4 +1,4 @@
-"""A proxy with a given delay and speed, in its own process."""
+"""A TCP proxy with a given delay and speed, in a separate process."""
 
 import asyncio
 import contextlib
@@ -13,15 +13,15 @@ _CHUNK = 128 * 1024
 
 @contextlib.contextmanager
 def slow_link(port: int, *, delay: float = 0.020, speed: float = 60e6) -> Iterator[int]:
-    """Give a port of this machine behind which the server at another port is farther away.
+    """Start a proxy that simulates a slow link to the server at `port`; yield the proxy's port.
 
     Args:
-        port: the server's.
-        delay: seconds from a byte of the server to the client, added to what this machine needs.
-        speed: bytes a second from the server to the client, for each connection.
+        port: port of the server, on this machine.
+        delay: additional seconds for bytes from the server to the client.
+        speed: bytes per second from the server to the client, for each connection.
     """
-    # A program of its own, which imports next to nothing: a busy machine takes longer to import torch
-    # than a client waits for an answer. -P: modules beside this file are not what it imports.
+    # A separate program with few imports: on a busy machine, importing torch takes longer than a client
+    # waits. -P: do not import modules from the folder of this file.
     process = subprocess.Popen(
         [sys.executable, "-P", __file__, str(port), str(delay), str(speed)], stdout=subprocess.PIPE, text=True
     )
@@ -66,14 +66,14 @@ async def _link(client: socket.socket, port: int, delay: float, speed: float) ->
 
 
 async def _carry(source: socket.socket, sink: socket.socket, delay: float, speed: float) -> None:
-    """Copy bytes; each arrives `delay` after it was sent, and not before the link has carried the last."""
+    """Copy bytes; each chunk arrives after `delay`, and after the previous one has been transmitted."""
     loop = asyncio.get_running_loop()
-    # What is on its way: as much as the link holds, and some more.
-    under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=32)
+    # Chunks in transit: more than the link holds.
+    in_transit: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=32)
 
     async def deliver() -> None:
         while True:
-            due, data = await under_way.get()
+            due, data = await in_transit.get()
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             if not data:
                 return
@@ -86,8 +86,8 @@ async def _carry(source: socket.socket, sink: socket.socket, delay: float, speed
             while data := await loop.sock_recv(source, _CHUNK):
                 now = time.monotonic()
                 free = max(free, now) + len(data) / speed
-                await under_way.put((free + delay, data))
-            await under_way.put((0.0, b""))
+                await in_transit.put((free + delay, data))
+            await in_transit.put((0.0, b""))
             await deliverer
     finally:
         deliverer.cancel()
@@ -95,6 +95,6 @@ async def _carry(source: socket.socket, sink: socket.socket, delay: float, speed
 
 if __name__ == "__main__":
     if len(sys.argv) == 1:
-        sys.exit("this is a part of other benchmarks: run python -m benchmarks.storage")
+        sys.exit("this module is used by other benchmarks: run python -m benchmarks.storage")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(int(sys.argv[1]), *map(float, sys.argv[2:])))

@@ -1,4 +1,4 @@
-"""A server with the delay and speed of a slow link, in its own process, at next to no CPU time."""
+"""An HTTP server with the delay and speed of a slow link, in a separate process; uses little CPU time."""
 
 import asyncio
 import io
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 
 from PIL import Image
 
-DELAY = 0.020  # Seconds from a request to the first byte of its answer.
+DELAY = 0.020  # Seconds from a request to the first byte of the response.
 
-SPEED = 60e6  # Bytes a second of each connection.
+SPEED = 60e6  # Bytes per second of each connection.
 
 _CHUNK = 256 * 1024
 
 
 @contextmanager
 def slow_server(size: int) -> Iterator[str]:
-    """Serve `size` bytes under every path that ends in .jpg, and 404 elsewhere; give the address."""
+    """Serve `size` bytes for every path that ends in .jpg, and 404 for others; yield the address."""
     process = subprocess.Popen(
         [sys.executable, __file__, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -31,7 +31,7 @@ def slow_server(size: int) -> Iterator[str]:
         process.wait()
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> None:
+async def _handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> None:
     clock = asyncio.get_running_loop().time
     try:
         while request := await reader.readuntil(b"\r\n\r\n"):
@@ -59,10 +59,10 @@ async def _serve(size: int) -> None:
     # A readable image; the padding in its scan has no marker.
     body = buffer.getvalue()[:-2] + bytes(range(1, 255)) * (size // 254 + 1)
     body = body[: size - 2] + b"\xff\xd9"
-    server = await asyncio.start_server(lambda r, w: _answer(r, w, body), "127.0.0.1", 0, backlog=256)
+    server = await asyncio.start_server(lambda r, w: _handle(r, w, body), "127.0.0.1", 0, backlog=256)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    os._exit(0)  # connections that are open would be ended with a traceback each
+    os._exit(0)  # a normal exit would print a traceback for each open connection
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""A whole training step against torchvision's: preprocessing, network, loss, gradients, optimizer.
+"""Compare a whole training step with torchvision's: preprocessing, network, loss, gradients, optimizer.
 
-    python -m benchmarks.step                # a CPU: 91 and 601 classes, 256 px; 601, 512 px
-    python -m benchmarks.step --cases 91:800,264:800:mlperf,601:800 --images 16 --network graphs   # a GPU
+    python -m benchmarks.step                # CPU: 91 and 601 classes at 256 px, 601 at 512 px
+    python -m benchmarks.step --cases 91:800,264:800:mlperf,601:800 --images 16 --network graphs   # GPU
 
 A case is CLASSES:SIZE[:RECIPE][@ROUNDS]. `stock` is torchvision's model in the step of its reference script
-in fp32; `stock_bf16` adds autocast and channels_last; `stock_amp` (GPU) is the script's `--amp`. Those that
-do not fit into memory are left out. `ours` is the loop's whole step; `ours_augmented` also changes colors,
-and `augmented_share` is the part of the rate that it keeps. `saved` is what a forward pass keeps for the
-backward pass; `peak` (GPU) the memory of a step besides weights and optimizer. `operators` are those that a
-step dispatches, views aside; `waits` counts host waits. `ratio` is to `stock_amp` on a GPU and to `stock` on
-a CPU.
+in fp32; `stock_bf16` adds autocast and channels_last; `stock_amp` (GPU) is the script's `--amp`. They are
+skipped if they do not fit into memory. `ours` is the loop's whole step; `ours_augmented` also changes colors,
+and `augmented_share` is its rate relative to `ours`. `saved` is the memory that a forward pass saves for the
+backward pass; `peak` (GPU) is the memory of a step without weights and optimizer. `operators` are those that
+a step dispatches, without views; `waits` counts host waits. `ratio` compares with `stock_amp` on a GPU and
+with `stock` on a CPU.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
-from benchmarks.operators import Operators
-from benchmarks.training import PHOTOGRAPHS, batch_of, color_maps, step_of, without_weights
+from benchmarks.common import arguments, random_batch, report, run, saved_bytes, stock_model, time_interleaved
+from benchmarks.operators import OperatorCounter
+from benchmarks.training import PHOTOGRAPHS, color_maps, make_batch, make_step, without_weights
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.launching.distributed import World
@@ -48,7 +48,7 @@ GOALS = {
         "ratio_to_amp_601_800px": 3.0,
     },
 }
-"""Those of a GPU are for one H200."""
+"""The GPU goals are for one H200."""
 MEMORY = {
     "ours_peak_gb_per_image_601_800px": 1.1, "ours_peak_gb_per_image_264_800px_mlperf": 0.65,
     "ours_waits_91_800px": 0, "ours_waits_601_800px": 0, "ours_waits_264_800px_mlperf": 0,
@@ -59,19 +59,19 @@ STOCK: dict[str, torch.dtype | None] = {
     "stock_bf16": torch.bfloat16,
     "stock_amp": torch.float16,
 }
-"""Autocast type; None is fp32."""
+"""Autocast type of each reference; None is fp32."""
 RATIOS = {"stock": "ratio", "stock_bf16": "ratio_to_bf16", "stock_amp": "ratio_to_amp"}
 
 
 class Candidate(NamedTuple):
-    """What is measured."""
+    """A measured implementation."""
 
     step: Callable[[], Any]  # One training step.
     forward: Callable[[], Any]  # Its loss alone.
 
 
 class Reference(NamedTuple):
-    """A library's network, as its users train it."""
+    """A library's network with its loss and optimizer."""
 
     model: nn.Module
     loss: Callable[[], Tensor]
@@ -79,11 +79,11 @@ class Reference(NamedTuple):
     clip_norm: float = torch.inf
 
 
-Library = Callable[[Any, Any, int], Reference]  # of a batch, the options of a network and its classes
+Library = Callable[[Any, Any, int], Reference]  # arguments: batch, network options, number of classes
 
 
 def torchvision(batch: Any, config: RetinaNetOptions, classes: int) -> Reference:
-    """The model of torchvision and its loss, as in its references/detection/engine.py."""
+    """Return torchvision's model and loss, as in its references/detection/engine.py."""
     pixels, _, _, lists = batch
     model = stock_model(classes, pixels.shape[-1], pixels.device, config)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=1e-4)
@@ -91,7 +91,7 @@ def torchvision(batch: Any, config: RetinaNetOptions, classes: int) -> Reference
 
 
 def stock(reference: Reference, device: str, dtype: torch.dtype | None) -> Candidate:
-    """The library's network in a plain step, with autocast to `dtype`."""
+    """Return a plain training step of the library's network, with autocast to `dtype`."""
     model, loss, optimizer, clip_norm = reference
     if dtype == torch.bfloat16:
         model = model.to(memory_format=torch.channels_last)
@@ -103,7 +103,7 @@ def stock(reference: Reference, device: str, dtype: torch.dtype | None) -> Candi
 
     def step() -> None:
         total = forward()
-        total.item()  # Scripts of both libraries look in every step whether it is finite.
+        total.item()  # The scripts of both libraries check in every step that the loss is finite.
         scaler.scale(total).backward()
         if clip_norm < torch.inf:
             scaler.unscale_(optimizer)
@@ -116,7 +116,7 @@ def stock(reference: Reference, device: str, dtype: torch.dtype | None) -> Candi
 
 
 class Case(NamedTuple):
-    """A case of `--cases`; see above."""
+    """A case of `--cases`; see the module's docstring."""
 
     classes: int
     size: int  # Side of the images, pixels.
@@ -125,17 +125,17 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name that the case has in the figures."""
+        """Name of the case in the figures."""
         return "_".join([str(self.classes), f"{self.size}px", *filter(None, [self.recipe])])
 
 
-def parse(text: str) -> Case:
-    """Read CLASSES:SIZE[:RECIPE][@ROUNDS]; raises ConfigError."""
+def parse_case(text: str) -> Case:
+    """Parse CLASSES:SIZE[:RECIPE][@ROUNDS]; raise ConfigError if it is invalid."""
     match = re.fullmatch(r"(\d+):(\d+)(?::(\w+))?(?:@(\d+))?", text)
     if not match:
         raise ConfigError(
-            f"--cases: {text!r} is no case",
-            fix="write CLASSES:SIZE, CLASSES:SIZE:RECIPE or either with @ROUNDS, as 601:800:mlperf@5",
+            f"--cases: {text!r} is invalid",
+            fix="write CLASSES:SIZE[:RECIPE][@ROUNDS], for example 601:800:mlperf@5",
         )
     classes, size, recipe, rounds = match.groups(default="")
     return Case(int(classes), int(size), recipe, int(rounds or 0))
@@ -144,15 +144,15 @@ def parse(text: str) -> Case:
 def ours(
     batch: Any, config: Config, classes: int, device: torch.device, *, network: str = "off"
 ) -> dict[str, Candidate]:
-    """The loop's step with the recipe's colors and with those of photographs."""
+    """Return the loop's step with the recipe's color changes, and with those for photographs."""
     pixels, boxes, labels, _ = batch
     state = TrainState(config, classes, World(0, 1, device))
     if network != "off":
         state.detector.compile_network("reduce-overhead" if network == "graphs" else "default")
-    step = step_of(state, config, len(pixels))
+    step = make_step(state, config, len(pixels))
 
     def candidate(color: Tensor | None) -> Candidate:
-        inputs = batch_of(pixels, boxes, labels, color)
+        inputs = make_batch(pixels, boxes, labels, color)
         return Candidate(lambda: step([inputs]), lambda: step.losses(inputs))
 
     return {
@@ -162,12 +162,12 @@ def ours(
 
 
 def graph_memory(segments: list[dict[str, Any]]) -> int:
-    """Bytes of the CUDA graphs' own pools, which no allocation shows, from `torch.cuda.memory_snapshot`."""
+    """Return the bytes in the private pools of CUDA graphs, from `torch.cuda.memory_snapshot`."""
     return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) != (0, 0))
 
 
-def on_a_gpu(candidate: Candidate, images: int, *, graphs: bool) -> dict[str, float]:
-    """Memory of a step besides weights, in GB per image, and its host waits."""
+def measure_gpu_memory(candidate: Candidate, images: int, *, graphs: bool) -> dict[str, float]:
+    """Return the memory of a step without weights, in GB per image, and its host waits."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -176,7 +176,7 @@ def on_a_gpu(candidate: Candidate, images: int, *, graphs: bool) -> dict[str, fl
         torch.cuda.set_sync_debug_mode("warn")
         candidate.step()
         torch.cuda.set_sync_debug_mode("default")
-    waits = sum("synchronizing" in str(one.message) for one in caught)
+    waits = sum("synchronizing" in str(warning.message) for warning in caught)
     peak = torch.cuda.max_memory_allocated() - before
     if graphs:
         peak += graph_memory(torch.cuda.memory_snapshot())
@@ -186,27 +186,27 @@ def on_a_gpu(candidate: Candidate, images: int, *, graphs: bool) -> dict[str, fl
 def measure(
     case: Case, options: argparse.Namespace, library: Library, kind: type | tuple[type, ...]
 ) -> dict[str, Any]:
-    """Figures of one case, by name without the case; ConfigError if its options are of another kind."""
+    """Return the figures of one case; raise ConfigError if its network is not of `kind`."""
     device = options.device
     config = without_weights(recipes.load(case.recipe) if case.recipe else Config())
     if not isinstance(config.model, kind):
         raise ConfigError(
-            f"there is no step of a library to compare {config.model.architecture} with",
-            fix="measure recipes of retinanet with benchmarks.step, of dfine or rtdetr with detr_step",
+            f"this benchmark has no reference for {config.model.architecture}",
+            fix="use benchmarks.step for retinanet, and benchmarks.detr_step for dfine and rtdetr",
         )
     if device.type == "cuda":
-        torch.compiler.reset()  # the graphs of the case before keep their memory otherwise
+        torch.compiler.reset()  # otherwise the graphs of the previous case keep their memory
     batch = random_batch(options.images, case.size, case.classes, device)
-    theirs = {
+    references = {
         name: stock(library(batch, config.model, case.classes), device.type, dtype)
         for name, dtype in STOCK.items()
         if name != "stock_amp" or device.type == "cuda"
     }
     own = ours(batch, config, case.classes, device, network=options.network)
-    # Both of ours come after one of theirs, and find the memory as that has left it.
-    candidates = {"stock": theirs["stock"], "ours_augmented": own["ours_augmented"], **theirs, **own}
+    # Each of our two steps follows a reference, so both find the memory in the same state.
+    candidates = {"stock": references["stock"], "ours_augmented": own["ours_augmented"], **references, **own}
     steps = {name: candidate.step for name, candidate in candidates.items()}
-    seconds = interleaved(steps, case.rounds or options.rounds, device, options.clock, spare=STOCK)
+    seconds = time_interleaved(steps, case.rounds or options.rounds, device, options.clock, optional=STOCK)
     figures: dict[str, Any] = {f"{name}_s": value for name, value in seconds.items()}
     figures["images_per_second"] = options.images / seconds["ours"]
     figures["augmented_share"] = seconds["ours"] / seconds["ours_augmented"]
@@ -214,12 +214,12 @@ def measure(
     for name in seconds:
         if device.type == "cuda":
             graphs = name.startswith("ours") and options.network == "graphs"
-            measured = on_a_gpu(candidates[name], options.images, graphs=graphs)
+            measured = measure_gpu_memory(candidates[name], options.images, graphs=graphs)
             figures |= {f"{name}_{key}": value for key, value in measured.items()}
         else:
             saved = saved_bytes(candidates[name].forward)
             figures[f"{name}_saved_gb_per_image"] = saved / 1e9 / options.images
-            with Operators() as counted:
+            with OperatorCounter() as counted:
                 candidates[name].step()
             figures |= {f"{name}_operators": counted.operators, f"{name}_waits": counted.waits}
     return figures
@@ -238,18 +238,18 @@ def compare(
     kind: type | tuple[type, ...],
     goals: dict[str, dict[str, float]],
 ) -> None:
-    """Measure every case, with options of a `kind`, against a library; print the ratios."""
+    """Compare every case with a library and print the ratios; networks must be of `kind`."""
     options = arguments(description, trains=True, images=2, cases=cases, network=("off", "model", "graphs"))
-    chosen = [parse(text) for text in options.cases.split(",")]
+    chosen = [parse_case(text) for text in options.cases.split(",")]
     figures: dict[str, Any] = {}
     for case in chosen:
         figures |= {
             f"{key}_{case.label}": value for key, value in measure(case, options, library, kind).items()
         }
-        print(f"{case.label}: {headline([case], figures):.2f}", flush=True)
+        print(f"{case.label}: {main_ratio([case], figures):.2f}", flush=True)
     report(
         name,
-        headline(chosen, figures),
+        main_ratio(chosen, figures),
         figures,
         options,
         at_least=goals.get(options.device.type),
@@ -257,8 +257,8 @@ def compare(
     )
 
 
-def headline(cases: Sequence[Case], figures: dict[str, Any]) -> float:
-    """The ratio of the last case with the most classes that has one, preferably to AMP; 0 without any."""
+def main_ratio(cases: Sequence[Case], figures: dict[str, Any]) -> float:
+    """Return the ratio of the last case with the most classes, preferably to AMP; 0 if there is none."""
     ordered = sorted(enumerate(cases), key=lambda pair: (pair[1].classes, pair[0]), reverse=True)
     names = [f"{name}_{case.label}" for _, case in ordered for name in ("ratio_to_amp", *RATIOS.values())]
     return next((figures[name] for name in names if name in figures), 0.0)

