@@ -18,7 +18,7 @@ from trainer.steps.manifests import (
     Scores,
     Shards,
     TrainedModel,
-    measured,
+    drop_undefined,
     write,
 )
 
@@ -64,7 +64,7 @@ def report_scores(
     result: Scores, model: TrainedModel, metrics: Any, report: Any, summary: Any, verdict: Any
 ) -> str:
     """Publish the scores, the report and the gate's decision; return what the component returns."""
-    _publish(metrics, result, result.measured)
+    _publish(metrics, result, result.defined_metrics)
     _copy(storage.join(result.evaluation, "report.html"), report)
     _copy(storage.join(result.evaluation, "report.md"), summary)
     word = "pass" if result.passed else "fail"
@@ -72,7 +72,7 @@ def report_scores(
     Path(verdict.path).write_text(f"# Gate: {word}\n\n{lines}")
     verdict.metadata.update(verdict=word, reason=result.reason, rules=", ".join(result.rules))
     if not result.passed:  # Otherwise the export step reports the outcome.
-        scores = result.measured
+        scores = result.defined_metrics
         outcome = Outcome(hooks.HELD_BACK, model.run, result.reason, result.model, metrics=scores)
         _report_end("evaluate", outcome, folder=model.output)
     return word
@@ -82,7 +82,7 @@ def report_bundle(result: Bundle, model: TrainedModel, exported: Any) -> None:
     """Publish the exported model."""
     shown = {"uri": result.model, "name": result.name, "model_version": result.model_version}
     _publish(exported, result, shown)
-    scores = measured(result.metrics)
+    scores = drop_undefined(result.metrics)
     outcome = Outcome(hooks.PASSED, model.run, result.gate, result.name, result.model_version, scores)
     _report_end("export", outcome, folder=model.output)
 

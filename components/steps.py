@@ -27,7 +27,7 @@ from trainer.base import events, log
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.base.os_errors import translate_named_oserrors
 from trainer.base.safe_text import parse_digits
-from trainer.launching.stop_signals import STOP_SIGNALS, handling
+from trainer.launching.stop_signals import STOP_SIGNALS, signal_handler
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -198,7 +198,7 @@ def supervise(
             raise outcome
         logger.warning("%s\n  trying again in %.0f s (%d of %d)", outcome, wait, tries + 1, patience.tries)
         end = time.monotonic() + wait
-        with handling(lambda number, frame: stops.append(number)):
+        with signal_handler(lambda number, frame: stops.append(number)):
             while not stops and (remaining := end - time.monotonic()) > 0:
                 time.sleep(min(remaining, _POLL_SECONDS))
         if stops:
@@ -217,7 +217,7 @@ def _run_once(work: Callable[[], T], on_orphaned: Callable[[], None], stops: lis
         if child.is_alive():
             child.terminate()
 
-    with handling(forward_signal):
+    with signal_handler(forward_signal):
         child.start()
         sender.close()
         if stops:

@@ -26,7 +26,7 @@ def train(
     """
     in_pods = launchers.in_pods(request.launcher)
     folder = training.run_folder(output, shards, request.run_id)
-    job = request.spec(training.arguments(shards, folder))
+    job = request.spec(training.worker_arguments(shards, folder))
     if in_pods:
         job = with_heartbeat(job, storage.join(folder, _HEARTBEAT))
         check_folders(job, data_root=shards.uri, output=folder)

@@ -996,7 +996,7 @@ def doctor(
             repeated
         access: how to reach Kubeflow Pipelines, which is checked only if a host is given
     """
-    from trainer.launching.machine_checks import check_machine, writable
+    from trainer.launching.machine_checks import check_local_machine, check_output
 
     if local and (credentials or claim or resource or access != Access()):
         raise ConfigError(
@@ -1005,12 +1005,12 @@ def doctor(
         )
     resources = _read_resources(resource) | ({"nvidia.com/gpu": gpus} if gpus else {})
     if local:
-        return check_machine(gpus, data_root)
+        return check_local_machine(gpus, data_root)
     from pipelines.preflight import check_cluster
 
     place = Access.resolve(access.host, access.namespace, access.ca)
     checks = check_cluster(nodes=nodes, resources=resources, secret=credentials, claim=claim, access=place)
-    return chain(checks, [writable(data_root)] if data_root else [])
+    return chain(checks, [check_output(data_root)] if data_root else [])
 
 
 def _read_resources(texts: Sequence[str]) -> dict[str, int]:

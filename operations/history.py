@@ -40,7 +40,7 @@ def add_verdicts(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
         if storage.is_local(data_root) and not Path(storage.absolute(data_root)).is_dir():
             raise KubedetError(f"{data_root} does not exist on this machine")
         verdicts = {record.run: record for record in VerdictRecord.read_all(data_root)}
-        without_news = set(storage.list_files(NothingNewRecord.place(data_root)))
+        without_news = set(storage.list_files(NothingNewRecord.record_uri(data_root)))
     except KubedetError as error:
         return list(runs), error.message
     completed = []

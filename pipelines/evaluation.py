@@ -54,7 +54,7 @@ def evaluate_model(
         GuardedProcess(
             command, grace_seconds=_GRACE_SECONDS, stdout=subprocess.DEVNULL, stderr=None
         ) as process,
-        stop.at_once(lambda: Interrupted("the evaluation was stopped", fix="run it again")),
+        stop.raise_immediately(lambda: Interrupted("the evaluation was stopped", fix="run it again")),
     ):
         code = process.wait()
     if code:

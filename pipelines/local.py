@@ -19,7 +19,7 @@ from components.launchers.output import Hints
 from components.launchers.process_variables import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from pipelines.display import Display, RunProgress
 from trainer.base import events
-from trainer.launching.stop_signals import STOP_SIGNALS, handling
+from trainer.launching.stop_signals import STOP_SIGNALS, signal_handler
 from trainer.steps import manifests
 from trainer.steps.manifests import Bundle, Manifest, NothingNew, RawData, Scores, Shards, TrainedModel
 
@@ -54,7 +54,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
         self._signals = 0
         # Ctrl-C, SIGTERM, a closed terminal; Python allows no handlers in other threads.
         is_main = threading.current_thread() is threading.main_thread()
-        self._signal_handlers = handling(self._stop, (*STOP_SIGNALS, signal.SIGHUP) if is_main else ())
+        self._signal_handlers = signal_handler(self._stop, (*STOP_SIGNALS, signal.SIGHUP) if is_main else ())
         self._log = (folder / "log.txt").open("ab", buffering=0)
 
     def __enter__(self) -> "LocalRun":
@@ -79,7 +79,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
         downloaded = self._step(
             "download",
             "download",
-            manifests.DOWNLOADED,
+            manifests.DOWNLOAD_RESULT,
             source=request["source"],
             data_root=request["data_root"],
             recipe=request["recipe"],

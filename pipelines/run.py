@@ -145,7 +145,7 @@ class RunRecord:
         succeeded = failed is None and not crash and set(progress.steps) - done <= optional
         interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
         self.status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
-        self.ended, self.nothing_new_since = records.now(), progress.since
+        self.ended, self.nothing_new_since = records.utc_now(), progress.since
         self.steps = [
             {
                 "name": step.name,
@@ -207,7 +207,7 @@ def check(options: Options) -> None:
     check_all(
         partial(check_name, options.name, "name"),
         processes,
-        partial(retrain_condition.check, options.min_new_images),
+        partial(retrain_condition.check_min_new_images, options.min_new_images),
         partial(starting_weights.check_warm_start, options.warm_start),
         partial(sources.parse, options.source),
         partial(storage.check_uri, options.data_root),
@@ -311,7 +311,7 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
         record = RunRecord(
             options.name,
             options.arguments(),
-            started=records.now(),
+            started=records.utc_now(),
             versions=versions,
             machine={"cores": cores, "system": platform.platform()},
         )
@@ -361,10 +361,10 @@ def _outcome(run: str, results: Results) -> Outcome | None:
         reason = f"{NOTHING_NEW} since {ended.since}: {ended.found}"
         return Outcome(NOTHING_NEW, run, reason, ended.model, ended.model_version)
     if scores and not scores.passed:
-        return Outcome(HELD_BACK, run, scores.reason, scores.model, metrics=scores.measured)
+        return Outcome(HELD_BACK, run, scores.reason, scores.model, metrics=scores.defined_metrics)
     if scores and bundle:
         version = bundle.model_version
-        return Outcome(PASSED, run, scores.reason, bundle.name, version, scores.measured)
+        return Outcome(PASSED, run, scores.reason, bundle.name, version, scores.defined_metrics)
     return None
 
 

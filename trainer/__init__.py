@@ -1,4 +1,4 @@
 """Everything that runs in a training pod: data, model, training, evaluation, export.
 
-Needs torch, torchvision, pycocotools and minio; never kfp or kubeflow-training.
+Requires torch, torchvision, pycocotools and minio; never imports kfp or kubeflow-training.
 """

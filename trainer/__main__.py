@@ -1,14 +1,14 @@
 """`python -m trainer VERB`: each step of a run as one process.
 
-step      do a step of a run: step NAME --input FILE --output FILE, both JSON
+step      run one step of a run: step NAME --input FILE --output FILE (JSON files)
 download  download a source's images into the data root
 shard     clean annotations and write shards
 train     train (in each process of torchrun)
-launch    run download, shard, train or evaluate in several processes, on several machines:
+launch    run download, shard, train or evaluate in several processes, on one or more machines:
           launch --nproc 2 -- train ...
 evaluate  score a checkpoint and write the report
 export    write the model for serving
-weights   write a checkpoint's weights for torchvision's models
+weights   write a checkpoint's weights in the layout of torchvision or transformers
 doctor    check whether this machine meets a run's requirements
 """
 
@@ -29,7 +29,7 @@ from trainer.model import recipes
 STEPS = ("download", "shard", "train", "evaluate", "export")
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _MODELS_HELP = "folder with published weights and models (default: ./data_root)"
-_REQUIRED = {
+_OPTION_HELP = {
     "source": "images and boxes: sample, coco:URI, voc:URI, openimages: or a folder's path",
     "data-root": "URI of the folder for data",
     "raw": "URI of the folder that `download` wrote",
@@ -37,7 +37,7 @@ _REQUIRED = {
     "checkpoint": "URI of a checkpoint, e.g. best.pt of a run",
     "output": "URI for the results",
 }
-"""Help of required options."""
+"""Help texts of the required options."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,9 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
         report_error(error)
         return error.exit_code
     except RuntimeError as error:
-        from trainer.launching.worker_failures import lost_peer, report_lost_peer
+        from trainer.launching.worker_failures import is_lost_peer, report_lost_peer
 
-        if not lost_peer(error):
+        if not is_lost_peer(error):
             raise
         # The failed process reports the cause; tracebacks of all others would bury it.
         report_lost_peer(error)
@@ -80,56 +80,55 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         if name not in ("step", "launch", "doctor", "weights"):
             sub.add_argument("--config", help="URI of a config.json (default: the recipe)")
-            sub.add_argument("--recipe", default="debug", help="recipe, without --config (default: debug)")
+            sub.add_argument("--recipe", default="debug", help="recipe, instead of --config (default: debug)")
             sub.add_argument(
                 "--set",
                 action="append",
                 default=[],
                 metavar="KEY=VALUE",
                 dest="overrides",
-                help="one value of the configuration, e.g. train.epochs=10; may be repeated",
+                help="override a configuration value, e.g. train.epochs=10; may be repeated",
             )
         for option in options:
-            sub.add_argument(f"--{option}", required=True, metavar="URI", help=_REQUIRED[option])
+            sub.add_argument(f"--{option}", required=True, metavar="URI", help=_OPTION_HELP[option])
         return sub
 
     step = verb("step", _run_step)
     step.add_argument("step", choices=STEPS, help="step of a run")
-    step.add_argument("--input", required=True, metavar="FILE", help="JSON: the arguments of its function")
-    step.add_argument("--output", required=True, metavar="FILE", help="file for its manifest")
-    verb("download", _step, "source", "data-root")
-    verb("shard", _step, "raw", "data-root")
+    step.add_argument("--input", required=True, metavar="FILE", help="JSON file with the step's arguments")
+    step.add_argument("--output", required=True, metavar="FILE", help="file to write the manifest to")
+    verb("download", _run_and_print, "source", "data-root")
+    verb("shard", _run_and_print, "raw", "data-root")
     training = verb("train", _train, "shards", "output")
-    evaluation = verb("evaluate", _step, "checkpoint", "shards", "output")
+    evaluation = verb("evaluate", _run_and_print, "checkpoint", "shards", "output")
     for sub in (training, evaluation):
         sub.add_argument("--data-root", default="./data_root", metavar="URI", help=_MODELS_HELP)
     training.add_argument(
         "--predict",
         action="store_true",
-        help="at the end predict the images that `evaluate` scores, on all processes",
+        help="after training, predict the images that `evaluate` scores, on all processes",
     )
     training.add_argument(
         "--resume",
         choices=["auto", "none"],
         default="auto",
-        help="auto: resume from the newest checkpoint in the output; none: start from scratch (default: "
-        "auto)",
+        help="auto: resume from the newest checkpoint; none: start from scratch (default: auto)",
     )
-    verb("export", _step, "checkpoint", "shards", "output")
-    verb("weights", _step, "checkpoint", "output")
+    verb("export", _run_and_print, "checkpoint", "shards", "output")
+    verb("weights", _run_and_print, "checkpoint", "output")
     launch, doctor = verb("launch", _launch), verb("doctor", _doctor)
-    launch.add_argument("--nproc", help="processes on this machine (else PET_NPROC_PER_NODE)")
-    launch.add_argument("--heartbeat", metavar="URI", help="file that the launcher of this job rewrites")
+    launch.add_argument("--nproc", help="processes on this machine (default: PET_NPROC_PER_NODE)")
+    launch.add_argument("--heartbeat", metavar="URI", help="file that the job's launcher updates regularly")
     launch.add_argument(
         "--heartbeat-timeout",
         type=float,
         default=240,
         metavar="SECONDS",
-        help="save a checkpoint and end with 75 if the heartbeat is older (default: 240)",
+        help="save a checkpoint and exit with code 75 if the heartbeat is older (default: 240)",
     )
     launch.add_argument("arguments", nargs="+", metavar="-- VERB ...", help="verb to run")
-    doctor.add_argument("--gpus", type=int, default=0, help="required GPUs")
-    doctor.add_argument("--rdma", action="store_true", help="require RDMA: a device, locked memory")
+    doctor.add_argument("--gpus", type=int, default=0, help="number of GPUs to require")
+    doctor.add_argument("--rdma", action="store_true", help="require RDMA and unlimited locked memory")
     return parser
 
 
@@ -142,14 +141,14 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _run_step(options: argparse.Namespace) -> None:
-    """Do a step of a run in this process."""
+    """Run `python -m trainer step`."""
     from trainer.steps import program
 
     program.run(options.step, options.input, options.output)
 
 
-def _step(options: argparse.Namespace) -> None:
-    """Run a step in this process, and print its result as JSON."""
+def _run_and_print(options: argparse.Namespace) -> None:
+    """Run another verb in this process, and print its result as JSON."""
     from trainer import storage
     from trainer.storage import outputs
 
@@ -175,7 +174,7 @@ def _step(options: argparse.Namespace) -> None:
         from trainer.export import bundle
         from trainer.export.export import export
 
-        # A record would be a file that the checksums do not list.
+        # `claim` would add a file that the bundle's checksums do not list.
         if not storage.exists(storage.join(options.output, bundle.METADATA)):
             outputs.require_new(options.output)
         result = export(options.checkpoint, options.shards, options.output, _config(options))
@@ -189,7 +188,7 @@ def _step(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    # The launcher of this machine, if any, has checked it already.
+    # A launcher on this machine has already checked the output.
     if die_with_parent.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         _check_output(options.output)
     from trainer.evaluators.predictions import predict_after_training
@@ -222,14 +221,14 @@ def _launch(options: argparse.Namespace) -> int:
     output = options_parser.parse_known_args(options.arguments)[0].output
     if options.arguments[0] == "train" and output:
         _check_output(output)
-    # PyTorch reads it when it is imported. Otherwise waiting for other nodes prints C++ stack traces.
+    # PyTorch reads this variable on import. Without it, waiting for other nodes prints C++ stack traces.
     chosen = os.environ.get(_CPP_LOG_LEVEL)
     os.environ[_CPP_LOG_LEVEL] = chosen or "FATAL"
     from trainer.launching.heartbeat import Watch
     from trainer.launching.launch import launch
 
     if not chosen:
-        del os.environ[_CPP_LOG_LEVEL]  # Not for the workers.
+        del os.environ[_CPP_LOG_LEVEL]  # Workers use PyTorch's default.
     nproc = ["--nproc-per-node", options.nproc] if options.nproc else []
     watch = None
     if options.heartbeat:
@@ -240,7 +239,9 @@ def _launch(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from trainer.launching import machine_checks
 
-    checks = machine_checks.report(machine_checks.examine(options.gpus, rdma=options.rdma))
+    checks = machine_checks.print_results(
+        machine_checks.check_training_machine(options.gpus, rdma=options.rdma)
+    )
     return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
 
 

@@ -13,7 +13,7 @@ from components.launchers.spec import JobSpec
 from trainer.base import events
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted
 from trainer.base.worker_pool import threads_per_process
-from trainer.launching.stop_signals import handling
+from trainer.launching.stop_signals import signal_handler
 
 
 def run(job: JobSpec) -> None:
@@ -40,7 +40,7 @@ def run(job: JobSpec) -> None:
             process.stop()
         stopped.append(number)
 
-    with handling(forward_signal), process:
+    with signal_handler(forward_signal), process:
         for line in process.lines():
             reported = events.parse(line)
             if reported is None or isinstance(reported, events.Failed):

@@ -118,6 +118,6 @@ def show_checks(checks: "Iterable[Check]") -> int:
     """Print each check as it finishes; return 1 if something is missing."""
     from trainer.launching import machine_checks
 
-    missing = sum(check.state == "missing" for check in machine_checks.report(checks))
+    missing = sum(check.state == "missing" for check in machine_checks.print_results(checks))
     print(f"\n{missing} missing" if missing else "\nall requirements of a run are met")
     return EXIT_FAILURE if missing else 0

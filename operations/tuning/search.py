@@ -237,7 +237,7 @@ def _run_trial(
 ) -> FrozenTrial | None:
     """Train a trial, prune it if it is behind, and record its end; return None if it can be continued."""
     given = {**study.overrides, **trial.params}
-    values = starting_weights.implied(study.recipe, given, study.data_root) | given
+    values = starting_weights.overrides_from_weights(study.recipe, given, study.data_root) | given
     folder = storage.join(study.runs_folder, f"{trial.user_attrs[_NUMBER]:05d}")
     output, config = storage.join(folder, "train"), storage.join(folder, "config.json")
     # Trials share the machine, so with a time limit their speed would affect the result.

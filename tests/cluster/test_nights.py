@@ -22,7 +22,7 @@ versions = list(published_models.load_versions(root, "sample")[0])
 kinds = [name.partition("/")[0] for name in retention.inventory(root)]
 published = {{record.name: record.run for record in PublishedRecord.read_all(root)}}
 current = published_models.read_current(root, "sample").version
-without_news = storage.list_files(NothingNewRecord.place(root))
+without_news = storage.list_files(NothingNewRecord.record_uri(root))
 print("left " + json.dumps({{
     "trained": nights,
     "published": len(versions), "without_news": [name.removesuffix(".json") for name in without_news],

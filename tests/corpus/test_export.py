@@ -5,7 +5,7 @@ import torch
 from bundles import SIZE, bright_model
 
 from trainer.base.errors import ExportError
-from trainer.config.types import InputSquare
+from trainer.config.types import NetworkInput
 from trainer.data.decoding import read_sample
 from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
@@ -23,7 +23,7 @@ def test_rf_detr_176_a_file_that_finds_less_is_not_published(shards, tiny, tmp_p
     config = tiny(model__score_threshold=0.0)
     detector = build(config.model, 5).eval()
     with pytest.raises(ExportError, match="differs") as caught:
-        verify_exports(tmp_path, ["onnx"], detector, ShardDataset(shards, "val"), config, InputSquare(SIZE))
+        verify_exports(tmp_path, ["onnx"], detector, ShardDataset(shards, "val"), config, NetworkInput(SIZE))
     assert "onnx" in caught.value.message
 
 
@@ -41,7 +41,7 @@ def test_inference_2067_images_that_are_not_square(sets, tiny, resize, size):
     config = tiny(loader__resize=resize, loader__fill=30).loader
     (batch,) = EvalLoader(dataset, config, batch_size=1, world=SINGLE, max_bad_fraction=0.0)
     pixels, _ = read_sample(dataset, 0)
-    square, scales = preprocess(pixels.permute(1, 2, 0).numpy(), *InputSquare(96, resize, 30))
+    square, scales = preprocess(pixels.permute(1, 2, 0).numpy(), *NetworkInput(96, resize, 30))
     assert torch.equal(batch.images[0], square) and scales == pytest.approx(batch.scales[0])
 
 

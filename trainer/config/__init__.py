@@ -1,1 +1,1 @@
-"""Hyper-parameters: their defaults, their checks, and how they are read from text and files."""
+"""The configuration: hyper-parameters, defaults, validation and parsing."""

@@ -13,33 +13,33 @@ DEFAULT = "retinanet"
 
 
 class Entry(NamedTuple):
-    """Location of an architecture."""
+    """Import paths and requirements of an architecture."""
 
     options: str  # `module:Class` of its options, a subclass of `config.ModelConfig`
     network: str  # `module:Class` of its network, a subclass of `model.architecture.Architecture`
     extra: str = ""
-    """The extra that it requires, if any."""
+    """Extra of kubedet that the architecture requires, if any."""
     packages: tuple[str, ...] = ()  # packages of that extra
 
 
-def _entry(folder: str, module: str, name: str, extra: str = "", *packages: str) -> Entry:
-    place = f"trainer.model.{folder}"
-    return Entry(f"{place}.options:{name}Options", f"{place}.{module}:{name}", extra, packages)
+def _make_entry(folder: str, module: str, name: str, extra: str = "", *packages: str) -> Entry:
+    package = f"trainer.model.{folder}"
+    return Entry(f"{package}.options:{name}Options", f"{package}.{module}:{name}", extra, packages)
 
 
 _DETR = ("detr", "transformers", "scipy")
 ARCHITECTURES = {
-    "retinanet": _entry("retinanet", "retinanet", "RetinaNet"),
-    "dfine": _entry("dfine", "dfine", "DFine", *_DETR),
-    "rtdetr": _entry("dfine", "dfine", "RTDetr", *_DETR),
-    "rfdetr": _entry("rfdetr", "rfdetr", "RFDetr", *_DETR),
-    "deimv2": _entry("deimv2", "deimv2", "Deimv2", *_DETR),
+    "retinanet": _make_entry("retinanet", "retinanet", "RetinaNet"),
+    "dfine": _make_entry("dfine", "dfine", "DFine", *_DETR),
+    "rtdetr": _make_entry("dfine", "dfine", "RTDetr", *_DETR),
+    "rfdetr": _make_entry("rfdetr", "rfdetr", "RFDetr", *_DETR),
+    "deimv2": _make_entry("deimv2", "deimv2", "Deimv2", *_DETR),
 }
-"""Every architecture by its name."""
+"""All architectures by name."""
 
 
 def entry(name: Any) -> Entry:
-    """Return the entry of an architecture; `name` may be any value."""
+    """Look up an architecture; raises ConfigError for any other value."""
     if not isinstance(name, str) or name not in ARCHITECTURES:
         close = difflib.get_close_matches(str(name), ARCHITECTURES, n=1)
         raise ConfigError(
@@ -56,7 +56,7 @@ def options_class(name: str) -> Any:
 
 def network_class(name: str) -> Any:
     """Return the class of an architecture's network."""
-    require(name)
+    require_packages(name)
     return _load(entry(name).network)
 
 
@@ -65,8 +65,8 @@ def default_options() -> Any:
     return options_class(DEFAULT)()
 
 
-def require(name: str) -> None:
-    """Refuse an architecture whose packages are not installed, without importing them."""
+def require_packages(name: str) -> None:
+    """Raise ConfigError if packages of an architecture are not installed; imports none of them."""
     item = entry(name)
     missing = [package for package in item.packages if find_spec(package) is None]
     if missing:
@@ -76,12 +76,12 @@ def require(name: str) -> None:
         )
 
 
-def supporting(key: str) -> list[str]:
-    """Return the architectures that have an option."""
+def with_option(key: str) -> list[str]:
+    """Return the names of the architectures that have an option."""
     return [name for name in ARCHITECTURES if key in {field.name for field in fields(options_class(name))}]
 
 
 @cache
-def _load(place: str) -> Any:
-    module, _, name = place.partition(":")
+def _load(import_path: str) -> Any:
+    module, _, name = import_path.partition(":")
     return getattr(import_module(module), name)

@@ -15,20 +15,20 @@ Variants = Mapping[type, Mapping[str, type]]
 class Explanation:
     """A field and its meaning."""
 
-    name: str  # With dots; * is the number of an item in a list.
+    name: str  # Dotted key; * is the index of an item in a list.
     value: str  # The default, or the value in a configuration, as text.
     meaning: str
-    variant: str = ""  # The only variant of the section that has the field.
+    variant: str = ""  # The variant of the section that has the field; empty if all have it.
 
 
 def explain(
     kind: type, text: str = "", values: Mapping[str, Any] | None = None, variants: Variants | None = None
 ) -> list[Explanation]:
-    """Explain the fields of a pydantic dataclass that contain a text, with `values` or defaults."""
+    """Explain the fields of a pydantic dataclass that mention `text`, with `values` or the defaults."""
     items = _explanations(kind, variants or {}, values)
     found = [item for item in items if text.lower() in f"{item.name} {item.meaning} {item.variant}".lower()]
     if not found:
-        raise ConfigError(f"no field contains {text!r}", fix="omit it to see all of them")
+        raise ConfigError(f"no field contains {text!r}", fix="omit the text to see all fields")
     return found
 
 
@@ -38,7 +38,7 @@ def _explanations(
     for name, field in kind.__pydantic_fields__.items():
         inner, many = _dataclass_in(field.annotation)
         if inner is None:
-            yield Explanation(prefix + name, _value(field, values, name), _meaning(kind, name, field))
+            yield Explanation(prefix + name, _value_text(field, values, name), _meaning(kind, name, field))
             continue
         below = f"{prefix}{name}.{'*.' if many else ''}"
         values_below = values[name] if values is not None else None
@@ -53,18 +53,18 @@ def _explanations(
                     yield Explanation(item.name, item.value, item.meaning, variant)
 
 
-def _value(field: Any, values: Mapping[str, Any] | None, name: str) -> str:
+def _value_text(field: Any, values: Mapping[str, Any] | None, name: str) -> str:
     if values is not None:
-        return _text(values[name])
+        return _format_value(values[name])
     if field.is_required():
         return "(required)"
-    return _text(field.get_default(call_default_factory=True))
+    return _format_value(field.get_default(call_default_factory=True))
 
 
 def _meaning(kind: Any, name: str, field: Any) -> str:
     # Pydantic does not inherit docstrings of fields.
-    declared = (getattr(each, "__pydantic_fields__", {}).get(name) for each in kind.__mro__)
-    texts = (each.description for each in declared if each and each.description)
+    declared = (getattr(base, "__pydantic_fields__", {}).get(name) for base in kind.__mro__)
+    texts = (item.description for item in declared if item and item.description)
     meaning = " ".join(next(texts, "").split())
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if len(choices) > 1:
@@ -83,9 +83,9 @@ def _dataclass_in(annotation: Any) -> tuple[Any, bool]:
     return None, False
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, str):
         return value or '""'
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(_format_value, value))}]"
     return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Configurations as JSON, changed by dotted keys; each section validates its values when it is created."""
+"""Reads configurations from JSON and overrides dotted keys; each section validates its own values."""
 
 import difflib
 import json
@@ -22,9 +22,9 @@ _EXCERPT = 40
 _LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
 """Libraries of published weights by the scheme of their URI."""
 _REWRITE_FIX = (
-    "run the command that wrote it again; if you edited the file, also remove its last key, file_sha256"
+    "run the command that wrote the file again; if you edited it, remove its last key, file_sha256, instead"
 )
-_KEYS_FIX = "correct these keys; `kubedet recipes show NAME` lists a recipe's keys and values"
+_KEYS_FIX = "correct these keys; `kubedet recipes show NAME` lists the keys and values of a recipe"
 
 
 def to_json(config: Config) -> str:
@@ -33,12 +33,12 @@ def to_json(config: Config) -> str:
 
 
 def write(uri: str, config: Config) -> None:
-    """Write a run's configuration with its hash."""
+    """Write a configuration with its hash."""
     storage.write_json(uri, asdict(config), indent=2)
 
 
 def read(uri: str) -> Config:
-    """Read a configuration that `write` or a person wrote; see `from_json`."""
+    """Read a configuration file and compare it with its hash, if it has one; see `from_json`."""
     return from_json(json_files.unseal(uri, storage.read_bytes(uri), _REWRITE_FIX), where=uri)
 
 
@@ -54,41 +54,41 @@ def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
 def from_tree(tree: Any, *, where: str = "configuration") -> Config:
     """Build a configuration from nested mappings; missing keys get their defaults.
 
-    A ConfigError names every key that is unknown, of a wrong type or out of range; `where` is the title of
-    the text in it (a path, a recipe).
+    Raises ConfigError with every key that is unknown, has the wrong type or is out of range. The error calls
+    the configuration `where`, for example a path.
     """
-    config, problems = _build(tree)
+    config, problems = _build_config(tree)
     if config is None:
         raise ConfigError(f"{where} cannot be used:\n" + "\n".join(problems), fix=_KEYS_FIX)
     return config
 
 
-def _build(tree: Any) -> tuple[Config | None, list[str]]:
-    """Return the configuration, or None and a line for each problem."""
+def _build_config(tree: Any) -> tuple[Config | None, list[str]]:
+    """Return the configuration (None if it is invalid) and a line for each problem."""
     if not isinstance(tree, Mapping):
-        return None, [f"  (the whole text): an object of sections, not {_excerpt(tree)}"]
+        return None, [f"  should be an object with sections, not {_excerpt(tree)}"]
     kinds: dict[str, Any] = {**SECTIONS}
     problems: list[str] = []
     values = {key: value for key, value in tree.items() if key != "model"}
     options = tree.get("model", {})
     name = options.get("architecture", architectures.DEFAULT) if isinstance(options, Mapping) else ""
     try:
-        # The keys of this section depend on one of its values.
+        # The keys of the section `model` depend on its architecture.
         kinds["model"] = architectures.options_class(name) if name else ModelConfig
     except ConfigError as error:
         problems.append(f"  {_ARCHITECTURE}: {error.message}: {error.fix}")
     for section, kind in kinds.items():
-        values[section] = _make(section, kind, tree.get(section, {}), problems)
-    config = None if problems else _make("", Config, values, problems)
+        values[section] = _build_section(section, kind, tree.get(section, {}), problems)
+    config = None if problems else _build_section("", Config, values, problems)
     if config is not None:
         problems += _conflicts(config)
     return (None if problems else config), problems
 
 
-def _make(section: str, kind: Any, values: Any, problems: list[str]) -> Any:
-    """Return a section, or None after adding its problems."""
+def _build_section(section: str, kind: Any, values: Any, problems: list[str]) -> Any:
+    """Build a section; if it is invalid, add its problems to `problems` and return None."""
     if not isinstance(values, Mapping):
-        problems.append(f"  {section}: a section of keys, not {_excerpt(values)}")
+        problems.append(f"  {section}: should be an object with keys, not {_excerpt(values)}")
         return None
     try:
         return kind(**values)
@@ -98,8 +98,8 @@ def _make(section: str, kind: Any, values: Any, problems: list[str]) -> Any:
             key = f"{section}.{leaf}".removeprefix(".")
             if item["type"] != "unexpected_keyword_argument":
                 problems.append(f"  {key}: {item['msg'].lower()}, not {_excerpt(item['input'])}")
-            elif section == "model" and (owners := architectures.supporting(leaf)):
-                problems.append(f"  {key}: a key of {', '.join(owners)}, not of {kind.architecture}")
+            elif section == "model" and (owners := architectures.with_option(leaf)):
+                problems.append(f"  {key}: an option of {', '.join(owners)}, not of {kind.architecture}")
             else:
                 problems.append(f"  {key}: no such key")
         return None
@@ -110,19 +110,19 @@ def _excerpt(value: Any) -> str:
 
 
 def _conflicts(config: Config) -> list[str]:
-    """Return a line for each setting that the architecture does not support."""
+    """Return a line for each setting that conflicts with the architecture."""
     model, size, problems = config.model, config.loader.image_size, []
     if size % model.stride:
         below = size // model.stride * model.stride
         problems.append(
-            f"  loader.image_size: {model.architecture} takes multiples of {model.stride}, not {size}; "
-            f"the next are {below} and {below + model.stride}"
+            f"  loader.image_size: {model.architecture} needs a multiple of {model.stride}, not {size}; "
+            f"the nearest are {below} and {below + model.stride}"
         )
     scheme, colon, _ = model.weights.partition(":")
     library = _LIBRARIES.get(scheme, "") if colon else ""
     if library and model.library not in ("", library):
         problems.append(
-            f"  {_WEIGHTS}: {model.weights} are weights of {library}, not of {model.architecture}"
+            f"  {_WEIGHTS}: {model.weights} has weights of {library}, which {model.architecture} cannot use"
         )
     return problems
 
@@ -159,7 +159,7 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> Overrides:
 
 
 def format_override(key: str, value: Any) -> str:
-    """Format `key=value` so that `parse_overrides` reads back the same value."""
+    """Format `key=value` so that `parse_overrides` restores the same value."""
     plain = isinstance(value, str) and parse_value(value) == value
     return f"{key}={value if plain else json.dumps(value)}"
 
@@ -167,8 +167,8 @@ def format_override(key: str, value: Any) -> str:
 def with_overrides(config: Config, overrides: Overrides, *, where: str = "overrides") -> Config:
     """Return the configuration with dotted keys replaced, e.g. {"train.lr": 0.02}.
 
-    Another `model.architecture` resets its whole section to its defaults, and `model.weights=none` trains all
-    layers. A ConfigError names all wrong keys (with similar ones) and values.
+    Changing `model.architecture` resets the section `model` to its defaults; `model.weights=none` unfreezes
+    all layers. Raises ConfigError with all wrong keys (and similar ones) and values.
     """
     tree = asdict(config)
     name = overrides.get(_ARCHITECTURE, config.model.architecture)
@@ -179,7 +179,7 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
     for key in overrides.keys() - set(unknown):
         section, _, leaf = key.rpartition(".")
         (tree[section] if section else tree)[leaf] = overrides[key]
-    changed, problems = _build(tree)
+    changed, problems = _build_config(tree)
     if changed and overrides.get(_WEIGHTS) == NO_WEIGHTS:
         frozen = changed.model.unfreezing_options().items()
         trained = {key: value for key, value in frozen if f"model.{key}" not in overrides}
@@ -195,26 +195,26 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
 
 def _hint(key: str, keys: Sequence[str], architecture: str) -> str:
     section, _, option = key.partition(".")
-    if section == "model" and (owners := architectures.supporting(option)):
+    if section == "model" and (owners := architectures.with_option(option)):
         return f"it is an option of {', '.join(owners)}, not of {architecture}"
     close = difflib.get_close_matches(key, keys, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"sections are: model, {', '.join(SECTIONS)}"
 
 
-def check_frozen(config: Config) -> None:
-    """Refuse a new training with frozen random weights."""
+def check_no_frozen_random_weights(config: Config) -> None:
+    """Raise ConfigError if a new training run would freeze random weights."""
     frozen = config.model.unfreezing_options()
     if frozen and not config.model.weights:
         now = " and ".join(f"model.{key}={getattr(config.model, key)}" for key in frozen)
         raise ConfigError(
             f"{now} would freeze random weights, because model.weights is not set",
-            fix=f"set some, or train all layers: --set {_WEIGHTS}={NO_WEIGHTS}, or --set "
+            fix=f"set model.weights, or train all layers: --set {_WEIGHTS}={NO_WEIGHTS}, or --set "
             + " --set ".join(f"model.{key}={value}" for key, value in frozen.items()),
         )
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Overrides:
-    """Return the values of a tree by dotted keys."""
+    """Flatten nested mappings to dotted keys."""
     values: Overrides = {}
     for name, value in tree.items():
         values |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}

@@ -17,7 +17,8 @@ from trainer.config.types import (
     EvaluationTile,
     ExportFormat,
     Fraction,
-    InputSquare,
+    InputSides,
+    NetworkInput,
     NonNegative,
     Overrides,
     Positive,
@@ -26,7 +27,6 @@ from trainer.config.types import (
     Resize,
     Shapes,
     Side,
-    SquareSides,
     TileSide,
     Uri,
     WeightsUri,
@@ -139,7 +139,7 @@ class LoaderConfig:
     """Probability that four images, neighbors in the epoch's order, share the square."""
     mixup: Fraction = 0.0
     """Probability that another image is blended in, with its boxes."""
-    sizes: SquareSides = field(default_factory=list)
+    sizes: InputSides = field(default_factory=list)
     """Sides of the square, multiples of 32, at most 12 different ones: each step draws one, the first takes
     the largest; repeat a size to draw it more often. Empty is image_size."""
     plain_epochs: Count = 0
@@ -151,9 +151,9 @@ class LoaderConfig:
     """Share of images below which a class counts as rare, for sampling=repeat_factor."""
 
     @property
-    def square(self) -> InputSquare:
+    def network_input(self) -> NetworkInput:
         """The square that the trained network sees."""
-        return InputSquare(self.image_size, self.resize, self.fill)
+        return NetworkInput(self.image_size, self.resize, self.fill)
 
 
 @dataclass(config=STRICT, frozen=True)

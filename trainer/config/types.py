@@ -8,27 +8,27 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from trainer.base.errors import StorageError
 from trainer.storage import check_uri
 
-NO_WEIGHTS = "none"  # value of model.weights for random ones; as an override it also unfreezes all layers
+NO_WEIGHTS = "none"  # model.weights=none: random weights; as an override it also unfreezes all layers
 
-FILL = 114  # gray of the padding, 0..255, of models that do not name another
+FILL = 114  # default gray value of the padding, 0 to 255
 
 Shapes = Mapping[str, Sequence[int]]
-"""Shapes of tensors by their names."""
+"""Shapes of tensors by name."""
 
 Overrides = dict[str, Any]
 """Dotted configuration keys and their values, e.g. {"train.lr": 0.02}."""
 
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
-"""Settings of all dataclasses of a configuration, also of architectures' options."""
+"""Pydantic settings of all configuration dataclasses, including the options of architectures."""
 
 
 Resize = Literal["letterbox", "squash"]
 
 
-class InputSquare(NamedTuple):
-    """The square that a network sees, and how images are fitted into it."""
+class NetworkInput(NamedTuple):
+    """The square input of a network, and how images are fitted into it."""
 
-    size: int  # side in pixels
+    size: int  # side of the square in pixels
     resize: Resize = "letterbox"  # see `LoaderConfig.resize`
     fill: int = FILL
 
@@ -59,7 +59,7 @@ Count = Annotated[int, BeforeValidator(as_integer), Field(ge=0)]
 Positive = Annotated[int, BeforeValidator(as_integer), Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
-# Upper limits: the configuration of a foreign checkpoint must not exhaust the memory.
+# Upper limits, so that the configuration in an untrusted checkpoint cannot exhaust memory.
 Side = Annotated[int, BeforeValidator(as_integer), Field(ge=96, le=8192)]
 Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=100)]
 Width = Annotated[Positive, Field(le=2048)]
@@ -68,16 +68,16 @@ DetectionCount = Annotated[Positive, Field(le=100_000)]
 
 
 _MIN_TILE = 64
-_MAX_SIDES = 12  # from 480 to 800 there are 11
+_MAX_SIDES = 12  # 480 to 800 in steps of 32 are 11
 
 
-def _ascending(value: list[float]) -> list[float]:
+def _check_ascending(value: list[float]) -> list[float]:
     if value[0] > value[1]:
         raise ValueError("the first number must not be above the second")
     return value
 
 
-def _multiples(value: list[int]) -> list[int]:
+def _check_multiples_of_32(value: list[int]) -> list[int]:
     wrong = [side for side in value if side % 32]
     if wrong:
         raise ValueError(f"{wrong[0]} is not a multiple of the stride 32: use {32 * round(wrong[0] / 32)}")
@@ -88,15 +88,15 @@ def _multiples(value: list[int]) -> list[int]:
     return value
 
 
-def _tile(value: int) -> int:
+def _check_tile_side(value: int) -> int:
     if 0 < value < _MIN_TILE:
         raise ValueError(f"the side of a tile must be at least {_MIN_TILE} pixels; 0 disables tiles")
     return value
 
 
-TileSide = Annotated[Count, AfterValidator(_tile)]
-EvaluationTile = Annotated[int, BeforeValidator(as_integer), Field(ge=-1), AfterValidator(_tile)]
-SquareSides = Annotated[list[Side], AfterValidator(_multiples)]
+TileSide = Annotated[Count, AfterValidator(_check_tile_side)]
+EvaluationTile = Annotated[int, BeforeValidator(as_integer), Field(ge=-1), AfterValidator(_check_tile_side)]
+InputSides = Annotated[list[Side], AfterValidator(_check_multiples_of_32)]
 
 
 def _check_uri(value: str) -> str:
@@ -109,4 +109,4 @@ def _check_uri(value: str) -> str:
 
 Uri = Annotated[str, AfterValidator(_check_uri)]
 WeightsUri = Annotated[Uri, AfterValidator(lambda value: "" if value == NO_WEIGHTS else value)]
-Range = Annotated[Sizes, Field(min_length=2, max_length=2), AfterValidator(_ascending)]
+Range = Annotated[Sizes, Field(min_length=2, max_length=2), AfterValidator(_check_ascending)]

@@ -41,7 +41,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import VERSION
 from trainer.data.raw_manifest import RawManifest, SplitCounts
 from trainer.data.sources.files import read_list
-from trainer.launching.shared_work import SharedWork, shared_work
+from trainer.launching.shared_work import SharedWork, join_shared_work
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +84,8 @@ def download(
         DataError: the source is missing, empty, not of its format, or too much of it is bad.
         StorageError: the data root cannot be written.
     """
-    with shared_work() as work:
-        planned = work.on_first(lambda: plan(source, data_root, config, excluded))
+    with join_shared_work() as work:
+        planned = work.run_on_first(lambda: plan(source, data_root, config, excluded))
         return fetch(planned, config, work)
 
 
@@ -174,10 +174,10 @@ def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawMani
     Images that failed in an earlier call are requested again. If the source is down, and an earlier download
     was good enough without them, they are left out again.
     """
-    if manifest := work.on_first(lambda: find_finished(planned, config)):
+    if manifest := work.run_on_first(lambda: find_finished(planned, config)):
         return manifest
     known, known_failures = read_reports(planned)
-    parts = work.parts("images", count_parts(planned))
+    parts = work.take_parts("images", count_parts(planned))
     fetching = ImageFetcher(planned, config, known, {}, work.size)
     try:
         fetching.run(parts)
@@ -187,7 +187,7 @@ def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawMani
         logger.warning("%s; continuing without the images that an earlier download lacked", error.message)
         remaining = chain(fetching.open_parts, parts)
         ImageFetcher(planned, config, known, known_failures, work.size).run(remaining)
-    return work.on_first(lambda: write_manifest(planned, config))
+    return work.run_on_first(lambda: write_manifest(planned, config))
 
 
 def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:

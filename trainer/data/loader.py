@@ -212,7 +212,7 @@ class EvalLoader:
     def _load(self, pictures: Sequence[tuple[int, Window]], squares: Tensor) -> list[LoadedSample]:
         indices = [index for index, _ in pictures]
         read = {index: self._dataset.read(index) for index in dict.fromkeys(indices)}
-        samples, square = [read[index] for index in indices], self._config.square
+        samples, square = [read[index] for index in indices], self._config.network_input
         views = [
             whole_view(width, height, square)._replace(crop=(left, top, width, height))
             for _, (left, top, width, height) in pictures

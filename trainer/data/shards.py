@@ -45,7 +45,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_manifest import RawManifest
 from trainer.data.samples import Annotation, IndexedRecord, RawRow, Record, to_bbox
 from trainer.data.shard_folder import DAMAGE_SUFFIX, INDEX, SAMPLE, QuarantinedImage, ShardIndex, Sidecar
-from trainer.launching.shared_work import SharedWork, shared_work
+from trainer.launching.shared_work import SharedWork, join_shared_work
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +87,11 @@ def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         DataError: too many images or boxes are bad, or a worker was killed.
         StorageError: the data root cannot be read or written.
     """
-    with shared_work() as work:
-        if index := work.on_first(lambda: find_finished(raw, data_root, config)):
+    with join_shared_work() as work:
+        if index := work.run_on_first(lambda: find_finished(raw, data_root, config)):
             return index
         write_shards(raw, data_root, config, work)
-        return work.on_first(lambda: write_index(raw, data_root, config))
+        return work.run_on_first(lambda: write_index(raw, data_root, config))
 
 
 def shards_uri(raw: RawManifest, data_root: str, config: DataConfig) -> str:
@@ -144,9 +144,9 @@ def write_shards(raw: RawManifest, data_root: str, config: DataConfig, work: Sha
     """
     uri = shards_uri(raw, data_root, config)
     tasks = list(_plan_shards(raw, uri, config))
-    missing = work.on_first(lambda: _missing_shards(uri, [task.name for task in tasks]))
+    missing = work.run_on_first(lambda: _missing_shards(uri, [task.name for task in tasks]))
     workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
-    own = (tasks[missing[part]] for part in work.parts("shards", len(missing)))
+    own = (tasks[missing[part]] for part in work.take_parts("shards", len(missing)))
     left = sum(len(tasks[number].rows) for number in missing)
     total, bad = sum(len(task.rows) for task in tasks), 0
     with progress("shard", total, "images", done=total - left, shown=work.rank == 0) as bar:

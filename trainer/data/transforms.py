@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.schema import LoaderConfig
-from trainer.config.types import FILL, InputSquare
+from trainer.config.types import FILL, NetworkInput
 from trainer.data.samples import Annotation, Record
 from trainer.data.tiles import MIN_VISIBLE, Window
 
@@ -49,7 +49,7 @@ class View(NamedTuple):
         return across, down, across, down
 
 
-def fit(image: Tensor, target: InputSquare) -> tuple[Tensor, Scales]:
+def fit(image: Tensor, target: NetworkInput) -> tuple[Tensor, Scales]:
     """Fit uint8 [3, H, W] into a square, as every use of a trained model does.
 
     `letterbox`: longer side = size, at the top left, the rest filled; `squash`: both sides = size. Returns
@@ -61,7 +61,7 @@ def fit(image: Tensor, target: InputSquare) -> tuple[Tensor, Scales]:
     return torch.from_numpy(square).permute(2, 0, 1).contiguous(), view.scales
 
 
-def whole_view(width: int, height: int, target: InputSquare) -> View:
+def whole_view(width: int, height: int, target: NetworkInput) -> View:
     """Return the view of `fit` for an image of that size."""
     size = target.size
     scale = size / max(height, width)

@@ -14,7 +14,7 @@ from torchvision.ops import box_iou
 from trainer.base import log
 from trainer.base.os_errors import check_resources
 from trainer.config.schema import Config
-from trainer.config.types import InputSquare
+from trainer.config.types import NetworkInput
 from trainer.data.batch import Batch
 from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
@@ -38,7 +38,7 @@ class LoadedModel:
     predict: Callable[[Tensor], Detections]  # detections in uint8 squares [B, 3, S, S]
     reentrant: bool  # whether several threads may call it at once
     categories: list[dict[str, Any]]  # classes in the order of its labels
-    square: InputSquare
+    network_input: NetworkInput
     sha256: str
     step: int | None  # optimizer steps of its training
     config: Mapping[str, Any]  # configuration of its training

@@ -103,7 +103,7 @@ def predict_rank_share(
     model: LoadedModel, dataset: ShardDataset, config: Config, world: World
 ) -> Predictions:
     """Predict this process's share of the images."""
-    size, resize, fill = model.square
+    size, resize, fill = model.network_input
     changed = replace(config, loader=replace(config.loader, image_size=size, resize=resize, fill=fill))
     tile = tile_settings(model.config, config.evaluation.tile)
     return predict_share(model.predict, dataset, changed, world, reentrant=model.reentrant, tile=tile)

@@ -70,7 +70,7 @@ def describe_bundle(
     `meta` is the checkpoint's metadata, `rows` the number of detections per image, `scores` the result of
     `read_results`, and `made_from` a hash of all inputs.
     """
-    size, resize, fill = meta["square"]
+    size, resize, fill = meta["network_input"]
     hashes = {path.name: bundle.file_sha256(path) for path in sorted(folder.iterdir())}
     data_root = storage.parent(storage.parent(index.uri))
     raw = storage.join(data_root, "raw", index.raw_fingerprint, "manifest.json")

@@ -83,18 +83,18 @@ def export(
             f"{difference}",
             fix="export with the shards that the model was trained on",
         )
-    square = meta["square"]
+    network_input = meta["network_input"]
     with temporary_folder() as folder, temporary_folder() as scratch:
-        writer = FormatWriter(detector, square, config, shards_uri, scratch)
+        writer = FormatWriter(detector, network_input, config, shards_uri, scratch)
         for kind in names:
             file = FORMATS[kind].file
-            _LOG.info("writing %s, input %dx%d", file, square.size, square.size)
+            _LOG.info("writing %s, input %dx%d", file, network_input.size, network_input.size)
             with log.log_activity(_LOG, f"writing {file}"):
                 FORMATS[kind].write(writer, folder / file)
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
         dataset = ShardDataset(shards_uri, split)
-        checks = verify_exports(folder, names, detector, dataset, config, square)
+        checks = verify_exports(folder, names, detector, dataset, config, network_input)
         describe_bundle(
             folder,
             detector,

@@ -15,7 +15,7 @@ import torch
 
 from trainer.base.errors import ExportError, wrap_exceptions
 from trainer.config.schema import Config
-from trainer.config.types import InputSquare
+from trainer.config.types import NetworkInput
 from trainer.export.onnx_operators import grid_sample_by_gather, nms_keep
 from trainer.export.quantize import CalibrationImages, quantize, suppress_output
 from trainer.model.architecture import INPUT, Architecture, Detections, Graph
@@ -97,16 +97,21 @@ class FormatWriter:
     """Writes the files of formats; shared intermediate files are created once, in the folder `scratch`."""
 
     def __init__(
-        self, detector: Architecture, square: InputSquare, config: Config, shards_uri: str, scratch: Path
+        self,
+        detector: Architecture,
+        network_input: NetworkInput,
+        config: Config,
+        shards_uri: str,
+        scratch: Path,
     ) -> None:
-        self.square, self.config, self.shards_uri = square, config, shards_uri
+        self.network_input, self.config, self.shards_uri = network_input, config, shards_uri
         # A copy: a folded detector cannot be trained or saved.
         self.detector = copy.deepcopy(detector).fold_batchnorm()
         self._scratch = scratch
 
     @cached_property
     def graph(self) -> Graph:
-        return self.detector.deployment_graph(self.square.size)
+        return self.detector.deployment_graph(self.network_input.size)
 
     @cached_property
     def fp32(self) -> Path:
@@ -118,12 +123,12 @@ class FormatWriter:
         shutil.copyfile(self.fp32, path)
 
     def int8(self, path: Path) -> None:
-        images = CalibrationImages(self.shards_uri, self.square, self.config.export.calibration_images)
+        images = CalibrationImages(self.shards_uri, self.network_input, self.config.export.calibration_images)
         _LOG.info("calibrating int8 on %d training images", images.count)
         quantize(self.fp32, path, images)
 
     def raw(self, path: Path) -> None:
-        raw = self.detector.raw_graph(self.square.size)
+        raw = self.detector.raw_graph(self.network_input.size)
         write_onnx(raw, path, grid_sample=False)
 
 

@@ -40,7 +40,7 @@ def load_model(uri: str, device: torch.device) -> LoadedModel:
         predict,
         True,
         meta["categories"],
-        meta["square"],
+        meta["network_input"],
         meta["sha256"],
         meta["step"],
         meta["config"],
@@ -71,7 +71,7 @@ def load_bundle_file(source: Bundle, name: str, device: torch.device) -> LoadedM
         predict,
         reentrant,
         metadata.classes,
-        metadata.square,
+        metadata.network_input,
         source.checksums[name],
         metadata.trained_on.step,
         metadata.config,
@@ -149,7 +149,7 @@ def _load_exported(source: Bundle, name: str) -> tuple[_Predict, str, str]:
     failing = wrap_exceptions(EvaluationError, f"{uri} cannot be run", fix="export the model again")
     with source.verified_files(source.metadata.formats[kind].files) as folder, failing:
         served = ExportedModel(form, folder / name, source.metadata.thresholds)
-    size, classes = source.metadata.square.size, len(source.metadata.classes)
+    size, classes = source.metadata.network_input.size, len(source.metadata.classes)
     if served.runtime.size != size:
         raise EvaluationError(
             f"{uri} takes images of {served.runtime.size} pixels, but {METADATA} says {size}",

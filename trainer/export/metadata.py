@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from trainer.base.json_files import STRICT
-from trainer.config.types import InputSquare, Resize
+from trainer.config.types import NetworkInput, Resize
 
 REMEDY = "export the model again, or take another version"
 _MAX_INPUT_SIZE = 8192  # preprocessing takes 15 bytes for each pixel of the input square
@@ -132,6 +132,6 @@ class Metadata:
         return self
 
     @property
-    def square(self) -> InputSquare:
+    def network_input(self) -> NetworkInput:
         """The square that the network sees."""
-        return InputSquare(self.input.input_size, self.input.resize, self.input.fill)
+        return NetworkInput(self.input.input_size, self.input.resize, self.input.fill)

@@ -46,7 +46,7 @@ class Predictor:
     def __init__(self, model: LoadedModel, tile: int = -1) -> None:
         """`tile` is the side of the tiles that images are detected in, see `evaluation.tile`."""
         self.model, self.metadata, self.kind = model, model.metadata, model.kind
-        self.size: int = model.square.size
+        self.size: int = model.network_input.size
         self.names = {item["id"]: item["name"] for item in model.categories}
         self.tile = tile_settings(model.config, tile)
 
@@ -67,7 +67,8 @@ class Predictor:
         for batch in (parts[start : start + BATCH_SIZE] for start in range(0, len(parts), BATCH_SIZE)):
             rows, places = zip(*batch, strict=True)
             crops = (images[row].crop((x, y, x + wide, y + high)) for row, (x, y, wide, high) in batch)
-            squares, scales = zip(*(preprocess(crop, *self.model.square) for crop in crops), strict=True)
+            fitted = [preprocess(crop, *self.model.network_input) for crop in crops]
+            squares, scales = zip(*fitted, strict=True)
             outputs = self.run(np.stack(squares))
             factors = [tuple(scale) for scale in scales]
             shown.append(to_image_boxes(outputs, list(rows), factors, sizes, places))

@@ -5,7 +5,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from trainer.config.types import FILL, InputSquare, Resize
+from trainer.config.types import FILL, NetworkInput, Resize
 from trainer.data.images import to_8_bit
 from trainer.data.transforms import fit
 
@@ -32,7 +32,7 @@ def preprocess(
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
     pixels = torch.from_numpy(np.array(to_upright_rgb(image))).permute(2, 0, 1).contiguous()
-    square, scales = fit(pixels, InputSquare(input_size, resize, fill))
+    square, scales = fit(pixels, NetworkInput(input_size, resize, fill))
     return square, np.array(scales)
 
 

@@ -15,7 +15,7 @@ import onnx
 from onnx import numpy_helper
 
 from trainer.base.errors import ExportError, wrap_exceptions
-from trainer.config.types import InputSquare
+from trainer.config.types import NetworkInput
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import fit
@@ -33,8 +33,8 @@ def evenly_spaced_indices(count: int, limit: int) -> np.ndarray:
 class CalibrationImages:
     """Training images, evenly spread, in the interface of onnxruntime's calibration."""
 
-    def __init__(self, shards_uri: str, square: InputSquare, count: int) -> None:
-        self._dataset, self._square = ShardDataset(shards_uri, "train"), square
+    def __init__(self, shards_uri: str, network_input: NetworkInput, count: int) -> None:
+        self._dataset, self._network_input = ShardDataset(shards_uri, "train"), network_input
         self._rows = evenly_spaced_indices(len(self._dataset), count).tolist()
         self.count = len(self._rows)
 
@@ -42,7 +42,7 @@ class CalibrationImages:
         if not self._rows:
             return None
         image, _ = read_sample(self._dataset, self._rows.pop(0))
-        return {INPUT: fit(image, self._square)[0].numpy()[None]}
+        return {INPUT: fit(image, self._network_input)[0].numpy()[None]}
 
 
 def quantize(source: Path, target: Path, images: CalibrationImages) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.export.predict import ImageTooLarge, Predictor, decode_image, to_dict
-from trainer.launching.stop_signals import handling
+from trainer.launching.stop_signals import signal_handler
 
 MAX_BYTES = 64 * 1024 * 1024  # largest body of a request
 _MAX_PIXELS = 50_000_000  # larger images are refused before they are decoded
@@ -186,7 +186,7 @@ def serve(predictor: Predictor, host: str, port: int, names: Sequence[str] = ())
         # Not in this thread, which `shutdown` waits for.
         threading.Thread(target=server.shutdown).start()
 
-    with server, handling(end):
+    with server, signal_handler(end):
         address = f"http://{host}:{server.server_address[1]}"
         name = f"{predictor.metadata.name} {predictor.metadata.model_version}, {predictor.kind}"
         print(f"{name}: {address}/", flush=True)

@@ -16,7 +16,7 @@ from torchvision.ops import box_iou
 from trainer.base import log
 from trainer.base.errors import ExportError, wrap_exceptions
 from trainer.config.schema import Config
-from trainer.config.types import InputSquare
+from trainer.config.types import NetworkInput
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import fit
@@ -99,7 +99,7 @@ def verify_exports(
     detector: Architecture,
     dataset: ShardDataset,
     config: Config,
-    square: InputSquare,
+    network_input: NetworkInput,
 ) -> dict[str, Check]:
     """Compare written files with the trained model on images of a split."""
     served = {}
@@ -115,7 +115,7 @@ def verify_exports(
         for start in range(0, len(indices), _BATCH):
             samples = [read_sample(dataset, int(index)) for index in indices[start : start + _BATCH]]
             image_ids = [record["image_id"] for _, record in samples]
-            squares, scales = zip(*(fit(image, square) for image, _ in samples), strict=True)
+            squares, scales = zip(*(fit(image, network_input) for image, _ in samples), strict=True)
             images = torch.stack(squares)
             first = images if not start else first
             trained = detector.predict(images)
@@ -137,7 +137,7 @@ def verify_exports(
     for name, model in served.items():
         matches, change = comparisons[name].result(), ap[name] - ap[""]
         _check_agreement(name, change, matches, len(indices), config)
-        _check_edge_cases(name, model, first, square)
+        _check_edge_cases(name, model, first, network_input)
         checks[name] = Check(model.runtime.name, len(indices), ap[name], change, matches)
         if matches.detections:
             _LOG.info(
@@ -185,7 +185,7 @@ def _check_agreement(name: str, change: float, matches: Agreement, images: int, 
         )
 
 
-def _check_edge_cases(name: str, served: ExportedModel, squares: torch.Tensor, target: InputSquare) -> None:
+def _check_edge_cases(name: str, served: ExportedModel, squares: torch.Tensor, target: NetworkInput) -> None:
     image_size = target.size
     empty = torch.full((3, image_size, image_size), target.fill, dtype=torch.uint8)
     batch = torch.stack([*squares[:3], empty]).numpy()

@@ -25,7 +25,7 @@ def percent(done: int, total: int) -> int:
     return min(100 * done // max(total, 1), 100)
 
 
-def read(lines: Iterable[str]) -> TrainingProgress | None:
+def read_progress(lines: Iterable[str]) -> TrainingProgress | None:
     """Return the latest progress from the events in a training log; None if there is none."""
     share, seconds, metrics = None, None, dict[str, float]()
     for event in events.select(lines):

@@ -36,7 +36,7 @@ from trainer.base.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import threads_per_process
 from trainer.launching import heartbeat, worker_failures
-from trainer.launching.stop_signals import exit_on_signal, handling
+from trainer.launching.stop_signals import exit_on_signal, signal_handler
 
 _DEFAULT_PORT = 29500
 _exit_codes: dict[int, int] = {
@@ -64,15 +64,15 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        with temporary_folder() as folder, handling(_on_hangup, (heartbeat.SIGNAL,)):
-            config, program, words = _settings(
+        with temporary_folder() as folder, signal_handler(_on_hangup, (heartbeat.SIGNAL,)):
+            config, program, program_arguments = _parse_settings(
                 [*torchrun_arguments, "-m", "trainer", *arguments], str(folder)
             )
             with watch.signal_on_expiry() if watch else nullcontext():
                 if config.max_nodes > 1:
-                    rendezvous = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
+                    rendezvous = f"{_format_nodes(config)} to meet at {config.rdzv_endpoint}"
                     print(f"launch: waiting for {rendezvous}", file=sys.stderr)
-                code = _run_and_report(config, program, words)
+                code = _run_and_report(config, program, program_arguments)
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
         code = _exit_codes.get(signal.Signals(error.sigval), 128 + int(error.sigval))
@@ -83,24 +83,24 @@ def _on_hangup(number: int, frame: FrameType | None) -> NoReturn:
     raise SignalException("the launcher is gone", sigval=signal.Signals(number))
 
 
-def _run_and_report(config: LaunchConfig, program: Any, words: list[str]) -> int:
+def _run_and_report(config: LaunchConfig, program: Any, program_arguments: list[str]) -> int:
     """Run the workers, print how they ended and return the exit code."""
     code = EXIT_RETRY
     try:
-        result = _run(config, program, words)
+        result = _run(config, program, program_arguments)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         if "EADDRINUSE" in str(error):
             raise LaunchError(
                 f"another program on this machine is listening at {config.rdzv_endpoint}",
                 fix="choose another port (PET_MASTER_PORT, or PET_RDZV_ENDPOINT), or stop that program",
             ) from None
-        cause = worker_failures.reason(error.__cause__ or error)
+        cause = worker_failures.first_sentence(error.__cause__ or error)
         if isinstance(error, RendezvousClosedError):
             cause = "the others have ended the run"
         elif isinstance(error, RendezvousTimeoutError):
-            cause = "some did not come in time"
+            cause = "some nodes did not arrive in time"
         message = (
-            f"stopped: {_nodes(config)} did not connect to each other at {config.rdzv_endpoint}: {cause}\n"
+            f"stopped: {_format_nodes(config)} did not connect at {config.rdzv_endpoint}: {cause}\n"
             "  fix: check that all of them run and reach that address; the same command tries again"
         )
     else:
@@ -132,7 +132,7 @@ def _wait_for_peers(config: LaunchConfig) -> None:
             time.sleep(worker_failures.node_grace())
 
 
-def _settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, list[str]]:
+def _parse_settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, list[str]]:
     """Parse torchrun's options: configuration, program, and its arguments; set OMP_NUM_THREADS.
 
     The workers' error files go to `folder`; torchrun would not remove its own.
@@ -147,20 +147,20 @@ def _settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, lis
             options.rdzv_id = str(uuid.uuid4())
         options.master_port = options.master_port or _DEFAULT_PORT
         options.log_dir = options.log_dir or folder
-        config, program, words = config_from_args(options)
+        config, program, program_arguments = config_from_args(options)
         config.rdzv_configs["timeout"] = int(config.rdzv_configs["timeout"])
         if config.nproc_per_node < 1:
             raise ValueError(f"{config.nproc_per_node} processes")
     except (ValueError, RuntimeError, AssertionError) as error:
-        raise _unusable_settings(error) from None
+        raise _settings_error(error) from None
     finally:
         if threads == _THREADS_UNSET:
             del os.environ["OMP_NUM_THREADS"]
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(config.nproc_per_node)))
-    return config, program, words
+    return config, program, program_arguments
 
 
-def _unusable_settings(error: Exception) -> ConfigError:
+def _settings_error(error: Exception) -> ConfigError:
     return ConfigError(
         f"the processes cannot be started with these settings: {error}",
         fix="correct the option of `launch` or the PET_* variable that it names",
@@ -202,7 +202,7 @@ class _Agent(LocalElasticAgent):
         return result
 
 
-def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | None:
+def _run(config: LaunchConfig, program: Any, program_arguments: list[str]) -> RunResult | None:
     """Join the rendezvous, run the workers and wait; None if the run ended without this node."""
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
@@ -223,7 +223,7 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
             try:
                 handler = get_rendezvous_handler(parameters)
             except ValueError as error:
-                raise _unusable_settings(error) from None
+                raise _settings_error(error) from None
             except RendezvousConnectionError:
                 if time.monotonic() > end:
                     raise
@@ -232,7 +232,7 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=program,
-        args=tuple(words),
+        args=tuple(program_arguments),
         rdzv_handler=handler,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
@@ -259,7 +259,7 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
             handler.shutdown()
 
 
-def _nodes(config: LaunchConfig) -> str:
+def _format_nodes(config: LaunchConfig) -> str:
     if config.min_nodes == config.max_nodes:
         return f"{config.max_nodes} nodes"
     return f"{config.min_nodes} to {config.max_nodes} nodes"

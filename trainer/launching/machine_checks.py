@@ -35,12 +35,14 @@ class Check:
     fix: str = ""  # remedy; empty if the state is ok
 
     @classmethod
-    def ok_if(cls, good: bool, title: str, detail: str, fix: str, *, needed: bool = False) -> "Check":
+    def from_condition(
+        cls, good: bool, title: str, detail: str, fix: str, *, needed: bool = False
+    ) -> "Check":
         """Return an ok result if `good`, else a missing one if `needed`, else a warning."""
         return cls(title, "ok" if good else "missing" if needed else "warning", detail, "" if good else fix)
 
 
-def examine(gpus: int = 0, *, rdma: bool = False, root: Path = Path("/")) -> Iterator[Check]:
+def check_training_machine(gpus: int = 0, *, rdma: bool = False, root: Path = Path("/")) -> Iterator[Check]:
     """Run the checks of a training process; `root` has /proc, /sys and /dev.
 
     They require `gpus` GPUs and, with `rdma`, a device and unlimited locked memory.
@@ -51,7 +53,7 @@ def examine(gpus: int = 0, *, rdma: bool = False, root: Path = Path("/")) -> Ite
     yield _rdma(rdma, root)
 
 
-def check_machine(gpus: int = 0, data_root: str = "", root: Path = Path("/")) -> Iterator[Check]:
+def check_local_machine(gpus: int = 0, data_root: str = "", root: Path = Path("/")) -> Iterator[Check]:
     """Run the checks of a local run, without warnings about devices and limits of clusters."""
     if not (is_linux := platform.system() == "Linux"):
         detail = f"{platform.system()}: training runs on Linux; other commands run here"
@@ -67,23 +69,23 @@ def check_machine(gpus: int = 0, data_root: str = "", root: Path = Path("/")) ->
     detail = f"{available_cores()} cores, {free / 2**30:.1f} GiB of memory free"
     fix = f"close other programs, or use --nproc 1: the recipe debug takes {_MIN_FREE_GIB} GiB"
     if is_linux:
-        yield Check.ok_if(free >= _MIN_FREE_GIB * 2**30, "machine", detail, fix)
+        yield Check.from_condition(free >= _MIN_FREE_GIB * 2**30, "machine", detail, fix)
     is_local = data_root and storage.is_local(data_root)
     folder = Path(storage.absolute(data_root)) if is_local else Path.cwd()
     folder = next(each for each in (folder, *folder.parents) if each.exists())
     free = shutil.disk_usage(folder).free
     fix = "free space there, or choose another --data-root and --output"
-    yield Check.ok_if(free >= 2**30, "disk", f"{free / 2**30:.1f} GiB free at {folder}", fix)
-    for check in examine(gpus, root=root) if is_linux and find_spec("torch") else ():
+    yield Check.from_condition(free >= 2**30, "disk", f"{free / 2**30:.1f} GiB free at {folder}", fix)
+    for check in check_training_machine(gpus, root=root) if is_linux and find_spec("torch") else ():
         if check.title == "GPUs" and check.state == "warning":
             yield replace(check, state="ok", detail=f"{check.detail}: training is on the CPU", fix="")
         elif check.state != "warning" or gpus > 1:
             yield check
     if data_root:
-        yield writable(data_root)
+        yield check_output(data_root)
 
 
-def report(checks: Iterable[Check]) -> list[Check]:
+def print_results(checks: Iterable[Check]) -> list[Check]:
     """Print each result as it arrives; return all results."""
     results, console = [], Console(highlight=False)
     for check in checks:
@@ -94,7 +96,7 @@ def report(checks: Iterable[Check]) -> list[Check]:
     return results
 
 
-def writable(uri: str) -> Check:
+def check_output(uri: str) -> Check:
     """Check that a folder is writable: write, read and delete a small file."""
     try:
         storage.check_writable(uri)
@@ -119,7 +121,7 @@ def _shared_memory(root: Path) -> Check:
     total, free = file_system.f_frsize * file_system.f_blocks, file_system.f_frsize * file_system.f_bavail
     detail = f"{total / 2**30:.2f} GiB in /dev/shm, {free / 2**30:.2f} free"
     fix = "set shared_memory of the job (the default of a container is 64 MiB, too little for NCCL)"
-    return Check.ok_if(total >= 2**30, title, detail, fix)
+    return Check.from_condition(total >= 2**30, title, detail, fix)
 
 
 def _gpus(required: int, root: Path) -> Check:
@@ -144,7 +146,7 @@ def _gpus(required: int, root: Path) -> Check:
         "than the node's driver, or a device is faulty (nvidia-smi)"
     )
     good, needed = 0 < count >= required and not broken, required > 0 or bool(broken)
-    return Check.ok_if(good, "GPUs", "; ".join([detail, *broken]), fix, needed=needed)
+    return Check.from_condition(good, "GPUs", "; ".join([detail, *broken]), fix, needed=needed)
 
 
 def _limits(rdma: bool, root: Path) -> Iterator[Check]:
@@ -155,7 +157,7 @@ def _limits(rdma: bool, root: Path) -> Iterator[Check]:
     low = [f"{name} {least}" for name, least in _MIN_LIMITS.items() if 0 <= limits[name] < least]
     detail = ", ".join(f"{name} {'unlimited' if n < 0 else n}" for name, n in limits.items())
     fix = f"raise them on the nodes (ulimits of the container runtime) to at least {', '.join(low)}"
-    yield Check.ok_if(not low, "limits", detail, fix)
+    yield Check.from_condition(not low, "limits", detail, fix)
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     capabilities = re.search(r"CapEff:\s*([0-9a-f]+)", _text(root / "proc/self/status"))
     exempt = bool(capabilities and int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1)
@@ -166,7 +168,7 @@ def _limits(rdma: bool, root: Path) -> Iterator[Check]:
         "RDMA registers memory (ibv_reg_mr): set the container runtime's limit memlock to unlimited on the "
         "nodes; IPC_LOCK has no effect for users other than root"
     )
-    yield Check.ok_if(endless or exempt, "locked memory", detail, fix, needed=rdma)
+    yield Check.from_condition(endless or exempt, "locked memory", detail, fix, needed=rdma)
 
 
 def _rdma(required: bool, root: Path) -> Check:
@@ -183,4 +185,4 @@ def _rdma(required: bool, root: Path) -> Check:
         "must be ACTIVE"
     )
     detail = "; ".join(ports + devices) or "none"
-    return Check.ok_if(active and bool(usable), "RDMA devices", detail, fix, needed=required)
+    return Check.from_condition(active and bool(usable), "RDMA devices", detail, fix, needed=required)

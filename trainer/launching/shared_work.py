@@ -24,7 +24,7 @@ class SharedWork:
     def __init__(self, rank: int = 0, size: int = 1, store: "Store | None" = None) -> None:
         self.rank, self.size, self._store = rank, size, store
 
-    def parts(self, name: str, count: int) -> Iterator[int]:
+    def take_parts(self, name: str, count: int) -> Iterator[int]:
         """Yield the parts below `count` of the named work that no other process has taken."""
         if self._store is None:
             yield from range(count)
@@ -32,7 +32,7 @@ class SharedWork:
         while (part := self._store.add(name, 1) - 1) < count:
             yield part
 
-    def on_first(self, function: Callable[[], T]) -> T:
+    def run_on_first(self, function: Callable[[], T]) -> T:
         """Call a function in rank 0 after a barrier, and return its result in all processes."""
         if self._store is None:
             return function()
@@ -45,7 +45,7 @@ class SharedWork:
 
 
 @contextmanager
-def shared_work() -> Iterator[SharedWork]:
+def join_shared_work() -> Iterator[SharedWork]:
     """Join the processes that torchrun started; they need no GPUs."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SharedWork()

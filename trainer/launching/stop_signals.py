@@ -12,7 +12,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # signals that stop a process: f
 
 
 @contextlib.contextmanager
-def handling(
+def signal_handler(
     handler: Callable[[int, FrameType | None], object], numbers: tuple[int, ...] = STOP_SIGNALS
 ) -> Iterator[None]:
     """Handle signals with `handler` inside the context, and restore the previous handlers after it."""
@@ -31,14 +31,14 @@ class StopRequest:
         self.requested = False
         self._error: Callable[[], Exception] | None = None
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         """Record the request; inside `at_once`, raise its error."""
         self.requested = True
         if self._error:
             raise self._error()
 
     @contextlib.contextmanager
-    def at_once(self, error: Callable[[], Exception]) -> Iterator[None]:
+    def raise_immediately(self, error: Callable[[], Exception]) -> Iterator[None]:
         """Raise `error` for a request inside this context, instead of recording it."""
         self._error = error
         try:
@@ -53,7 +53,7 @@ class StopRequest:
 def stop_request() -> Iterator[StopRequest]:
     """Record SIGTERM and SIGINT inside the context, instead of ending the process."""
     request = StopRequest()
-    with handling(lambda _number, _frame: request.ask()):
+    with signal_handler(lambda _number, _frame: request.request_stop()):
         yield request
 
 
@@ -77,7 +77,7 @@ def exit_on_signal(codes: Mapping[int, int]) -> Iterator[None]:
     watcher.start()
     try:
         # A Python handler, even an empty one, makes Python write the signal's number to the pipe at once.
-        with handling(lambda _number, _frame: None, tuple(codes)):
+        with signal_handler(lambda _number, _frame: None, tuple(codes)):
             former = signal.set_wakeup_fd(writer)
             try:
                 yield

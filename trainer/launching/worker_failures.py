@@ -54,7 +54,7 @@ def report_error(error: KubedetError) -> None:
         events.emit(events.Failed(message=str(error), exit_code=error.exit_code))
 
 
-def lost_peer(error: Exception) -> bool:
+def is_lost_peer(error: Exception) -> bool:
     """Return whether an error only means that another process of the run is gone, or never came."""
     if ERROR_FILE not in os.environ:
         return False
@@ -66,10 +66,10 @@ def lost_peer(error: Exception) -> bool:
 
 def report_lost_peer(error: Exception) -> None:
     """Report to torchrun that this process fails only because another one is gone."""
-    _write(reason(error), exit_code=EXIT_RETRY, lost_peer=True)
+    _write(first_sentence(error), exit_code=EXIT_RETRY, lost_peer=True)
 
 
-def reason(error: BaseException) -> str:
+def first_sentence(error: BaseException) -> str:
     """Return the first sentence of a PyTorch error, without its location in the C++ sources."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[/[^\]]*\]\s*", "", line).partition(". ")[0]

@@ -6,7 +6,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.base.safe_text import parse_yaml
 from trainer.config import architectures
-from trainer.config.parsing import check_frozen, format_override, with_overrides
+from trainer.config.parsing import check_no_frozen_random_weights, format_override, with_overrides
 from trainer.config.schema import MINUTES, Config
 from trainer.config.types import Overrides
 from trainer.model.deimv2.recipes import deimv2_s
@@ -44,7 +44,7 @@ def load(name: str, overrides: Overrides | None = None) -> Config:
     if "train.epochs" in overrides:
         overrides = {MINUTES: 0.0} | overrides
     config = with_overrides(RECIPES[name](), overrides, where=f"overrides of recipe {name}")
-    check_frozen(config)
+    check_no_frozen_random_weights(config)
     return config
 
 
@@ -87,5 +87,5 @@ def to_arguments(name: str, overrides: Overrides) -> list[str]:
 def load_with_packages(name: str, overrides: Overrides | None = None) -> Config:
     """Load a recipe and check that its detector's packages are installed."""
     config = load(name, overrides)
-    architectures.require(config.model.architecture)
+    architectures.require_packages(config.model.architecture)
     return config

@@ -8,7 +8,7 @@ from trainer.launching.shared_work import SharedWork
 from trainer.model import recipes
 from trainer.steps import retrain_condition, starting_weights
 from trainer.steps.manifests import NothingNew, RawData
-from trainer.steps.records import NothingNewRecord, now
+from trainer.steps.records import NothingNewRecord, utc_now
 
 
 def download(
@@ -27,27 +27,26 @@ def download(
     Args:
         source: see `trainer.data.sources.parse`.
         data_root: URI under which the data is stored.
-        recipe: its section `data` decides which images and boxes are kept.
+        recipe: name of the recipe; its section `data` selects images and boxes.
         overrides: values that replace those of the recipe.
-        min_new_images: fetch no image if fewer than these differ from those of the current model; 0 always
-            does.
-        trains: also fetch and check the pretrained weights of the training, before hours of other work.
+        min_new_images: skip the download if fewer images changed since the current model; 0 never skips.
+        trains: also fetch and check the pretrained weights, so that errors appear before hours of work.
         run_id: the run's id, for the record of a run that does not train.
-        launch: runs `python -m trainer` with arguments in several processes that share the work; None works
-            in this one.
+        launch: runs `python -m trainer` with the given arguments in several processes that share the work. If
+            None, this process downloads alone.
     """
     overrides = overrides or {}
     config = recipes.load_with_packages(recipe, overrides)
-    retrain_condition.check(min_new_images)
+    retrain_condition.check_min_new_images(min_new_images)
     listed = None
     if min_new_images:
         listed = downloading.plan(source, data_root, config.data)
-        if ended := retrain_condition.find(listed, data_root, config, min_new_images):
+        if skipped := retrain_condition.reason_to_skip(listed, data_root, config, min_new_images):
             if run_id:
-                NothingNewRecord(run_id, ended.since, ended.found, now()).write(data_root)
-            return ended
+                NothingNewRecord(run_id, skipped.since, skipped.found, utc_now()).write(data_root)
+            return skipped
     if trains:
-        starting_weights.secure(recipe, overrides, data_root)
+        starting_weights.fetch_and_check(recipe, overrides, data_root)
     if launch:
         settings = recipes.to_arguments(recipe, overrides)
         launch(("download", "--source", source, "--data-root", data_root, *settings))

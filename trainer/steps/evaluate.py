@@ -6,7 +6,7 @@ from trainer.config import parsing
 from trainer.evaluation.gate import split_rules
 from trainer.evaluators import shards
 from trainer.steps.manifests import Scores, TrainedModel
-from trainer.steps.records import VerdictRecord, now
+from trainer.steps.records import VerdictRecord, utc_now
 
 logger = logging.getLogger("gate")
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("gate")
 def evaluate(model: TrainedModel, rules: str = "") -> Scores:
     """Score the best checkpoint on the test split (or validation), and apply the rules of the gate.
 
-    `rules` are separated by commas; empty takes those of the configuration.
+    `rules` are separated by commas; if empty, the rules of the configuration apply.
     """
     config = parsing.read(model.config)
     summary = shards.evaluate(
@@ -34,5 +34,5 @@ def evaluate(model: TrainedModel, rules: str = "") -> Scores:
     )
     word = "pass" if scores.passed else "fail"
     logger.info("%s: %s", word, "; ".join(scores.reason.splitlines()))
-    VerdictRecord(model.run, scores.passed, scores.measured, now()).write(model.data_root)
+    VerdictRecord(model.run, scores.passed, scores.defined_metrics, utc_now()).write(model.data_root)
     return scores

@@ -5,14 +5,14 @@ from trainer.config import parsing
 from trainer.export import bundle, published_models
 from trainer.export import export as exporting
 from trainer.steps.manifests import Bundle, TrainedModel
-from trainer.steps.records import PublishedRecord, now
+from trainer.steps.records import PublishedRecord, utc_now
 
 
 def export(model: TrainedModel, *, signing_key: str = "", registry: str = "") -> Bundle:
     """Export the best checkpoint into the run's folder, and make it the current version of its model.
 
-    Versions are stored in `<data root>/models/NAME`. `signing_key` is the path of a PEM file, by default that
-    of KUBEDET_SIGNING_KEY; `registry` the URL of the Kubeflow Model Registry that registers it, or empty.
+    Versions are stored in `<data root>/models/NAME`. `signing_key` is the path of a PEM file (default:
+    $KUBEDET_SIGNING_KEY); `registry` is the URL of the Kubeflow Model Registry to register it in, or empty.
     """
     config = parsing.read(model.config)
     name = published_models.resolve_name(config.export.name, model.shards)
@@ -27,7 +27,7 @@ def export(model: TrainedModel, *, signing_key: str = "", registry: str = "") ->
     )
     other_classes = config.export.other_classes
     published = published_models.publish(folder, model.data_root, name, other_classes=other_classes)
-    PublishedRecord(name, published.version, model.run, registry, now()).write(model.data_root)
+    PublishedRecord(name, published.version, model.run, registry, utc_now()).write(model.data_root)
     metadata = bundle.load(folder).metadata
     return Bundle(
         data_root=model.data_root,

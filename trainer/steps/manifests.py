@@ -32,7 +32,7 @@ class NothingNew(Manifest):
     """The result of the step `download` if there is no reason to train."""
 
     kind: Literal["nothing new"] = "nothing new"
-    since: str  # The model version, or the run, since which nothing is new.
+    since: str  # The model version or run that the source was compared with.
     found: str  # The differences from it.
     model: str  # Name of the model.
     model_version: str  # Its current version.
@@ -42,16 +42,16 @@ class Shards(Manifest):
     """Shards that the step `shard` wrote."""
 
     kind: Literal["shards"] = "shards"
-    uri: str  # Of the folder.
+    uri: str  # URI of the folder.
     fingerprint: str
-    samples: dict[str, int]  # Images of each split.
+    samples: dict[str, int]  # Number of images by split.
     boxes: dict[str, int]
     recipe: str
     overrides: Overrides
 
     @property
     def statistics(self) -> str:
-        """URI of the page with their statistics."""
+        """URI of the page with the statistics of the shards."""
         return storage.join(self.uri, "statistics.html")
 
 
@@ -61,7 +61,7 @@ class TrainedModel(Manifest):
     kind: Literal["trained model"] = "trained model"
     output: str  # URI of the run's folder.
     shards: str  # URI of the folder of the shards.
-    metrics: dict[str, float]  # Of the best checkpoint, on the validation images.
+    metrics: dict[str, float]  # Metrics of the best checkpoint on the validation images.
 
     @property
     def run(self) -> str:
@@ -80,7 +80,7 @@ class TrainedModel(Manifest):
 
     @property
     def evaluation(self) -> str:
-        """URI of the folder of its evaluation."""
+        """URI of the folder of the model's evaluation."""
         return storage.join(self.output, "evaluation")
 
 
@@ -96,9 +96,9 @@ class Scores(Manifest):
     rules: list[str]
 
     @property
-    def measured(self) -> dict[str, float]:
+    def drop_undefined(self) -> dict[str, float]:
         """The metrics that have a value."""
-        return measured(self.metrics)
+        return drop_undefined(self.metrics)
 
 
 class Bundle(Manifest):
@@ -109,13 +109,13 @@ class Bundle(Manifest):
     name: str
     model_version: str
     formats: list[str]
-    metrics: dict[str, float]  # Of the evaluation.
+    metrics: dict[str, float]  # Metrics of the evaluation.
     gate: str  # A line for each rule of the gate.
 
 
 M = TypeVar("M", bound=Manifest)
-DOWNLOADED: Any = Annotated[RawData | NothingNew, Field(discriminator="kind")]
-"""For `read`: what the step `download` returns."""
+DOWNLOAD_RESULT: Any = Annotated[RawData | NothingNew, Field(discriminator="kind")]
+"""Result of the step `download`, as the class to pass to `read`."""
 
 
 def write(uri: str | Path, manifest: Manifest) -> None:
@@ -124,12 +124,12 @@ def write(uri: str | Path, manifest: Manifest) -> None:
 
 
 def read(uri: str | Path, kind: type[M]) -> M:
-    """Read a manifest of a class; raises DataError for any other content."""
+    """Read a manifest; raises DataError if it is not of the class `kind`."""
     return storage.read_model(str(uri), kind, "run the step that writes it again")
 
 
-def measured(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the metrics that have a value: COCO's are -1 if there is nothing to score."""
+def drop_undefined(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics that have a value: COCO metrics are -1 if there is nothing to score."""
     return {name: value for name, value in metrics.items() if value != -1}
 
 

@@ -1,4 +1,4 @@
-"""A step as a process: `python -m trainer step NAME --input FILE --output FILE`."""
+"""Runs a step as a process: `python -m trainer step NAME --input FILE --output FILE`."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from trainer.steps.manifests import Manifest
 STEPS: dict[str, Callable[..., Manifest]] = {
     "download": download.download,
     "shard": shard.shard,
-    "train": train.train_here,
+    "train": train.train_on_this_machine,
     "evaluate": evaluate.evaluate,
     "export": export.export,
 }

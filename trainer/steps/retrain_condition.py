@@ -1,8 +1,8 @@
-"""The condition of a run: whether its source has enough images that the current model was not trained on.
+"""Decides whether a run trains: only if enough images of its source changed since the current model.
 
-It is checked when the source has been listed and before any image is fetched. Other settings do not count as
-new: a run with another recipe on the same images needs a run without a condition. Images of a model that the
-gate refused are not new either.
+The decision is made after listing the source, before any image is fetched. Changed settings do not count: to
+train with another recipe on the same images, omit the condition. Images of a model that the gate rejected do
+not count either.
 """
 
 import logging
@@ -14,22 +14,24 @@ from trainer.data.raw_manifest import MANIFEST, RawManifest
 from trainer.data.source_names import name_of
 from trainer.export import published_models
 from trainer.steps.manifests import NothingNew
-from trainer.steps.records import held_back
+from trainer.steps.records import latest_rejected_run
 
 logger = logging.getLogger(__name__)
 
 
-def check(min_new_images: int) -> None:
+def check_min_new_images(min_new_images: int) -> None:
     """Raise ConfigError unless `min_new_images` is at least 0."""
     if min_new_images < 0:
         raise ConfigError(
-            f"min_new_images {min_new_images} is less than zero", fix="use 1, or omit it to train always"
+            f"min_new_images {min_new_images} is less than zero", fix="use 1, or omit it to always train"
         )
 
 
-def find(listed: RawManifest, data_root: str, config: Config, min_new_images: int) -> NothingNew | None:
+def reason_to_skip(
+    listed: RawManifest, data_root: str, config: Config, min_new_images: int
+) -> NothingNew | None:
     """Return the reason to skip training on a listed source; None if the run trains."""
-    from trainer.data import dataset_diff  # It needs numpy, which a client that only checks does not have.
+    from trainer.data import dataset_diff  # Imports numpy, which a client that only checks lacks.
 
     name = config.export.name or name_of(listed.source)
     current = published_models.read_current(data_root, name)
@@ -37,11 +39,11 @@ def find(listed: RawManifest, data_root: str, config: Config, min_new_images: in
         logger.info("%s has no current version yet: this run trains", name)
         return None
     references = {f"{name} {current.version}": current.fingerprint}
-    # Otherwise each nightly run would train again on the images of a rejected model.
-    if run := held_back(data_root, listed.source):
+    # Without this, each nightly run would train again on the images of a rejected model.
+    if run := latest_rejected_run(data_root, listed.source):
         references[f"{run.run}, whose model was held back"] = run.fingerprint
     for since, fingerprint in references.items():
-        before = _raw_of(data_root, fingerprint)
+        before = _raw_manifest_of(data_root, fingerprint)
         if before is None:
             logger.info("the training data of %s (shards/%s) were deleted", since, fingerprint)
             break
@@ -62,8 +64,8 @@ def find(listed: RawManifest, data_root: str, config: Config, min_new_images: in
     return None
 
 
-def _raw_of(data_root: str, shards: str) -> RawManifest | None:
-    """Return the raw tables of shards, given by their fingerprint; None if they were deleted."""
+def _raw_manifest_of(data_root: str, shards: str) -> RawManifest | None:
+    """Return the raw manifest of shards, given by their fingerprint; None if either was deleted."""
     from trainer.data.raw_folder import read_manifest
     from trainer.data.shard_folder import INDEX, read_index
 

@@ -12,8 +12,8 @@ from trainer.steps.manifests import RawData, Shards
 def shard(raw: RawData, launch: Callable[[tuple[str, ...]], None] | None = None) -> Shards:
     """Write the shards of raw images, and the page with their statistics; complete shards are kept.
 
-    `launch` runs `python -m trainer` with arguments in several processes that share the work; None works in
-    this one.
+    `launch` runs `python -m trainer` with the given arguments in several processes that share the work. If
+    None, this process writes all shards.
     """
     config = recipes.load_with_packages(raw.recipe, raw.overrides)
     if launch:

@@ -1,4 +1,4 @@
-"""Initial weights of a run: named weights, the recipe's, or the current version of the model."""
+"""Initial weights of a run: configured weights, or those of the model's current version."""
 
 import logging
 
@@ -15,15 +15,15 @@ logger = logging.getLogger(__name__)
 CHAMPION = "champion"  # Value of `warm_start`: start from the current version of the model.
 
 WEIGHTS = "model.weights"
-_EPOCHS_DIVISOR = 4  # A training from the current version has one epoch for so many of the recipe's.
+_EPOCHS_DIVISOR = 4  # A warm start trains a quarter of the recipe's epochs.
 
 
-def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
-    """Fetch and check a training's weights before hours of work; a prune that starts later keeps them."""
+def fetch_and_check(recipe: str, overrides: Overrides, data_root: str) -> None:
+    """Fetch and check the weights of a training run; a prune that starts later keeps them."""
     if weights := recipes.load_with_packages(recipe, overrides).model.weights:
-        from trainer.model.pretrained import check_pretrained  # PyTorch, which takes seconds to start.
+        from trainer.model.pretrained import check_pretrained  # Imports PyTorch, which takes seconds.
 
-        values = overrides | implied(recipe, overrides, data_root)
+        values = overrides | overrides_from_weights(recipe, overrides, data_root)
         check_pretrained(recipes.load(recipe, values).model, data_root)
         if storage.absolute(weights).startswith(f"{storage.absolute(data_root)}/"):
             is_file = storage.exists(weights)
@@ -32,14 +32,14 @@ def secure(recipe: str, overrides: Overrides, data_root: str) -> None:
             )
 
 
-def implied(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
-    """Return the overrides that the weights file of a recipe implies; may fetch the file."""
+def overrides_from_weights(recipe: str, overrides: Overrides, data_root: str) -> Overrides:
+    """Return the options that a recipe's weights determine, as overrides; may fetch the weights."""
     config = recipes.load(recipe, overrides)
     model = config.model
     if model.weights:
         from trainer.storage import web
 
-        web.allow((), config.data.allow_hosts)  # A server of weights may redirect to them.
+        web.allow((), config.data.allow_hosts)  # The weights' server may redirect to these hosts.
     if not model.weights or type(model).options_from_weights is ModelConfig.options_from_weights:
         return {}
     file = fetch_if_needed(model.weights, data_root)
@@ -57,11 +57,11 @@ def check_warm_start(warm_start: str) -> None:
         )
 
 
-def from_champion(recipe: str, overrides: Overrides, data_root: str, name: str) -> Overrides:
+def warm_start_overrides(recipe: str, overrides: Overrides, data_root: str, name: str) -> Overrides:
     """Return the overrides of a run that starts from the current version of the model `name`.
 
     Heads for another number of classes start from scratch, see `trainer.model.pretrained.load_pretrained`.
-    It trains a quarter of the recipe's epochs, unless train.epochs is among the overrides.
+    The run trains a quarter of the recipe's epochs, unless the overrides set train.epochs.
     """
     current = published_models.read_current(data_root, name)
     if current is None:
@@ -72,13 +72,13 @@ def from_champion(recipe: str, overrides: Overrides, data_root: str, name: str) 
     config = recipes.load(recipe, overrides)
     if before != config.model.architecture:
         raise ConfigError(
-            f"warm_start={CHAMPION}: {name} {current.version} is of model.architecture {before}, the recipe "
-            f"of {config.model.architecture}",
+            f"warm_start={CHAMPION}: model.architecture of {name} {current.version} is {before}, but that of "
+            f"the recipe is {config.model.architecture}",
             fix="choose a recipe of the same architecture, or omit warm_start once",
         )
     epochs = overrides.get("train.epochs", max(1, config.train.epochs // _EPOCHS_DIVISOR))
-    # At least two validations, if there are epochs for them: the best of them is exported.
-    often = min(config.train.validate_every, max(1, int(epochs) // 2))
-    logger.info("warm start from %s %s: its weights, %s epochs", name, current.version, epochs)
-    shorter = {"train.epochs": epochs, "train.validate_every": often} | overrides
+    # Validate at least twice if possible, because the best checkpoint is exported.
+    validate_every = min(config.train.validate_every, max(1, int(epochs) // 2))
+    logger.info("warm start from the weights of %s %s: %s epochs", name, current.version, epochs)
+    shorter = {"train.epochs": epochs, "train.validate_every": validate_every} | overrides
     return shorter | {WEIGHTS: storage.join(uri, bundle.WEIGHTS)}

@@ -41,20 +41,20 @@ def train(
     Args:
         shards: the data.
         output: URI of the run's folder, which receives config.json and train/.
-        launch: runs `python -m trainer` with `arguments` in the processes of the training, to their end.
+        launch: runs `python -m trainer` with `worker_arguments` in all processes, and waits for them.
         processes: the minimum and maximum number of processes, which differ in an elastic job.
-        rules: rules of the gate, checked before days of training; empty is the recipe's.
-        warm_start: empty, or `starting_weights.CHAMPION`; a run that was begun keeps its weights.
+        rules: rules of the gate, checked before training; if empty, the rules of the recipe apply.
+        warm_start: empty, or `starting_weights.CHAMPION`; a resumed run keeps its weights.
         run_id: id of the run, for its record.
         image: container image of the training, for the record; may be empty.
-        in_pods: whether the processes run in pods, to which the time limits of recipes do not apply.
+        in_pods: whether the processes run in pods, where the time limits of recipes do not apply.
     """
     config = configure(shards, output, warm_start)
     if in_pods and MINUTES not in shards.overrides:
-        # The limits of recipes are for one machine. A quick run should end within five minutes here, too.
+        # The limits of recipes are for one machine. A quick run should end within five minutes in pods, too.
         minutes = min(config.train.minutes, _DEBUG_MINUTES) if shards.recipe == "debug" else 0.0
         config = parsing.with_overrides(config, {MINUTES: minutes})
-    config = check(config, shards, rules, processes)
+    config = check_and_complete(config, shards, rules, processes)
     parsing.write(_config_uri(output), config)
     records.record_run(
         shards,
@@ -70,7 +70,7 @@ def train(
 
 def run_folder(output: str, shards: Shards, run_id: str) -> str:
     """Return the URI of the run's folder: `output`, or `<data root>/runs/<run id>`."""
-    if "[[" in output:  # Every scheduled run would resume the first one's finished training.
+    if "[[" in output:  # Otherwise all scheduled runs would share one folder, and only the first would train.
         raise ConfigError(
             f"the output {output} contains a macro that this cluster does not support",
             fix="leave the output empty: every run then has its own folder",
@@ -78,7 +78,7 @@ def run_folder(output: str, shards: Shards, run_id: str) -> str:
     return output or storage.join(shards.data_root, "runs", run_id)
 
 
-def arguments(shards: Shards, output: str) -> tuple[str, ...]:
+def worker_arguments(shards: Shards, output: str) -> tuple[str, ...]:
     """Return the arguments of `python -m trainer` in each process of the training."""
     return (
         "train",
@@ -94,15 +94,15 @@ def arguments(shards: Shards, output: str) -> tuple[str, ...]:
     )
 
 
-def train_here(
+def train_on_this_machine(
     shards: Shards, output: str, nproc: int, rules: str = "", warm_start: str = "", run_id: str = ""
 ) -> TrainedModel:
-    """Train with `nproc` processes of this machine, under torchrun's agent in this one; see `train`."""
+    """Train with `nproc` local processes under torchrun's agent in this process. See `train`."""
 
     def launch() -> None:
         from trainer.launching.launch import launch
 
-        code = launch(list(arguments(shards, output)), ["--nproc-per-node", str(nproc)])
+        code = launch(list(worker_arguments(shards, output)), ["--nproc-per-node", str(nproc)])
         if code == EXIT_RETRY:
             raise Interrupted("the training was stopped", fix="run the same command again to continue")
         if code:  # The launcher has reported the reason.
@@ -114,7 +114,7 @@ def train_here(
 
 
 def configure(shards: Shards, output: str, warm_start: str = "") -> Config:
-    """Return the configuration: the recipe, the overrides, and what follows from the initial weights."""
+    """Return the configuration: the recipe, overrides, and options that the initial weights determine."""
     uri, recipe, overrides = _config_uri(output), shards.recipe, shards.overrides
     begun = storage.exists(uri)
     if warm_start and begun:
@@ -122,11 +122,11 @@ def configure(shards: Shards, output: str, warm_start: str = "") -> Config:
     starting_weights.check_warm_start(warm_start)
     if warm_start:
         name = published_models.resolve_name(recipes.load(recipe, overrides).export.name, shards.uri)
-        overrides = starting_weights.from_champion(recipe, overrides, shards.data_root, name)
+        overrides = starting_weights.warm_start_overrides(recipe, overrides, shards.data_root, name)
     model = recipes.load(recipe, overrides).model
-    implied = _stored_network(uri, model) if begun and model.weights else None
+    implied = _stored_model_options(uri, model) if begun and model.weights else None
     if implied is None:
-        implied = starting_weights.implied(recipe, overrides, shards.data_root)
+        implied = starting_weights.overrides_from_weights(recipe, overrides, shards.data_root)
         if implied:
             shown = ", ".join(f"{key}={value}" for key, value in implied.items())
             logger.info("from the weights: %s", shown)
@@ -136,10 +136,10 @@ def configure(shards: Shards, output: str, warm_start: str = "") -> Config:
     return config
 
 
-def _stored_network(uri: str, model: ModelConfig) -> Overrides | None:
-    """Return the options of a run's network, as stored for the same weights; None if they are unknown.
+def _stored_model_options(uri: str, model: ModelConfig) -> Overrides | None:
+    """Return the stored model options of a run, or None if they belong to other weights or are damaged.
 
-    The file of the weights may be gone when the run is resumed.
+    The weights may have been deleted when the run is resumed.
     """
     try:
         stored = parsing.read(uri).model
@@ -150,8 +150,8 @@ def _stored_network(uri: str, model: ModelConfig) -> Overrides | None:
     return {f"model.{name}": value for name, value in asdict(stored).items()}
 
 
-def check(config: Config, shards: Shards, rules: str, processes: tuple[int, int]) -> Config:
-    """Return the configuration with the model's name and the global batch, after all checks on the data."""
+def check_and_complete(config: Config, shards: Shards, rules: str, processes: tuple[int, int]) -> Config:
+    """Check the configuration against the data; return it with the model's name and the global batch."""
     index = read_index(shards.uri)
     gate.check_rules(gate.split_rules(rules) or config.evaluation.gate, index.names)
     name = published_models.resolve_name(config.export.name, shards.uri)
@@ -162,7 +162,7 @@ def check(config: Config, shards: Shards, rules: str, processes: tuple[int, int]
         other_classes=config.export.other_classes,
         fix=published_models.RENAME_FIX,
     )
-    # Also checked in the loader, which hundreds of processes take minutes to reach.
+    # The loader checks this too, but hundreds of processes take minutes to reach it.
     batch_of = partial(
         global_batch_size,
         index.samples.get("train", 0),
@@ -175,7 +175,7 @@ def check(config: Config, shards: Shards, rules: str, processes: tuple[int, int]
 
 
 def read_result(shards: Shards, output: str) -> TrainedModel:
-    """Return the manifest of a finished training run; raises LaunchError if it has no result."""
+    """Return the manifest of a finished training run; raises LaunchError if the run has no result."""
     report = result_uri(output)
     if not storage.exists(report):
         raise LaunchError(

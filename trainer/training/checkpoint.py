@@ -233,7 +233,7 @@ def model_state(state: State) -> dict[str, Tensor]:
 def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architecture, dict[str, Any]]:
     """Build the detector of a checkpoint, in evaluation mode.
 
-    The metadata are config (dict), square (`InputSquare`), categories, step, epoch, metrics, fingerprint (of
+    Also return its metadata: config (dict), network_input, categories, step, epoch, metrics, fingerprint (of
     its shards) and sha256.
     """
     state = read(uri)
@@ -249,7 +249,11 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
         ) from None
     keys = ("categories", "step", "epoch", "metrics", "fingerprint")
     meta: dict[str, Any] = {key: state.get(key) for key in keys}
-    meta |= {"config": asdict(config), "square": config.loader.square, "sha256": read_digest(uri)}
+    meta |= {
+        "config": asdict(config),
+        "network_input": config.loader.network_input,
+        "sha256": read_digest(uri),
+    }
     return detector.to(device).eval(), meta
 
 

@@ -92,7 +92,7 @@ class _Run:
                 fix="set train.patience=0, or create shards with data.val_fraction above 0",
             )
         if saved is None:
-            parsing.check_frozen(config)
+            parsing.check_no_frozen_random_weights(config)
         scaled, explanation = scale_to_batch(config.train, self.global_batch)
         self.state = TrainState(
             dataclasses.replace(config, train=scaled),
@@ -182,7 +182,7 @@ class _Run:
                     raise self._interrupted()
                 if self.val_set is not None and validating:
                     # The state is being saved, so a signal may interrupt the validation.
-                    with stop.at_once(self._interrupted):
+                    with stop.raise_immediately(self._interrupted):
                         # Rank 0 scores the predictions while training continues.
                         predictions = predict_split(
                             state.evaluation_model().predict,

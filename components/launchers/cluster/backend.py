@@ -274,7 +274,7 @@ class ClusterBackend(Backend):
                 # Progress is optional: the log may be forbidden or not readable now.
                 with suppress(ApiError):
                     lines = self.pod_lines(status.name, pod, follow=False, tail=_PROGRESS_LINES)
-                    if progress := job_status.read(lines):
+                    if progress := job_status.read_progress(lines):
                         return replace(status, progress=progress)
         return status
 

@@ -20,7 +20,7 @@ from components.launchers.spec import JobSpec
 from trainer.base import events
 from trainer.base.errors import EXIT_RETRY, EXIT_USAGE, Interrupted, KubedetError, LaunchError
 from trainer.launching.heartbeat import EXIT_ABANDONED
-from trainer.launching.stop_signals import handling
+from trainer.launching.stop_signals import signal_handler
 
 _MAX_EXTRA_STARTS = 2  # Further attempts, possibly on other nodes, to start a container that fails to start.
 _NUMBERS = re.compile(r"\d\S*\s*")  # Numbers in the message of a queue, which may change often.
@@ -147,7 +147,7 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
         if len(signals) == 1:
             raise _StopRequest
 
-    with handling(raise_first):
+    with signal_handler(raise_first):
         try:
             submitted = backend.submit(job)
             Watch(backend, job, submitted, out).run_to_end()

@@ -116,7 +116,7 @@ def test_an_unknown_architecture_is_told_with_those_there_are():
         recipes.load("debug", {"model.architecture": "retina"})
     with pytest.raises(ConfigError, match=r"model\.architecture: unknown architecture 7"):
         from_json('{"model": {"architecture": 7}}')
-    with pytest.raises(ConfigError, match="model: a section of keys, not 3"):
+    with pytest.raises(ConfigError, match="model: should be an object with keys, not 3"):
         from_json('{"model": 3}')
 
 

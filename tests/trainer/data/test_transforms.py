@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from trainer.config.schema import LoaderConfig
-from trainer.config.types import InputSquare
+from trainer.config.types import NetworkInput
 from trainer.data.transforms import (
     FILL,
     View,
@@ -41,7 +41,7 @@ def drawn(image, view, size):
 @pytest.mark.parametrize("resize", ["letterbox", "squash"])
 @pytest.mark.parametrize(("width", "height"), [(640, 427), (333, 1000), (97, 96), (1, 1600)])
 def test_boxes_in_the_square_come_back_to_the_image(width, height, resize):
-    target = InputSquare(800, resize, 0)
+    target = NetworkInput(800, resize, 0)
     square, scales = fit(torch.full((3, height, width), 200, dtype=torch.uint8), target)
     # As the pixels lie: the border of the image is the border of what was drawn.
     across, down = (int((square[0] > 0).any(axis).sum()) for axis in (0, 1))

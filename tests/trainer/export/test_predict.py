@@ -11,7 +11,7 @@ from PIL import Image
 
 from trainer.base.errors import DataError, EvaluationError
 from trainer.config.parsing import to_json
-from trainer.config.types import InputSquare
+from trainer.config.types import NetworkInput
 from trainer.data.decoding import read_sample
 from trainer.data.images import normalize
 from trainer.data.shard_index import ShardDataset
@@ -52,14 +52,14 @@ def test_the_way_of_resizing_follows_the_model(saved, shards, tiny, tmp_path, mo
     config = to_json(tiny(loader__resize=resize, loader__fill=fill))
     source, target = saved(config=config), str(tmp_path / "model")
     export(source, shards, target, tiny(export__min_match=0.0, export__max_ap_change=1.0))
-    square = InputSquare(SIZE, resize, fill)
+    square = NetworkInput(SIZE, resize, fill)
     described = bundle.load(target).metadata.input
     assert (described.resize, described.fill) == (resize, fill)
     rule = "whatever the aspect" if resize == "squash" else f"a square filled with {fill};"
     assert rule in described.preprocessing
     device, dataset = torch.device("cpu"), ShardDataset(shards, "val")
     model = loading.load_model(target, device)
-    assert model.square == loading.load_model(source, device).square == square
+    assert model.network_input == loading.load_model(source, device).network_input == square
     # The recipe of the evaluation fits images another way: that of the model counts.
     found = predictions.predict_rank_share(model, dataset, tiny(), World(0, 1, device))
     predictor = open_bundle(bundle.load(target))

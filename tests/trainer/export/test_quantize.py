@@ -8,7 +8,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from trainer.base.errors import ExportError
-from trainer.config.types import InputSquare
+from trainer.config.types import NetworkInput
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import fit
@@ -20,12 +20,12 @@ SIZE = 96
 
 @pytest.mark.parametrize(("count", "rows"), [(100, None), (2, [0, -1])])
 def test_calibration_images_are_spread_over_the_training_split(shards, count, rows):
-    images, train = CalibrationImages(shards, InputSquare(SIZE), count), ShardDataset(shards, "train")
+    images, train = CalibrationImages(shards, NetworkInput(SIZE), count), ShardDataset(shards, "train")
     inputs = list(iter(images.get_next, None))
     chosen = range(len(train)) if rows is None else [row % len(train) for row in rows]
     assert images.count == len(inputs) == len(chosen)  # All, if there are fewer than asked for.
     for index, item in zip(chosen, inputs, strict=True):
-        expected = fit(read_sample(train, index)[0], InputSquare(SIZE))[0]
+        expected = fit(read_sample(train, index)[0], NetworkInput(SIZE))[0]
         assert torch.equal(torch.from_numpy(item["images"]), expected[None])
 
 

@@ -8,7 +8,7 @@ import torch
 
 from trainer.base.errors import ExportError
 from trainer.config.schema import Config, ExportConfig
-from trainer.config.types import InputSquare
+from trainer.config.types import NetworkInput
 from trainer.data.shard_index import ShardDataset
 from trainer.export import verify
 from trainer.export.formats import FORMATS, ExportedModel
@@ -55,7 +55,7 @@ def _squares():
 
 
 def test_a_good_file_passes():
-    verify._check_edge_cases("onnx", _served(), _squares(), InputSquare(SIZE))
+    verify._check_edge_cases("onnx", _served(), _squares(), NetworkInput(SIZE))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_good_file_passes():
 )
 def test_misbehaving_files_are_refused(options, message):
     with pytest.raises(ExportError, match=message):
-        verify._check_edge_cases("onnx", _served(**options), _squares(), InputSquare(SIZE))
+        verify._check_edge_cases("onnx", _served(**options), _squares(), NetworkInput(SIZE))
 
 
 def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path):

@@ -56,7 +56,7 @@ def connect(rank: int, port: int, behavior: str, outcomes: Any) -> None:
                 time.sleep(6)
             outcomes.put(all_reduce_sum(torch.ones(1), world).item())
     except Exception as error:
-        outcomes.put(worker_failures.lost_peer(error))
+        outcomes.put(worker_failures.is_lost_peer(error))
 
 
 @pytest.mark.slow

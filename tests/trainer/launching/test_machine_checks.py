@@ -8,11 +8,11 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.launching import machine_checks
-from trainer.launching.machine_checks import check_machine, examine, writable
+from trainer.launching.machine_checks import check_local_machine, check_output, check_training_machine
 
 
 def look(root=Path("/"), **needs):
-    return {check.title: check for check in examine(**needs, root=root)}
+    return {check.title: check for check in check_training_machine(**needs, root=root)}
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def test_locked_memory_is_limited_unless_the_process_may_lock(
 
 
 def test_the_output_is_written_to_and_left_as_it_was(tmp_path):
-    assert writable(str(tmp_path)).state == "ok"
+    assert check_output(str(tmp_path)).state == "ok"
     assert os.listdir(tmp_path) == []
     (tmp_path / "file").write_text("")
-    check = writable(str(tmp_path / "file" / "run"))
+    check = check_output(str(tmp_path / "file" / "run"))
     assert check.state == "missing" and "Not a directory" in check.detail and check.fix
 
 
@@ -94,7 +94,7 @@ def test_missing_packages_and_other_systems_have_a_remedy(monkeypatch, absent, s
     real = machine_checks.find_spec
     monkeypatch.setattr(machine_checks, "find_spec", lambda name: None if name == absent else real(name))
     monkeypatch.setattr("platform.system", lambda: system)
-    checks = list(check_machine())
+    checks = list(check_local_machine())
     assert [check.title for check in checks if check.state == "missing"] == missing
     assert checks[len(missing) - 1].fix.endswith("'.[train]'")
     assert ("shared memory" in {check.title for check in checks}) is (absent != "torch")
@@ -104,6 +104,6 @@ def test_missing_packages_and_other_systems_have_a_remedy(monkeypatch, absent, s
 def test_little_memory_is_a_warning(tmp_path, kib, state):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {kib} kB\n")
-    (check,) = (one for one in check_machine(root=tmp_path) if one.title == "machine")
+    (check,) = (one for one in check_local_machine(root=tmp_path) if one.title == "machine")
     assert check.state == state and f"{kib / 2**20:.1f} GiB" in check.detail
     assert bool(check.fix) is (state == "warning")

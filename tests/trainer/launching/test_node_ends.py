@@ -11,8 +11,8 @@ import pytest
 NODE = """
 import sys
 from trainer.launching import launch
-settings = launch._settings
-launch._settings = lambda *given: (settings(*given)[0], sys.executable, ["-c", sys.argv[1]])
+settings = launch._parse_settings
+launch._parse_settings = lambda *given: (settings(*given)[0], sys.executable, ["-c", sys.argv[1]])
 sys.exit(launch.launch(["train"], ["--nproc-per-node", "2", *sys.argv[2:]]))
 """
 

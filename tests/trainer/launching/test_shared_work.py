@@ -26,7 +26,7 @@ IMAGES = 1200
 
 def test_a_process_alone_takes_all_parts():
     work = SharedWork()
-    assert list(work.parts("images", 3)) == [0, 1, 2] and work.on_first(lambda: "result") == "result"
+    assert list(work.take_parts("images", 3)) == [0, 1, 2] and work.run_on_first(lambda: "result") == "result"
 
 
 @pytest.fixture(scope="module")

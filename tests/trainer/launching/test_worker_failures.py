@@ -14,7 +14,7 @@ from trainer.launching.worker_failures import (
     explain,
     first_cause,
     is_retryable,
-    lost_peer,
+    is_lost_peer,
     report_error,
     report_lost_peer,
 )
@@ -98,9 +98,9 @@ def test_a_users_mistake_is_not(failed):
 )
 def test_only_what_says_so_is_a_lost_peer(error, lost, monkeypatch):
     monkeypatch.setenv(ERROR_FILE, "somewhere")
-    assert lost_peer(error) is lost
+    assert is_lost_peer(error) is lost
     monkeypatch.delenv(ERROR_FILE)
-    assert not lost_peer(error), "without torchrun there is no peer"
+    assert not is_lost_peer(error), "without torchrun there is no peer"
 
 
 def test_outside_torchrun_an_error_goes_to_stderr(monkeypatch, capsys):

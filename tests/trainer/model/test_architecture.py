@@ -51,7 +51,7 @@ def test_options_of_another_architecture_are_refused_by_name(config):
     tree["model"] |= {"aspect_ratios": [1.0], "depth": 3}
     with pytest.raises(ConfigError) as caught:
         from_json(json.dumps(tree))
-    assert "model.aspect_ratios: a key of retinanet, not of toy" in caught.value.message
+    assert "model.aspect_ratios: an option of retinanet, not of toy" in caught.value.message
     assert "model.depth: no such key" in caught.value.message
     with pytest.raises(ConfigError, match=r"'model\.width': it is an option of .*toy, not of retina"):
         recipes.load("debug", {"model.width": 3})
@@ -66,7 +66,7 @@ def test_another_architecture_brings_its_own_defaults(config):
 def test_sizes_that_it_cannot_do_are_told_with_the_configuration(config):
     with pytest.raises(ConfigError) as caught:
         with_overrides(config, {"loader.image_size": 100})
-    assert "loader.image_size: toy takes multiples of 16, not 100; the next are 96 and 112" in str(
+    assert "loader.image_size: toy needs a multiple of 16, not 100; the nearest are 96 and 112" in str(
         caught.value
     )
 
@@ -94,5 +94,5 @@ def test_a_checkpoint_of_another_architecture_is_refused(config, tiny, shards, t
 
 
 def test_weights_of_another_library_are_told_with_the_configuration():
-    with pytest.raises(ConfigError, match=r"model\.weights: hf:a/b are weights of transformers, not of ret"):
+    with pytest.raises(ConfigError, match=r"model\.weights: hf:a/b has weights of transformers, which ret"):
         recipes.load("finetune", {"model.weights": "hf:a/b"})

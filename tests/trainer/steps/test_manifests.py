@@ -44,4 +44,4 @@ def test_metrics_without_a_value_are_not_shown():
         reason="",
         rules=[],
     )
-    assert scores.measured == {"coco/AP": 0.3}
+    assert scores.defined_metrics == {"coco/AP": 0.3}

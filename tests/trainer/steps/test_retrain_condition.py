@@ -18,7 +18,7 @@ from trainer.steps import records, train
 from trainer.steps.download import download
 from trainer.steps.manifests import NothingNew
 from trainer.steps.shard import shard
-from trainer.steps.starting_weights import check_warm_start, from_champion
+from trainer.steps.starting_weights import check_warm_start, warm_start_overrides
 
 OVERRIDES = {"data.processes": 1, "data.threads": 2}
 SOURCE = "sample:images=24,size=96,seed=4"
@@ -83,16 +83,16 @@ def test_a_run_trains_if_the_data_of_the_model_were_deleted(champion, deleted):
 
 def test_a_warm_start_has_the_champions_weights_and_a_quarter_of_the_epochs(champion, caplog):
     caplog.set_level("INFO")
-    assert from_champion("debug", {"train.epochs": 9}, champion, "sample")["train.epochs"] == 9
-    shorter = from_champion("small", {}, champion, "sample")
+    assert warm_start_overrides("debug", {"train.epochs": 9}, champion, "sample")["train.epochs"] == 9
+    shorter = warm_start_overrides("small", {}, champion, "sample")
     assert shorter["train.epochs"] == recipes.load("small").train.epochs // 4
     assert shorter["model.weights"] == f"{champion}/models/sample/v7/model.safetensors"
     assert "warm start from sample v7" in caplog.text
-    assert from_champion("small", {}, champion, "another") == {}
+    assert warm_start_overrides("small", {}, champion, "another") == {}
     with pytest.raises(ConfigError, match="warm_start 'best'"):
         check_warm_start("best")
     with pytest.raises(ConfigError, match=r"of model\.architecture retinanet, the recipe of dfine"):
-        from_champion("small", {"model.architecture": "dfine"}, champion, "sample")
+        warm_start_overrides("small", {"model.architecture": "dfine"}, champion, "sample")
 
 
 def test_a_warm_run_that_was_begun_keeps_its_configuration(champion, tmp_path):

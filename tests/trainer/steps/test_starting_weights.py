@@ -15,7 +15,7 @@ from trainer.config import parsing
 from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.steps import train
-from trainer.steps.starting_weights import implied, secure
+from trainer.steps.starting_weights import fetch_and_check, overrides_from_weights
 from trainer.weights import weights_mirror
 
 __all__ = ["weights_server"]
@@ -39,20 +39,20 @@ def offered(weights_server, published, monkeypatch):
 
 def test_a_recipe_is_the_same_network_with_and_without_its_weights(weights_server, tmp_path, monkeypatch):
     """Missing weights are an error, even if the server is only down; `small` needs none."""
-    secure("small", {}, str(tmp_path))
+    fetch_and_check("small", {}, str(tmp_path))
     for url in (weights_server.url, "http://127.0.0.1:9"):
         monkeypatch.setenv("KUBEDET_TORCHVISION_URL", url)
         with pytest.raises(StorageError) as caught:
-            secure("small_pretrained", {}, str(tmp_path))
+            fetch_and_check("small_pretrained", {}, str(tmp_path))
         assert f"kubedet weights fetch {NAME}" in caught.value.fix and not caught.value.transient
     models = [recipes.load(name).model for name in ("small", "small_pretrained")]
     assert [(one.backbone_width, one.weights) for one in models] == [(24, ""), (64, NAME)]
 
 
 def test_weights_are_fetched_once(offered, tmp_path):
-    secure("small_pretrained", {}, str(tmp_path))
+    fetch_and_check("small_pretrained", {}, str(tmp_path))
     assert (tmp_path / "weights" / "torchvision" / offered).is_file()
-    assert implied("small_pretrained", {}, str(tmp_path)) == {}
+    assert overrides_from_weights("small_pretrained", {}, str(tmp_path)) == {}
 
 
 def test_a_server_of_weights_may_redirect_to_an_allowed_host(offered, weights_server, tmp_path, monkeypatch):
@@ -60,9 +60,9 @@ def test_a_server_of_weights_may_redirect_to_an_allowed_host(offered, weights_se
     mirror.answers = [b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % target]
     monkeypatch.setenv("KUBEDET_TORCHVISION_URL", mirror.url.removesuffix("/x"))
     with pytest.raises(StorageError) as caught:
-        secure("small_pretrained", {}, str(tmp_path))
+        fetch_and_check("small_pretrained", {}, str(tmp_path))
     assert "data.allow_hosts" in caught.value.fix
-    secure("small_pretrained", {"data.allow_hosts": ["127.0.0.1"]}, str(tmp_path))
+    fetch_and_check("small_pretrained", {"data.allow_hosts": ["127.0.0.1"]}, str(tmp_path))
     mirror.stop()
     assert (tmp_path / "weights" / "torchvision" / offered).is_file()
 
@@ -76,7 +76,7 @@ def test_nobody_waits_long_for_a_silent_server(tmp_path, monkeypatch):
         with pytest.raises(
             StorageError, match=rf"cannot be fetched from {url}/resnet18.*: its server does not respond"
         ):
-            secure("small", {"model.weights": NAME}, str(tmp_path))
+            fetch_and_check("small", {"model.weights": NAME}, str(tmp_path))
         monkeypatch.setenv("HF_ENDPOINT", url)
         with pytest.raises(StorageError, match="its server does not respond"):
             weights_mirror.check_available("hf:a/b", str(tmp_path))
@@ -86,14 +86,14 @@ def test_weights_of_a_file_have_their_own_width(published, tmp_path):
     path = tmp_path / "resnet18.pth"
     path.write_bytes(published)
     given = {"model.weights": str(path)}
-    secure("small", given, str(tmp_path))
-    assert implied("small", given, str(tmp_path)) == {"model.backbone_width": 64}
+    fetch_and_check("small", given, str(tmp_path))
+    assert overrides_from_weights("small", given, str(tmp_path)) == {"model.backbone_width": 64}
     with pytest.raises(CheckpointError, match=r"model\.backbone_width=64, not for 24"):
-        secure("small", given | {"model.backbone_width": 24}, str(tmp_path))
+        fetch_and_check("small", given | {"model.backbone_width": 24}, str(tmp_path))
     # Such as a model that `small` has trained from scratch.
     torch.save(build(recipes.load("small").model, 3).state_dict(), path)
-    secure("small_pretrained", given, str(tmp_path))
-    assert implied("small_pretrained", given, str(tmp_path)) == {"model.backbone_width": 24}
+    fetch_and_check("small_pretrained", given, str(tmp_path))
+    assert overrides_from_weights("small_pretrained", given, str(tmp_path)) == {"model.backbone_width": 24}
 
 
 def test_a_run_keeps_the_network_of_its_weights(published, shards_manifest, tmp_path):
@@ -115,5 +115,5 @@ def test_weights_in_the_data_root_are_young_again(name, tmp_path, monkeypatch):
     file.parent.mkdir(parents=True)
     torch.save({"weight": torch.zeros(1)}, file)
     os.utime(file, (0, 0))
-    secure("small", {"model.weights": str(file.parent / name)}, str(tmp_path))
+    fetch_and_check("small", {"model.weights": str(file.parent / name)}, str(tmp_path))
     assert file.stat().st_mtime > 0

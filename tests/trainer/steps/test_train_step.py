@@ -41,9 +41,9 @@ def test_a_run_from_random_weights_is_configured_without_torch(shards_manifest, 
 import sys
 sys.modules |= dict.fromkeys(["torch", "torchvision"])
 from trainer.steps import manifests, starting_weights, train
-starting_weights.secure("small", {}, sys.argv[1])
+starting_weights.fetch_and_check("small", {}, sys.argv[1])
 shards = manifests.read(sys.argv[1], manifests.Shards)
-train.check(train.configure(shards, "/nonexistent"), shards, "", (1, 1))
+train.check_and_complete(train.configure(shards, "/nonexistent"), shards, "", (1, 1))
 """
     (tmp_path / "shards.json").write_text(shards_manifest("small").model_dump_json())
     away = os.environ | {"KUBEDET_TORCHVISION_URL": "http://127.0.0.1:1"}
