@@ -25,7 +25,7 @@ def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT
     file = fetch_if_needed(uri, data_root)
     state, config = file.state(), detector.config
     shapes = {name: value.shape for name, value in state.items()}
-    options = config.options_from_weights(file.described, shapes)
+    options = config.options_from_weights(file.config_json, shapes)
     wrong = {name: value for name, value in options.items() if value != getattr(config, name)}
     if wrong:
         theirs = ", ".join(f"model.{name}={value}" for name, value in wrong.items())

@@ -43,7 +43,7 @@ def overrides_from_weights(recipe: str, overrides: Overrides, data_root: str) ->
     if not model.weights or type(model).options_from_weights is ModelConfig.options_from_weights:
         return {}
     file = fetch_if_needed(model.weights, data_root)
-    values = model.options_from_weights(file.described, file.shapes())
+    values = model.options_from_weights(file.config_json, file.shapes())
     keys = {f"model.{name}": value for name, value in values.items() if value != getattr(model, name)}
     return {key: value for key, value in keys.items() if key not in overrides}
 

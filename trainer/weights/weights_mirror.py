@@ -119,7 +119,7 @@ class WeightFile:
 
     uri: str
     path: Path
-    described: Mapping[str, Any] = field(default_factory=dict)
+    config_json: Mapping[str, Any] = field(default_factory=dict)
     """The config.json beside it, as `save_pretrained` writes it; empty without one."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

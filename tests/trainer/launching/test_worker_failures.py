@@ -13,8 +13,8 @@ from trainer.launching.worker_failures import (
     exit_code,
     explain,
     first_cause,
-    is_retryable,
     is_lost_peer,
+    is_retryable,
     report_error,
     report_lost_peer,
 )

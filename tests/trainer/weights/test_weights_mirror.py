@@ -129,14 +129,14 @@ def test_a_model_of_the_hub_is_mirrored_and_repaired(weights_server, tmp_path):
     described = b'{"num_queries": 9}'
     weights_server.add_model("org/name", {"model.safetensors": content, "config.json": described})
     file = fetch_if_needed("hf:org/name", str(tmp_path))
-    assert (file.described, file.shapes()) == ({"num_queries": 9}, SHAPES)
+    assert (file.config_json, file.shapes()) == ({"num_queries": 9}, SHAPES)
     place = tmp_path / "weights/hf/org/name/main"
     (item,) = json.loads((place / "files.json").read_text())["files"]
     assert item["name"] == "model.safetensors" and item["sha256"] == hashlib.sha256(content).hexdigest()
     (place / "model.safetensors").write_bytes(b"damaged")
     assert list(fetch_if_needed("hf:org/name", str(tmp_path)).state()) == ["conv1.weight"]
     weights_server.stop()
-    assert fetch_if_needed("hf:org/name", str(tmp_path)).described == {"num_queries": 9}
+    assert fetch_if_needed("hf:org/name", str(tmp_path)).config_json == {"num_queries": 9}
     (place / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be fetched from"):
         fetch_if_needed("hf:org/name", str(tmp_path))
@@ -179,7 +179,7 @@ def test_files_and_folders_are_taken_where_they_are(bucket, tmp_path):
     torch.save(TENSORS, folder / "other.pth")
     for name in ("model.safetensors", "other.pth"):
         file = fetch_if_needed(f"{folder}/{name}", "unused")
-        assert (file.described, file.shapes()) == ({"a": 1}, SHAPES)
+        assert (file.config_json, file.shapes()) == ({"a": 1}, SHAPES)
     (folder / "config.json").write_text("[]")
     with pytest.raises(DataError, match=r"config\.json"):
         fetch_if_needed(f"{folder}/model.safetensors", "unused")

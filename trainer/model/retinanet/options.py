@@ -57,7 +57,7 @@ class RetinaNetOptions(ModelConfig):
     aspect_ratios: Sizes = field(default_factory=lambda: [0.5, 1.0, 2.0])
     """Height over width of the anchors. For long objects, such as text or ships, add ratios like theirs."""
 
-    def options_from_weights(self, described: Mapping[str, Any], shapes: Shapes) -> Overrides:
+    def options_from_weights(self, config_json: Mapping[str, Any], shapes: Shapes) -> Overrides:
         """Return the ResNet width in the weights of a detector or classifier."""
         found = (shapes.get(f"{prefix}conv1.weight") for prefix in _PREFIXES)
         return next(({"backbone_width": sides[0]} for sides in found if sides), {})

@@ -37,10 +37,10 @@ class RFDetrOptions(DetrOptions):
     layer_decay: Fraction = 0.8
     """Learning rate of each block of the vision transformer relative to the next one's."""
 
-    def options_from_weights(self, described: Mapping[str, Any], shapes: Shapes) -> Arguments:
+    def options_from_weights(self, config_json: Mapping[str, Any], shapes: Shapes) -> Arguments:
         """Return queries and groups of a detector's weights; groups stay as set if config.json lacks them."""
         rows = next((sides[0] for name, sides in shapes.items() if name.endswith("query_feat.weight")), 0)
-        groups = described.get("group_detr") or self.groups
+        groups = config_json.get("group_detr") or self.groups
         return {"groups": groups, "queries": rows // groups} if rows else {}
 
     def arguments(self) -> Arguments:
