@@ -132,7 +132,7 @@ def _check_kind(cluster: Cluster, kind: Kind) -> Check:
             return Check(title, "missing", _ABSENT, f"install {kind.controller}")
         return Check(title, "warning", f"{UNKNOWN}{error.message}", error.fix)
     fix = f"look at the pods and logs of {kind.controller}"
-    return Check.from_condition(not problem, title, problem or "the cluster runs them", fix, needed=True)
+    return Check.from_bool(not problem, title, problem or "the cluster runs them", fix, needed=True)
 
 
 def _check_runtime(cluster: Cluster) -> Iterator[Check]:
@@ -146,7 +146,7 @@ def _check_runtime(cluster: Cluster) -> Iterator[Check]:
         problem, fix = "was not created by kubedet, so each job creates its own", "rename that one"
     elif not _contains(existing["spec"], shared_runtime()["spec"]):
         problem = "differs from this version's"
-    yield Check.from_condition(not problem, f"runtime {SHARED}", problem or "TrainJobs share it", fix)
+    yield Check.from_bool(not problem, f"runtime {SHARED}", problem or "TrainJobs share it", fix)
 
 
 def _contains(actual: Any, expected: Any) -> bool:
@@ -173,15 +173,13 @@ def _check_permission(
     if refused and purpose:
         detail += f"; only needed for {purpose}"
     fix = allow(resource, refused, cluster.namespace)
-    yield Check.from_condition(not refused, f"permissions on {resource}", detail, fix, needed=not purpose)
+    yield Check.from_bool(not refused, f"permissions on {resource}", detail, fix, needed=not purpose)
 
 
 def _check_orphaned_jobs(backend: ClusterBackend) -> Iterator[Check]:
     names = [job.name for job in backend.list_jobs() if job.orphaned]
     detail = f"{', '.join(names)}: still there" if names else "none"
-    yield Check.from_condition(
-        not names, "jobs of ended runs", detail, f"kubedet job stop {' '.join(names[:1])}"
-    )
+    yield Check.from_bool(not names, "jobs of ended runs", detail, f"kubedet job stop {' '.join(names[:1])}")
 
 
 def _check_namespace(cluster: Cluster) -> Iterator[Check]:
@@ -200,7 +198,7 @@ def _check_secret(cluster: Cluster, name: str) -> Iterator[Check]:
     keys = sorted(set(secret.data or {}) & set(SECRET_KEYS))
     detail = f"has {', '.join(keys) or 'no key that kubedet reads'}"
     fix = "add AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    yield Check.from_condition(bool(keys), f"secret {name}", detail, fix, needed=True)
+    yield Check.from_bool(bool(keys), f"secret {name}", detail, fix, needed=True)
 
 
 def _check_claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
@@ -213,7 +211,7 @@ def _check_claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
     good = phase != "Lost" and (nodes == 1 or "ReadWriteMany" in modes)
     detail = ", ".join(filter(None, [phase.lower(), size, *modes]))
     fix = "create it again" if phase == "Lost" else f"use ReadWriteMany for {nodes} nodes"
-    yield Check.from_condition(good, f"volume claim {name}", detail, fix, needed=True)
+    yield Check.from_bool(good, f"volume claim {name}", detail, fix, needed=True)
 
 
 def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests]) -> Iterator[Check]:
@@ -239,7 +237,7 @@ def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests])
         )
         title = f"room for {wanted.name} ({', '.join(map(' '.join, wanted.requests.items()))})"
         fix = "wait for other pods, request less (--gpus, --step-cpu, --step-memory, --job), or add nodes"
-        yield Check.from_condition(room >= wanted.pods, title, detail, fix)
+        yield Check.from_bool(room >= wanted.pods, title, detail, fix)
 
 
 def _free_resources(cluster: Cluster) -> dict[str, dict[str, Decimal]]:
@@ -284,4 +282,4 @@ def _check_devices(cluster: Cluster, resources: Mapping[str, int], nodes: int) -
         detail = f"{sum(counts)} on {len(ready)} ready nodes; {fitting} of them have {max(number, 1)} or more"
         fix = "add nodes, request less, or install the device plugin; training on CPUs needs none"
         good = fitting >= (nodes if number else 1)
-        yield Check.from_condition(good, name, detail, fix, needed=number > 0)
+        yield Check.from_bool(good, name, detail, fix, needed=number > 0)

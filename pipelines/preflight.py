@@ -56,7 +56,7 @@ def check_image() -> Check:
     """Check whether the image of the steps was set: a cluster does not have the default image."""
     is_set = bool(os.environ.get("KUBEDET_IMAGE"))
     detail = COMPONENT_IMAGE if is_set else f"KUBEDET_IMAGE is not set: nodes must have {COMPONENT_IMAGE}"
-    return Check.from_condition(
+    return Check.from_bool(
         is_set, "image", detail, "push it (`make images`), and set KUBEDET_IMAGE to its name"
     )
 
@@ -132,4 +132,4 @@ def check_cluster(
         yield Check(title, "missing", error.message, error.fix)
         return
     fix = "run the recipe debug to check whether it works there"
-    yield Check.from_condition(not warning, title, warning or f"{tag} at {access.host}", fix)
+    yield Check.from_bool(not warning, title, warning or f"{tag} at {access.host}", fix)

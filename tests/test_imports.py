@@ -214,7 +214,7 @@ COMMANDS = {
     "job render --name x --image y -- python": (0, "kind: PyTorchJob"),
     "job menu": (2, "the menu needs a terminal"),
     "doctor": (1, "missing  cluster"),
-    "doctor --local": (1, "training runs on Linux"),
+    "doctor --local": (1, "training requires Linux"),
     "recipes list": (0, "coco_r50"),
     "run --help": (0, "--recipe"),
     "run": (2, TRAINING),

@@ -85,8 +85,8 @@ def _two_steps(rank: int, size: int, part: int, config: Config, shards: str, fol
     batches = run.loader.batches(run.state.samples)
     for _ in range(2):
         run.train_step([next(batches) for _ in range(run.loader.passes)])
-    run.train_step.settle()
+    run.train_step.wait()
     run._save()
-    run.settle()
+    run.wait_for_writes()
     run.close()
     dist.destroy_process_group()

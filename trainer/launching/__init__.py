@@ -1,1 +1,1 @@
-"""Processes of a training: torchrun, signals, failures of workers, and what a launcher learns of them."""
+"""Processes of a training run: torchrun, stop signals, worker failures and the launcher's heartbeat."""

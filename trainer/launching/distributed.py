@@ -15,9 +15,9 @@ import torch.distributed as dist
 from trainer.base.errors import ConfigError
 
 _TIMEOUT = datetime.timedelta(minutes=30)
-"""Timeout of a collective. A rank may be late because it compiles, or waits for a store."""
+"""Timeout of a collective. A rank may be late because it compiles, or waits for storage."""
 _CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
-"""Timeout of the first connection. All ranks start at the same time: a missing one has failed."""
+"""Timeout of the first connection. All ranks start at the same time, so a missing rank has failed."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ SINGLE = World(rank=0, size=1, device=torch.device("cpu"))  # one process on the
 
 @contextmanager
 def process_group() -> Iterator[World]:
-    """Join the processes that torchrun started: nccl with GPUs, gloo without.
+    """Join the process group of torchrun's workers, with NCCL on GPUs and gloo otherwise.
 
-    Outside torchrun it is one process, on the first GPU if there is one. Calls may be nested.
+    Outside torchrun the world is this process, on the first GPU if there is one. Calls may be nested.
     """
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -71,7 +71,7 @@ def process_group() -> Iterator[World]:
 def init_process_group(
     backend: str, device: torch.device | None = None, timeout: datetime.timedelta = _TIMEOUT
 ) -> dist.Store:
-    """Connect the processes that torchrun started, with a timeout of their collectives; return their store.
+    """Connect torchrun's workers and return their store; `timeout` applies to later collectives.
 
     Raises:
         torch.distributed.DistNetworkError, DistStoreError, RuntimeError: a rank does not connect within
@@ -92,7 +92,7 @@ def init_process_group(
 
 
 def gather(value: Any, world: World) -> list[Any]:
-    """Collect a small picklable value of every rank, on every rank, in rank order."""
+    """Collect a small picklable value from each rank, on every rank, in rank order."""
     if world.size == 1:
         return [value]
     values: list[Any] = [None] * world.size
@@ -103,26 +103,26 @@ def gather(value: Any, world: World) -> list[Any]:
 def gather_integers(values: Sequence[int], world: World) -> np.ndarray:
     """Collect the same number of integers from each rank, on every rank: int64 [ranks, values].
 
-    The host waits for the other hosts, but not for its device.
+    It waits for the other processes, but not for the GPU.
     """
     own = np.array(values)
     if world.size == 1:
         return own[None]
-    every = np.empty((world.size, len(own)), np.int64)
+    all_values = np.empty((world.size, len(own)), np.int64)
     default = dist.group.WORLD
     group = default if world.device.type == "cpu" else _gloo_group(default)
-    dist.all_gather_into_tensor(torch.from_numpy(every).view(-1), torch.from_numpy(own), group=group)
-    return every
+    dist.all_gather_into_tensor(torch.from_numpy(all_values).view(-1), torch.from_numpy(own), group=group)
+    return all_values
 
 
 @functools.lru_cache(maxsize=1)
 def _gloo_group(default: dist.ProcessGroup | None) -> Any:
-    """Return a gloo group of all ranks, which does not use their GPUs. A collective."""
+    """Return a gloo group of all ranks, which does not use GPUs. A collective."""
     return dist.new_group(timeout=_TIMEOUT, backend="gloo")
 
 
 def gather_on_main(value: Any, world: World) -> list[Any]:
-    """Collect a picklable value of every rank on rank 0, in rank order; elsewhere [value]."""
+    """Collect a picklable value from each rank on rank 0, in rank order; other ranks return [value]."""
     if world.size == 1:
         return [value]
     values: list[Any] | None = [None] * world.size if world.is_main else None

@@ -1,8 +1,8 @@
-"""The launcher's heartbeat: a training job in a cluster ends if it stops.
+"""The launcher's heartbeat, without which a training job in a cluster ends.
 
-A job outlives a launcher that is killed or loses the API server. The launcher rewrites a file in the
-run's folder, and `python -m trainer launch` reads it on every node. If the file does not change for the time
-limit, the workers save a checkpoint and the job fails with EXIT_ABANDONED.
+A job would otherwise outlive a launcher that is killed or loses the API server. The launcher rewrites a file
+in the run's folder, and `python -m trainer launch` reads it on every node. If the file does not change for
+the time limit, the workers save a checkpoint and the job fails with EXIT_ABANDONED.
 """
 
 import json
@@ -20,9 +20,9 @@ from trainer.base.errors import EXIT_RETRY, KubedetError, MissingError
 
 EXIT_ABANDONED = 75
 """Exit code of a training run that saved its state because its launcher was gone (EX_TEMPFAIL). It is below
-128: no controller restarts the pod."""
+128, so no controller restarts the pod."""
 
-SIGNAL = signal.SIGHUP  # signal that ends the node at the time limit; torchrun handles it like SIGTERM
+SIGNAL = signal.SIGHUP  # ends this node at the time limit; torchrun handles it like SIGTERM
 _LOG = logging.getLogger("launcher")
 
 
@@ -33,7 +33,7 @@ def renew_periodically(
     clock: Clock = CLOCK,
     write: Callable[[str, object], object] = storage.write_json,
 ) -> Iterator[None]:
-    """Rewrite the heartbeat file in a thread until the context ends; log each outage of the store once."""
+    """Rewrite the heartbeat file in a thread until the context ends; log each storage outage once."""
     closing = False
     changed = clock.condition()
 
@@ -62,9 +62,9 @@ def renew_periodically(
 class Watch:
     """Decides from the heartbeat whether the launcher is gone.
 
-    The time since the last change is measured by this machine's clock. If this process has seen no change yet
-    (a restarted pod), the file's age by its writer's clock is added, and it must stay unchanged for a third
-    of the limit. While the store cannot be read the time does not count.
+    The time since the last change is measured with this machine's clock. If this process has seen no change
+    yet (a restarted pod), the age of the file by the writer's clock is added, but the file must also stay
+    unchanged for a third of the limit. Time during which storage cannot be read does not count.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Watch:
         except KubedetError:
             content = None
         now = self._clock.monotonic()
-        if content is None or now - began > self.timeout / 3:  # The launcher may have no store either.
+        if content is None or now - began > self.timeout / 3:  # The launcher may have the same outage.
             self._changed_at, self._earlier_age = now, 0.0
             return 0.0
         if content != self._content:
             self._earlier_age = 0.0
             if self._content is None:
-                with suppress(ValueError, LookupError, TypeError):  # By its writer's clock.
+                with suppress(ValueError, LookupError, TypeError):  # `written` is by the writer's clock.
                     written = float(json.loads(content)["time"])
                     self._earlier_age = max(0.0, self._clock.now().timestamp() - written)
             self._content, self._changed_at = content, now
@@ -119,7 +119,7 @@ class Watch:
                 if self.expired and not closing.is_set():
                     print(
                         f"launch: no heartbeat from the launcher for {self.timeout:.0f} s ({self.uri}): "
-                        "the training saves its state and ends",
+                        "saving the training state and exiting",
                         file=sys.stderr,
                         flush=True,
                     )
@@ -133,10 +133,10 @@ class Watch:
             closing.set()
 
     def exit_code(self, code: int) -> int:
-        """Return the exit code of this node, given that of its workers.
+        """Return the exit code of this node, given the exit code of its workers.
 
-        The first node that finds the launcher gone stops the workers of all. So a node whose workers were
-        stopped waits until its heartbeat is renewed or expired.
+        The first node that finds the launcher gone stops the workers of all nodes. So a node whose workers
+        were stopped waits until the heartbeat is renewed or expires.
         """
         while not self.expired and code == EXIT_RETRY and self.poll() > self.timeout / 2:
             self._clock.sleep(self.interval)

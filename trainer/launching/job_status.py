@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from trainer.base import events
 
 TASK, UNIT = "train", "steps"
-"""Task and unit of its progress lines."""
+"""Task and unit of a training run's progress events."""
 LOSS, SPEED, AP = "loss", "images_per_second", "coco/AP"
 """Names of the metrics, as in metrics.jsonl."""
 
@@ -15,13 +15,13 @@ LOSS, SPEED, AP = "loss", "images_per_second", "coco/AP"
 class TrainingProgress:
     """The progress of a training run, as shown to users."""
 
-    percent: int  # share of all its steps, including those of earlier processes: 0 to 100
-    remaining_seconds: int | None = None  # to the end at the current rate; None if unknown
+    percent: int  # completed steps in percent, including steps before a restart
+    remaining_seconds: int | None = None  # estimated from the current rate; None if unknown
     metrics: dict[str, float] = field(default_factory=dict)  # the newest of LOSS, SPEED and AP, if known
 
 
 def percent(done: int, total: int) -> int:
-    """Return the percentage of completed steps; it is 100 only after the last one."""
+    """Return the percentage of completed steps, rounded down."""
     return min(100 * done // max(total, 1), 100)
 
 

@@ -1,7 +1,7 @@
 """torchrun with meaningful exit codes and messages.
 
-torchrun exits with code 1 and a traceback for any failure of its workers. Here a node exits with the code of
-the failure that caused the others, and prints its message once. 143 means that the node can be restarted: it
+torchrun exits with code 1 and a traceback for any failure of its workers. `launch` exits with the code of the
+failure that caused the others, and prints its message once. Code 143 means that the node can be restarted: it
 was stopped after saving, or another node is gone. torchrun restarts the workers (PET_MAX_RESTARTS) after
 failures that are not permanent.
 """
@@ -46,21 +46,21 @@ _exit_codes: dict[int, int] = {
 }
 """Exit code of this node for each signal that stops it."""
 _THREADS_UNSET = "set by the launcher"
-"""Value of OMP_NUM_THREADS until the number of processes is known: torchrun would warn and set it to 1."""
+"""OMP_NUM_THREADS until the number of processes is known. If it is unset, torchrun warns and sets it to 1."""
 
 
 def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat.Watch | None = None) -> int:
     """Run `python -m trainer ARGUMENTS` in every process of this node, and wait.
 
     torchrun reads options that are not in `torchrun_arguments` from the PET_* variables, which the Training
-    Operator sets. `watch` is the launcher's heartbeat, if the job depends on one.
+    Operator sets. `watch` watches the launcher's heartbeat, if the job has one.
 
     Returns:
-        0, or the exit code of the failure that caused others; 143 if this node was stopped or only lost
+        0, or the exit code of the failure that caused the others; 143 if this node was stopped or only lost
         its peers; EXIT_ABANDONED if the launcher is gone; 128 + n for signal n.
     """
     os.environ[die_with_parent.LAUNCHER] = str(os.getpid())
-    for name in list(logging.root.manager.loggerDict):  # Each of them has a level. Failures are printed here.
+    for name in list(logging.root.manager.loggerDict):  # Each logger has its own level. We print failures.
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
@@ -96,7 +96,7 @@ def _run_and_report(config: LaunchConfig, program: Any, program_arguments: list[
             ) from None
         cause = worker_failures.first_sentence(error.__cause__ or error)
         if isinstance(error, RendezvousClosedError):
-            cause = "the others have ended the run"
+            cause = "the other nodes ended the run"
         elif isinstance(error, RendezvousTimeoutError):
             cause = "some nodes did not arrive in time"
         message = (
@@ -104,17 +104,17 @@ def _run_and_report(config: LaunchConfig, program: Any, program_arguments: list[
             "  fix: check that all of them run and reach that address; the same command tries again"
         )
     else:
-        message = "stopped: the others have ended the run before this node was needed"
+        message = "stopped: the other nodes ended the run before this node was needed"
         if result is not None:
             if not result.is_failed():
-                # A job of Workers ends with the first of them, and the operator deletes those that run: the
-                # pod with the log, that of rank 0, ends first.
+                # When the first Worker pod succeeds, the operator deletes all others. The pod of rank 0
+                # has the log, so it must end first.
                 if 0 not in result.return_values and "PET_RDZV_ENDPOINT" in os.environ:
                     _wait_for_peers(config)
                 return 0
             rank, failure = worker_failures.first_cause(result.failures)
             message, code = worker_failures.explain(rank, failure), worker_failures.exit_code(failure)
-            if not worker_failures.only_lost_peer(failure):
+            if not worker_failures.caused_by_lost_peer(failure):
                 if not events.go_to_file():
                     print(message, file=sys.stderr, flush=True)
                 text = message.removeprefix("error: ")
@@ -126,21 +126,21 @@ def _run_and_report(config: LaunchConfig, program: Any, program_arguments: list[
 
 
 def _wait_for_peers(config: LaunchConfig) -> None:
-    """Wait so that the node that decides how the job ends does so first; SIGTERM ends the wait."""
+    """Wait, so that the node whose exit code decides how the job ends exits first; SIGTERM ends the wait."""
     if config.max_nodes > 1:
         with exit_on_signal(_exit_codes):
             time.sleep(worker_failures.node_grace())
 
 
 def _parse_settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, Any, list[str]]:
-    """Parse torchrun's options: configuration, program, and its arguments; set OMP_NUM_THREADS.
+    """Parse torchrun's options into configuration, program and its arguments; set OMP_NUM_THREADS.
 
-    The workers' error files go to `folder`; torchrun would not remove its own.
+    Workers write error files to `folder`, because torchrun does not delete its own folder.
     """
     threads = os.environ.setdefault("OMP_NUM_THREADS", _THREADS_UNSET)
     try:
         options = parse_args(arguments)
-        # torchrun's main does this too: one node uses a free port.
+        # As in torchrun's main, a single node uses a free port.
         static = options.rdzv_backend == "static" and not options.rdzv_endpoint
         if static and options.master_port is None and parse_min_max_nnodes(options.nnodes)[1] == 1:
             options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
@@ -163,27 +163,27 @@ def _parse_settings(arguments: list[str], folder: str) -> tuple[LaunchConfig, An
 def _settings_error(error: Exception) -> ConfigError:
     return ConfigError(
         f"the processes cannot be started with these settings: {error}",
-        fix="correct the option of `launch` or the PET_* variable that it names",
+        fix="correct the option of `launch` or the PET_* variable named above",
     )
 
 
 class _Agent(LocalElasticAgent):
-    """torchrun's agent, which stops immediately and does not restart workers after permanent failures."""
+    """torchrun's agent, but stops immediately on signals and does not restart after permanent failures."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        # No worker runs meanwhile, and the wait for other nodes may be long.
+        # No worker is running yet, and the wait for other nodes may be long.
         with exit_on_signal(_exit_codes):
             super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
-        # By default workers that ignore SIGTERM are killed after 30 s, but this node may have less time.
+        # By default, workers that ignore SIGTERM are killed after 30 s, but this node may have less time.
         context, grace = self._pcontext, worker_failures.worker_grace()
         assert context is not None
         close = context.close
 
         def stop(death_sig: signal.Signals | None = None, timeout: int = grace) -> None:
-            # Workers save their state at SIGTERM.
+            # Workers save their state on SIGTERM.
             close(signal.SIGTERM if death_sig == heartbeat.SIGNAL else death_sig, timeout)
 
         context.close = stop  # type: ignore[method-assign]
@@ -215,7 +215,7 @@ def _run(config: LaunchConfig, program: Any, program_arguments: list[str]) -> Ru
     )
     static = config.rdzv_backend == "static"
     if not static:
-        # With one store for all rounds a returning node waits in vain, and workers read old values.
+        # With a shared store, a node that comes back would wait forever, and workers would read old values.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     end, handler = time.monotonic() + config.rdzv_configs["timeout"], None
     with exit_on_signal(_exit_codes):
@@ -243,7 +243,7 @@ def _run(config: LaunchConfig, program: Any, program_arguments: list[str]) -> Ru
         numa_options=config.numa_options,
     )
     assert config.logs_specs is not None
-    seconds = getattr(config, "shutdown_timeout", None)  # From torch 2.12 on.
+    seconds = getattr(config, "shutdown_timeout", None)  # Since torch 2.12.
     grace = {} if seconds is None else {"shutdown_timeout": seconds}
     agent = _Agent(spec, config.logs_specs, start_method=config.start_method, **grace)
     stopped = False
@@ -254,7 +254,7 @@ def _run(config: LaunchConfig, program: Any, program_arguments: list[str]) -> Ru
         stopped = True
         raise
     finally:
-        # It closes the rendezvous for all nodes, but a stopped node may come back.
+        # `shutdown` closes the rendezvous for all nodes, but a stopped node may come back.
         if not stopped:
             handler.shutdown()
 

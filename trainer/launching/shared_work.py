@@ -1,7 +1,7 @@
-"""Work that the processes of torchrun share: each takes the next part from a counter in torchrun's store.
+"""Distributes work over torchrun's processes: each takes the next part from a counter in torchrun's store.
 
-Finished parts are files, so a restarted job only repeats unfinished parts. A process that is not run by
-torchrun does all parts, without PyTorch.
+Finished parts are files, so a restarted job only repeats unfinished parts. Outside torchrun, one process does
+all parts without PyTorch.
 """
 
 import datetime
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TIMEOUT = datetime.timedelta(days=1)
-"""Limit of a wait for another process, which may list a large source; a lost one ends the wait at once."""
+"""Maximum wait for another process, which may list a large source; losing a process ends the wait."""
 
 
 class SharedWork:
-    """The work of one process among those that share it."""
+    """One process's view of the shared work."""
 
     def __init__(self, rank: int = 0, size: int = 1, store: "Store | None" = None) -> None:
         self.rank, self.size, self._store = rank, size, store
 
     def take_parts(self, name: str, count: int) -> Iterator[int]:
-        """Yield the parts below `count` of the named work that no other process has taken."""
+        """Yield the numbers below `count` of parts that no other process has taken from the named work."""
         if self._store is None:
             yield from range(count)
             return
@@ -33,7 +33,7 @@ class SharedWork:
             yield part
 
     def run_on_first(self, function: Callable[[], T]) -> T:
-        """Call a function in rank 0 after a barrier, and return its result in all processes."""
+        """Call a function on rank 0 after a barrier, and return its result in all processes."""
         if self._store is None:
             return function()
         import torch.distributed as dist
@@ -46,7 +46,7 @@ class SharedWork:
 
 @contextmanager
 def join_shared_work() -> Iterator[SharedWork]:
-    """Join the processes that torchrun started; they need no GPUs."""
+    """Join torchrun's processes to share their work; no GPU is needed."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SharedWork()
         return

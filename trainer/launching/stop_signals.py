@@ -1,4 +1,4 @@
-"""Stop requests by signal, handled when no work is lost."""
+"""Handles stop signals at moments when no work is lost."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # signals that stop a process: from a cluster, and by Ctrl-C
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # sent by a cluster, and by Ctrl-C
 
 
 @contextlib.contextmanager
@@ -32,14 +32,14 @@ class StopRequest:
         self._error: Callable[[], Exception] | None = None
 
     def request_stop(self) -> None:
-        """Record the request; inside `at_once`, raise its error."""
+        """Record the request; inside `raise_immediately`, raise its error."""
         self.requested = True
         if self._error:
             raise self._error()
 
     @contextlib.contextmanager
     def raise_immediately(self, error: Callable[[], Exception]) -> Iterator[None]:
-        """Raise `error` for a request inside this context, instead of recording it."""
+        """Raise `error` as soon as a stop is requested inside this context."""
         self._error = error
         try:
             if self.requested:
@@ -59,10 +59,10 @@ def stop_request() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def exit_on_signal(codes: Mapping[int, int]) -> Iterator[None]:
-    """Exit from a thread if a signal arrives inside the context; only the main thread may enter it.
+    """Exit with `codes[signal]` if a signal arrives inside the context; only the main thread may enter it.
 
-    Python's handlers wait until a call into C returns, which takes minutes if it waits for other machines,
-    and the first process of a container ignores signals without a handler. `codes` are the exit codes.
+    A thread exits the process: Python's handlers run only after a call into C returns, which takes minutes if
+    it waits for other machines, and the first process of a container ignores signals without a handler.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -76,7 +76,7 @@ def exit_on_signal(codes: Mapping[int, int]) -> Iterator[None]:
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        # A Python handler, even an empty one, makes Python write the signal's number to the pipe at once.
+        # With a Python handler, even an empty one, Python writes the signal's number to the pipe immediately.
         with signal_handler(lambda _number, _frame: None, tuple(codes)):
             former = signal.set_wakeup_fd(writer)
             try:

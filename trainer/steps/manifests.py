@@ -96,7 +96,7 @@ class Scores(Manifest):
     rules: list[str]
 
     @property
-    def drop_undefined(self) -> dict[str, float]:
+    def defined_metrics(self) -> dict[str, float]:
         """The metrics that have a value."""
         return drop_undefined(self.metrics)
 

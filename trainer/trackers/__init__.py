@@ -1,1 +1,1 @@
-"""Experiment trackers: destinations of a run's metrics besides metrics.jsonl and TensorBoard."""
+"""Sends a run's metrics to experiment trackers, in addition to metrics.jsonl and TensorBoard."""

@@ -23,9 +23,9 @@ from trainer.base.json_files import STRICT
 from trainer.config.parsing import flatten
 from trainer.config.schema import Config
 
-State = Literal["finished", "stopped", "failed"]  # how a run ended; a stopped one can be resumed
+State = Literal["finished", "stopped", "failed"]  # how a run ended; a stopped run can be resumed
 
-RUN_IDS = "trackers.json"  # file in the run's folder: the run's id at each tracker, for a resumed run
+RUN_IDS = "trackers.json"  # file in the run's folder with its id at each tracker, for resuming
 
 
 @models.dataclass(config=STRICT, frozen=True)
@@ -37,18 +37,18 @@ class _RunIds:
     version: Literal[1] = 1
 
 
-RETRY_SECONDS = 60.0  # pause after a failure of a tracker
+RETRY_SECONDS = 60.0  # pause after a tracker failed
 END_SECONDS: dict[State, float] = {"finished": 60.0, "stopped": 5.0, "failed": 5.0}
-"""Longest time that the end of a training waits for trackers."""
+"""Maximum time that the end of a training run waits for trackers."""
 _MAX_ROWS = 100_000
-"""Most rows that are kept for a tracker that does not respond; older ones are dropped."""
+"""Maximum number of rows to keep for a tracker that does not respond; the oldest rows are dropped."""
 
 _MODULES = {
     "mlflow": ("trainer.trackers.mlflow_tracker", "MlflowTracker"),
     "wandb": ("trainer.trackers.wandb_tracker", "WandbTracker"),
 }
-_MLFLOW_SET = ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI")
-"""Variables that turn MLflow on. Kubeflow Pipelines sets both in the pods of steps."""
+_MLFLOW_VARIABLES = ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI")
+"""Environment variables that enable MLflow. Kubeflow Pipelines sets both in the pods of steps."""
 _LOG = logging.getLogger("trackers")
 
 
@@ -57,7 +57,7 @@ class TrackedRun:
     """Description of a run for trackers."""
 
     name: str
-    output: str  # URI of its folder
+    output: str  # URI of the run's folder
     parameters: Mapping[str, Any]  # the configuration, by dotted keys
     tags: Mapping[str, str]
 
@@ -67,27 +67,27 @@ class Row:
     """Metrics at one step."""
 
     step: int
-    values: Mapping[str, float]  # metrics by their names in TensorBoard, e.g. val/AP
-    time: float  # seconds since 1970
+    values: Mapping[str, float]  # metrics by TensorBoard name, e.g. val/AP
+    time: float  # seconds since the epoch
 
 
 class Tracker(Protocol):
-    """One tracker. One thread calls its methods, which may raise anything."""
+    """An experiment tracker. All methods are called from one thread, and may raise any error."""
 
     def start(self, run: TrackedRun, run_id: str) -> str:
-        """Start a run, or resume the one with `run_id`, and return its id. Called again after a failure."""
+        """Start a run, or resume the run `run_id`, and return its id. Called again after a failure."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows. After a failure it is called with the same rows again."""
+        """Write rows. Called again with the same rows after a failure."""
 
     def finish(self, state: State, summary: Mapping[str, Any]) -> None:
         """End the run, with the metrics of its best weights."""
 
 
-def names_of(config: Config) -> list[str]:
+def enabled_trackers(config: Config) -> list[str]:
     """Return the trackers that the configuration or the environment enables."""
     names: list[str] = list(dict.fromkeys(config.train.trackers))
-    if "mlflow" not in names and any(os.environ.get(name) for name in _MLFLOW_SET):
+    if "mlflow" not in names and any(os.environ.get(name) for name in _MLFLOW_VARIABLES):
         names.append("mlflow")
     return names
 
@@ -95,10 +95,10 @@ def names_of(config: Config) -> list[str]:
 def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: bool) -> "Tracking":
     """Return an object that sends a run's metrics to all enabled trackers.
 
-    `fingerprint` is that of the shards; `resumed` says whether to resume the run at the trackers too.
+    `fingerprint` identifies the shards; `resumed` is whether to resume the run at the trackers too.
     """
     trackers = {}
-    for name in names_of(config):
+    for name in enabled_trackers(config):
         module, kind = _MODULES[name]
         try:
             trackers[name] = getattr(import_module(module), kind)()
@@ -116,7 +116,7 @@ def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: boo
 
 
 class Tracking:
-    """Sends rows to trackers, each in a thread. Without trackers it does nothing."""
+    """Sends rows to trackers, with one thread per tracker. Without trackers it does nothing."""
 
     def __init__(
         self, trackers: Mapping[str, Tracker], run: TrackedRun | None = None, *, resumed: bool = False
@@ -131,7 +131,7 @@ class Tracking:
             if resumed and storage.exists(uri):
                 ids = storage.read_model(uri, _RunIds, "delete it").ids
         except KubedetError as error:
-            _LOG.warning("%s; the trackers get a new run", error.message)
+            _LOG.warning("%s; starting new runs at the trackers", error.message)
 
         def started(name: str, run_id: str) -> None:
             with lock:
@@ -144,7 +144,7 @@ class Tracking:
         ]
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Send a row of metrics; `kind` is "train" or "val", row["step"] the optimizer steps done."""
+        """Send a row of metrics; `kind` is "train" or "val", row["step"] is the optimizer step."""
         if not self._senders:
             return
         values = {
@@ -156,7 +156,7 @@ class Tracking:
             sender.queue.put(Row(row["step"], values, time.time()))
 
     def finish(self, state: State, summary: Mapping[str, Any] | None = None) -> None:
-        """End the run at the trackers, waiting for END_SECONDS at most. Further calls do nothing."""
+        """End the run at the trackers, waiting at most END_SECONDS. Further calls do nothing."""
         senders, self._senders = self._senders, []
         for sender in senders:
             sender.queue.put((state, summary or {}))
@@ -182,7 +182,7 @@ class _Sender:
     def wait(self, seconds: float) -> None:
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
-            _LOG.warning("%s has not received everything: it does not respond in time", self._name)
+            _LOG.warning("%s did not respond in time and has not received all metrics", self._name)
 
     def _work(self) -> None:
         while isinstance(item := self.queue.get(), Row):
@@ -202,14 +202,14 @@ class _Sender:
             self._waiting.clear()
 
     def _attempt(self, action: Callable[[], None]) -> bool:
-        """Call the tracker; log the first of several failures."""
+        """Call the tracker; log only the first of consecutive failures."""
         try:
             action()
-        except Exception as error:  # Clients raise anything.
+        except Exception as error:  # Clients may raise any error.
             if not self._failed:
                 reason = error.message if isinstance(error, KubedetError) else str(error)
                 _LOG.warning(
-                    "%s does not accept metrics (%s): the training continues, and retries later",
+                    "cannot send metrics to %s (%s): training continues, and retries later",
                     self._name,
                     (reason.strip() or type(error).__name__).splitlines()[0][:300],
                 )

@@ -1,7 +1,8 @@
-"""Sends metrics to MLflow with its client and its variables.
+"""Sends metrics to MLflow.
 
-MLFLOW_TRACKING_URI, MLFLOW_RUN_ID (of a run that another program starts and ends, as Kubeflow Pipelines does
-for a step), MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, ...
+MLflow's environment variables configure it: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_ID or
+MLFLOW_EXPERIMENT_NAME, ... MLFLOW_RUN_ID selects a run that another program starts and ends, such as Kubeflow
+Pipelines.
 """
 
 import os
@@ -15,7 +16,7 @@ from trainer.trackers.experiment_tracking import Row, State, TrackedRun
 
 EXPERIMENT = "kubedet"  # default name of the experiment
 _CLIENT_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-"""MLflow's client would retry for minutes."""
+"""By default, MLflow's client retries for minutes."""
 _MAX_METRICS, _MAX_PARAMETERS, _MAX_VALUE_LENGTH = 1000, 100, 500  # MLflow's limits of a request
 _STATES: dict[State, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -27,17 +28,17 @@ class MlflowTracker:
         for name, value in _CLIENT_DEFAULTS.items():
             os.environ.setdefault(name, value)
         self._client: MlflowClient | None = None
-        self._id, self._ours = "", True
+        self._id, self._owns_run = "", True
 
     def start(self, run: TrackedRun, run_id: str) -> str:
-        """Start or resume a run; its parameters do not change."""
+        """Start or resume a run; parameters that are already logged do not change."""
         self._client = client = MlflowClient()
         foreign = os.environ.get("MLFLOW_RUN_ID", "")
-        self._ours = not foreign
+        self._owns_run = not foreign
         self._id = foreign or run_id or self._id
         if self._id:
             logged = client.get_run(self._id).data.params
-            if self._ours:
+            if self._owns_run:
                 client.update_run(self._id, status="RUNNING")
         else:
             experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID")
@@ -76,5 +77,5 @@ class MlflowTracker:
                 self._client.set_tag(self._id, f"kubedet.{name}", value)
             else:
                 self._client.log_metric(self._id, name, value)
-        if self._ours:
+        if self._owns_run:
             self._client.set_terminated(self._id, _STATES[state])

@@ -1,4 +1,4 @@
-"""The metrics of a run while it trains: metrics.jsonl and TensorBoard events."""
+"""Writes the metrics of a training run to metrics.jsonl and TensorBoard."""
 
 import json
 import logging
@@ -13,17 +13,17 @@ from trainer import storage
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
 
-METRICS = "metrics.jsonl"  # file of the rows, in the run's folder
-_SEALED = re.compile(r', "([^"]*)": "([^"]{8})"\}$')
-"""End of a row, with the CRC-32 of its beginning; matches damaged ones too."""
+METRICS = "metrics.jsonl"  # file in the run's folder
+_CHECKSUM = re.compile(r', "([^"]*)": "([^"]{8})"\}$')
+"""End of a row: the CRC-32 of the text before it, valid or not."""
 _LOG = logging.getLogger("train")
 
 
 class TrainingLog:
-    """Rows of numbers by step. A resumed run appends to the same file, without repetition.
+    """Log of metrics by step. A resumed run appends to the same file, without repeating steps.
 
     If the run's folder is not local, `publish` uploads the files. All methods raise StorageError if the
-    folder cannot be written. It is thread-safe.
+    folder cannot be written. The class is thread-safe.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class TrainingLog:
         validated: int = 0,
         listener: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """Open the log of a run and drop training rows after `step` and validations after `validated`.
+        """Open the log of a run, and drop training rows after `step` and validation rows after `validated`.
 
-        `listener` is called with kind and row after each was written.
+        `listener` is called with the kind and the row after each row is written.
         """
-        # Imports PyTorch, which readers do not need.
+        # Imports PyTorch, which `read_rows` does not need.
         from torch.utils.tensorboard import SummaryWriter
 
         self._uri, self._listener = output_uri, listener
@@ -55,7 +55,7 @@ class TrainingLog:
             self._board = SummaryWriter(str(board), purge_step=step + 1 if step else None)
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Write one row; `kind` is "train" or "val", row["step"] the optimizer steps done."""
+        """Write a row; `kind` is "train" or "val", row["step"] is the optimizer step."""
         with self._lock, translate_oserror(self._uri, "write"):
             self._file.write(format_row({"kind": kind, **row}))
             self._file.flush()
@@ -72,7 +72,7 @@ class TrainingLog:
         if not self._local:
             for path in self._folder.rglob("*"):
                 if path.is_file():
-                    # A snapshot: rows may be added during the upload.
+                    # Read the whole file first: rows may be added during the upload.
                     uri = storage.join(self._uri, *path.relative_to(self._folder).parts)
                     storage.write_bytes(uri, path.read_bytes())
 
@@ -86,30 +86,30 @@ class TrainingLog:
 
 
 def read_rows(output_uri: str) -> list[dict[str, Any]]:
-    """Return the rows of a run's metrics.jsonl, without damaged ones and a truncated last one."""
+    """Return the rows of a run's metrics.jsonl, except damaged rows and a truncated last row."""
     uri = storage.join(output_uri, METRICS)
     if not storage.exists(uri):
         return []
     rows, damaged = [], 0
     lines = storage.read_bytes(uri).decode(errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
-        sealed = _SEALED.search(line)
+        checksum = _CHECKSUM.search(line)
         try:
             row = json.loads(line)
-            sound = sealed is not None and row.pop("crc32") == _crc(line[: sealed.start()])
+            is_valid = checksum is not None and row.pop("crc32") == _crc(line[: checksum.start()])
         except (ValueError, KeyError, AttributeError, RecursionError):
-            sound = False
-        if sound:
+            is_valid = False
+        if is_valid:
             rows.append(row)
         elif number < len(lines):
             damaged += 1
     if damaged:
-        _LOG.warning("%s: %d of %d rows are damaged and were left out", uri, damaged, len(lines))
+        _LOG.warning("%s: skipped %d of %d rows, which are damaged", uri, damaged, len(lines))
     return rows
 
 
 def format_row(row: Mapping[str, Any]) -> str:
-    """Return a row with its hash; the file as a whole cannot have one, because it grows."""
+    """Format a row as a JSON line with a checksum; the growing file cannot have one for the whole."""
     text = json.dumps(row)[:-1]
     return f'{text}, "crc32": "{_crc(text)}"}}\n'
 

@@ -1,7 +1,7 @@
-"""Sends metrics to Weights & Biases with its client and its variables.
+"""Sends metrics to Weights & Biases.
 
-WANDB_API_KEY, WANDB_PROJECT, WANDB_ENTITY, WANDB_BASE_URL, WANDB_RUN_ID, and WANDB_MODE=offline, which writes
-files for `wandb sync`.
+Its environment variables configure it: WANDB_API_KEY, WANDB_PROJECT, WANDB_ENTITY, WANDB_BASE_URL,
+WANDB_RUN_ID, ... WANDB_MODE=offline writes files for `wandb sync`.
 """
 
 import os
@@ -30,7 +30,7 @@ class WandbTracker:
     def start(self, run: TrackedRun, run_id: str) -> str:
         """Start or resume a run."""
         run_id = os.environ.get("WANDB_RUN_ID") or run_id or secrets.token_hex(4)
-        # In the run's folder, from which an offline run can be sent later; not for a bucket.
+        # Files stay in the run's folder, so that an offline run can be sent later; not in a bucket.
         self._temporary = None if storage.is_local(run.output) else TemporaryFolder()
         folder = self._temporary.path if self._temporary else storage.local_path(run.output)
         self._run = wandb.init(
@@ -49,12 +49,12 @@ class WandbTracker:
                 disable_job_creation=True,
             ),
         )
-        # Rows are not in the order of steps, because validations are scored in a thread.
+        # Rows do not arrive in the order of steps, because validations are scored in a thread.
         self._run.define_metric("*", step_metric="step")
         return run_id
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Log rows, by step."""
+        """Log rows with their steps."""
         for row in rows:
             self._run.log({**row.values, "step": row.step})
 

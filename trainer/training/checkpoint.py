@@ -1,7 +1,7 @@
-"""Writes checkpoints atomically, and reads them after a check, without running code from them.
+"""Writes checkpoints atomically, and reads them with a checksum and without running code from them.
 
 A run's folder contains `checkpoints/step-00001234.pt` (everything needed to resume) and `best.pt` (the best
-weights and what is needed to use them). Each is a zip archive of `torch.save`; the archive's comment is the
+weights and the metadata to use them). Each is a zip archive by `torch.save`; the archive's comment is the
 sha256 of all preceding bytes.
 """
 
@@ -48,11 +48,11 @@ _KEYS_THAT_MAY_CHANGE = {
     "train.validate_every", "train.checkpoint_steps", "train.checkpoint_minutes", "train.keep_checkpoints",
     "train.batch_size", "train.global_batch",
 }  # fmt: skip
-"""Sections and keys that a resumed run may change. Of the batch only the global batch is compared."""
+"""Sections and keys that a resumed run may change. The global batch is compared separately."""
 
 
 State = dict[str, Any]
-"""Content of a checkpoint, in types that torch.load reads safely: `TrainState.state_dict` and more."""
+"""Content of a checkpoint, in types that torch.load reads safely: `TrainState.state_dict` with metadata."""
 
 
 @dataclass(config={"extra": "ignore", "strict": True}, frozen=True)
@@ -64,7 +64,7 @@ class _Category:
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint whose bytes have changed; an older one may be valid."""
+    """The bytes of a checkpoint have changed; an older checkpoint may be valid."""
 
 
 def write(state: State, uri: str) -> None:
@@ -81,7 +81,7 @@ def write(state: State, uri: str) -> None:
 def write_step(state: State, folder: str, step: int, keep: int) -> None:
     """Write the checkpoint of a step, and delete all but the newest `keep` checkpoints."""
     write(state, step_uri(folder, step))
-    for name in _steps(folder)[:-keep]:
+    for name in _list_checkpoints(folder)[:-keep]:
         storage.delete(storage.join(folder, name))
 
 
@@ -102,26 +102,25 @@ def read(uri: str) -> State:
         hashing = thread.submit(_verify_digest, path, uri)  # Hashing takes as long as loading.
         try:
             state: State = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch.load has no common error.
-            sealed = hashing.result()
+        except Exception as error:  # torch.load raises many kinds of errors.
+            has_digest = hashing.result()
             check_resources(error, f"checkpoint {uri}")
-            # torch's message is omitted, because it may recommend unsafe loading.
-            if sealed:
+            # Omit torch's message, which may recommend unsafe loading.
+            if has_digest:
                 raise CheckpointError(
-                    f"checkpoint {uri} contains more than data, which is not loaded; its checksum is correct",
+                    f"checkpoint {uri} contains unsafe objects, although its checksum is correct",
                     fix="use the kubedet version that wrote it, or another file",
                 ) from None
             raise DamagedCheckpoint(
-                f"checkpoint {uri} cannot be read: it is damaged, or contains more than data, which is not "
-                "loaded",
+                f"checkpoint {uri} cannot be read: it is damaged, or contains unsafe objects",
                 fix=_CHECKPOINT_FIX,
             ) from None
-        sealed = hashing.result()
+        has_digest = hashing.result()
     version = state.get("version") if isinstance(state, dict) else None
     if isinstance(version, int) and version != VERSION:
         raise CheckpointError(
             f"checkpoint {uri} has the format {version}; this kubedet reads {VERSION}",
-            fix="use the kubedet that wrote it",
+            fix="use the kubedet version that wrote it",
         )
     ours = version == VERSION and "model" in state and isinstance(state.get("step"), int)
     if not ours or not isinstance(state.get("config"), str):
@@ -129,19 +128,19 @@ def read(uri: str) -> State:
             f"{uri} is not a kubedet checkpoint",
             fix="use a file that `train` wrote; set model.weights for plain weights",
         )
-    if not sealed:
-        raise DamagedCheckpoint(f"checkpoint {uri} is damaged: its end was changed", fix=_CHECKPOINT_FIX)
+    if not has_digest:
+        raise DamagedCheckpoint(f"checkpoint {uri} is damaged: its checksum is missing", fix=_CHECKPOINT_FIX)
     return state
 
 
-def check(uri: str) -> None:
-    """Compare a checkpoint with its hash without loading it; raise the errors of `read`."""
+def verify(uri: str) -> None:
+    """Verify the checksum of a checkpoint without loading it; raises the errors of `read`."""
     if not _verify_digest(storage.local_copy(uri), uri):
         read(uri)
 
 
 def read_digest(uri: str) -> str:
-    """Return the sha256 stored in a checkpoint, or "" if there is none; `read` compares it."""
+    """Return the sha256 stored in a checkpoint, or "" if there is none. It is not verified."""
     path = storage.local_copy(uri)
     with translate_oserror(uri, "read"), path.open("rb") as file:
         return _read_digest(file)
@@ -150,16 +149,16 @@ def read_digest(uri: str) -> str:
 def _read_digest(file: BinaryIO) -> str:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _END_BYTES - _DIGEST_BYTES))
-    seal = file.read()[_END_BYTES:]
+    digest = file.read()[_END_BYTES:]
     return (
-        seal.removeprefix(_DIGEST_PREFIX).decode("ascii", "replace")
-        if seal.startswith(_DIGEST_PREFIX)
+        digest.removeprefix(_DIGEST_PREFIX).decode("ascii", "replace")
+        if digest.startswith(_DIGEST_PREFIX)
         else ""
     )
 
 
 def _verify_digest(path: Path, uri: str) -> bool:
-    """Compare a checkpoint with its hash; return whether it has one."""
+    """Compare a checkpoint with its stored digest; return whether it has one."""
     with translate_oserror(uri, "read"), path.open("rb") as file:
         expected = _read_digest(file)
         if not expected:
@@ -183,9 +182,9 @@ def _verify_digest(path: Path, uri: str) -> bool:
 def read_latest(folder: str) -> State | None:
     """Read the newest valid checkpoint of a folder; return None if the folder has no checkpoints.
 
-    If storage fails, raise StorageError: a run must not start from scratch because of that.
+    Raises StorageError if storage fails, so that a run does not start from scratch by mistake.
     """
-    names = _steps(folder)
+    names = _list_checkpoints(folder)
     for name in reversed(names):
         try:
             return read(storage.join(folder, name))
@@ -199,13 +198,13 @@ def read_latest(folder: str) -> State | None:
     return None
 
 
-def _steps(folder: str) -> list[str]:
+def _list_checkpoints(folder: str) -> list[str]:
     names = storage.list_files(folder)
     return sorted(name for name in names if name.startswith(_PREFIX) and name.endswith(_SUFFIX))
 
 
 def check_same_run(state: State, config: Config, fingerprint: str, global_batch: int) -> None:
-    """Refuse a checkpoint with a different configuration or different data, naming the keys that differ."""
+    """Raise CheckpointError if configuration or data differ from those of a checkpoint; names the keys."""
     # Loading the configuration adds defaults for keys that the checkpoint lacks.
     saved = parsing.flatten(
         asdict(parsing.from_json(state["config"], where="the checkpoint's configuration"))
@@ -224,8 +223,8 @@ def check_same_run(state: State, config: Config, fingerprint: str, global_batch:
         )
 
 
-def model_state(state: State) -> dict[str, Tensor]:
-    """Return the weights to evaluate: the moving average, or the trained weights if there is none."""
+def evaluated_weights(state: State) -> dict[str, Tensor]:
+    """Return the weights to evaluate: the moving average if there is one, else the trained weights."""
     weights: dict[str, Tensor] = state.get("ema") or state["model"]
     return weights
 
@@ -241,7 +240,7 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
     config = parsing.from_json(state["config"], where=f"configuration in {uri}")
     detector = build(config.model, len(state["categories"]))
     try:
-        detector.load_state_dict(model_state(state))
+        detector.load_state_dict(evaluated_weights(state))
     except RuntimeError as error:
         raise CheckpointError(
             f"the weights in {uri} do not fit its configuration: {first_line(error)}",

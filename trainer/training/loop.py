@@ -1,8 +1,8 @@
 """The training loop: from shards to the best checkpoint, on every rank.
 
-Read `train`, then `_Run.fit`. A run is a function of configuration, shards and global batch: if it is stopped
-and resumed, on any number of processes, it continues with the same global batches and, except for rounding,
-the same losses.
+Start reading at `train`, then `_Run.fit`. Configuration, shards and global batch determine a run: if it is
+stopped and resumed on any number of processes, it continues with the same global batches and, except for
+rounding, the same losses.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ def train(
 ) -> dict[str, Any]:
     """Train a detector; runs in every process that torchrun starts.
 
-    The output folder will contain checkpoints/, best.pt, metrics.jsonl, tensorboard/ and result.json.
-    `resume` is "auto" (from its newest checkpoint) or "none". `data_root` has the weights mirror.
+    It writes checkpoints/, best.pt, metrics.jsonl, tensorboard/ and result.json to the output folder.
+    `resume` is "auto" (from the newest checkpoint) or "none". `data_root` contains the mirror of weights.
 
     Returns:
-        checkpoint (URI of the best one), metric (its selection criterion), metrics, best_step, steps, epochs,
+        checkpoint (URI of the best one), metric (that selected it), metrics, best_step, steps, epochs,
         ended_early (by train.patience), seconds, images_per_second, resumed_from (step or None), processes.
 
     Raises:
@@ -58,7 +58,7 @@ def train(
         try:
             return run.fit(stop)
         except Interrupted:
-            run.settle()  # The message says that the state is saved.
+            run.wait_for_writes()  # The message says that the state is saved.
             run.tracking.finish("stopped")
             raise
         except BaseException:
@@ -126,7 +126,7 @@ class _Run:
         if saved and world.is_main:
             steps = self.schedule.expected_steps
             _LOG.info(
-                "resumed at step %d of %d: %d images a step on %d processes",
+                "resumed at step %d of %d: %d images per step on %d processes",
                 self.state.step,
                 steps,
                 self.global_batch,
@@ -135,13 +135,13 @@ class _Run:
             events.emit(events.Resumed(step=self.state.step, steps=steps))
         self.ended_early = False
         self.sums = torch.zeros(len(self.state.detector.loss_names) + 2, device=world.device)
-        """Sums of this process since the last logged row: total, each loss, the gradient's norm."""
+        """Sums in this process since the last logged row: total loss, each loss, gradient norm."""
         self.summed = 0  # steps in `sums`
         graphs = compile_detector(
             self.state.detector, config.train.compile, world, sizes=1 + len(set(config.loader.sizes))
         )
-        self.holds_gradients = graphs and self.loader.passes > 1
-        if self.holds_gradients:
+        self.keeps_gradients = graphs and self.loader.passes > 1
+        if self.keeps_gradients:
             allocate_gradients(self.state.parameters)
         model = self.state.wrap_ddp()
         self.train_step = TrainStep(
@@ -150,7 +150,7 @@ class _Run:
             scaled,
             schedule=self.schedule,
             global_batch=self.global_batch,
-            holds_gradients=self.holds_gradients,
+            keeps_gradients=self.keeps_gradients,
         )
         self.log = self.recorder = None
         self.tracking = Tracking({})
@@ -175,7 +175,7 @@ class _Run:
                 validating = self.val_set is not None and schedule.validation_due()
                 saving = validating or stopping or schedule.epoch_ended()
                 if saving or schedule.checkpoint_due(saved_at):
-                    stopping |= self.train_step.settle()
+                    stopping |= self.train_step.wait()
                     self._save()
                     saved_at = time.monotonic()
                 if stopping and not schedule.ended:
@@ -207,7 +207,7 @@ class _Run:
                 self.loader.start_plain(schedule.first_plain_epoch())
                 bar.total = schedule.expected_steps
                 if state.step % self.config.train.log_every == 0 or schedule.ended:
-                    stopping |= self.train_step.settle()
+                    stopping |= self.train_step.wait()
                     bar.metrics = self._report(time.monotonic() - start, state.step - first)
                     bar.note = describe_metrics(bar.metrics)
                 bar.update()
@@ -225,12 +225,12 @@ class _Run:
         patience, state, epoch = self.config.train.patience, self.state, self.schedule.epoch
         if not patience or state.validated < state.step:
             return False
-        self.settle()
+        self.wait_for_writes()
         best = self.recorder.best if self.recorder else None
         self.ended_early = broadcast(best is not None and epoch - best.epoch >= patience, self.world)
         if self.ended_early and best:
             _LOG.info(
-                "no better %s since epoch %d: the training ends after epoch %d of %d (train.patience=%d)",
+                "no better %s since epoch %d: stopping after epoch %d of %d (train.patience=%d)",
                 self.config.evaluation.metric,
                 best.epoch,
                 epoch,
@@ -240,7 +240,7 @@ class _Run:
         return self.ended_early
 
     def _report(self, seconds: float, steps: int) -> dict[str, float]:
-        """Log means over all ranks since the last report; return the metrics of the progress bar."""
+        """Log means over all ranks since the last report; return the metrics for the progress bar."""
         state = self.state
         total, *losses, norm = (
             all_reduce_sum(self.sums, self.world) / self.world.size / self.summed
@@ -260,11 +260,11 @@ class _Run:
                 "images_per_second": rate,
             }
             self.log.add("train", row)
-            self.recorder.check()
+            self.recorder.raise_failure()
         return {job_status.LOSS: total, job_status.SPEED: rate}
 
     def _save(self) -> None:
-        """Save the state in the background while training continues; save compiled code once."""
+        """Save the state in the background while training continues."""
         state = {
             "config": parsing.to_json(self.config),
             "categories": self.train_set.categories,
@@ -278,11 +278,11 @@ class _Run:
             self.recorder.save(state)
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
-        self.settle()
+        self.wait_for_writes()
         if self.recorder and not self.recorder.best:
-            # Without a validation split the last weights are the best.
+            # Without a validation split, the last weights count as the best.
             self.recorder.write_last_as_best()
-            self.settle()
+            self.wait_for_writes()
         best = self.recorder.best if self.recorder else None
         metrics = best.metrics if best else {}
         result: dict[str, Any] = {
@@ -307,8 +307,8 @@ class _Run:
         broadcast(None, self.world)
         return result
 
-    def settle(self) -> None:
-        """Wait until everything is written; raise the first failure."""
+    def wait_for_writes(self) -> None:
+        """Wait until everything is written; raises the first failure."""
         if self.recorder:
             self.recorder.wait()
 
@@ -323,7 +323,7 @@ class _Run:
 def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:
     """Read the newest checkpoint of a run, the same on every rank; return None if there is none.
 
-    Rank 0 chooses, because machines may see different contents of a shared folder for a minute.
+    Rank 0 chooses it, because machines may see different contents of a shared folder for a minute.
     """
     newest = checkpoint.read_latest(folder) if world.is_main else None
     step = broadcast(newest["step"] if newest else None, world)
@@ -331,7 +331,7 @@ def newest_checkpoint(folder: str, world: World) -> checkpoint.State | None:
 
 
 def choose_global_batch(config: Config, saved: checkpoint.State | None, samples: int, world: World) -> int:
-    """Return the samples per optimizer step: the checkpoint's value, unless batch options changed."""
+    """Return the global batch: that of the checkpoint, unless the batch options changed."""
     train = config.train
     configured = train.global_batch
     if not configured and saved:

@@ -15,12 +15,12 @@ from trainer.model.architecture import Architecture, ParameterGroups
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
-_MOMENTUM = 0.9  # of SGD
+_MOMENTUM = 0.9  # momentum of SGD
 _FINAL_LR = 0.01  # learning rate at the end of the cosine, relative to the peak
 
 
 def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return SGD, Adam or AdamW for the detector's parameter groups. A skipped step changes no state."""
+    """Return SGD, Adam or AdamW for the detector's parameter groups; skipped steps do not change it."""
     norms = {
         id(parameter)
         for module in detector.modules()
@@ -55,14 +55,14 @@ def scale_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig,
     """Return the options scaled to the global batch, and an explanation of the learning rate.
 
     `lr_scaling` is linear (Goyal et al. 2017, arXiv:1706.02677) or by the square root (Malladi et al. 2022,
-    arXiv:2205.10287); `scale_steps` follows the section "Customizing Batch Size" of the README of
+    arXiv:2205.10287); `scale_steps` follows "Customizing Batch Size" in the README of
     github.com/Peterande/D-FINE (4a1f73a).
     """
-    images = f"{global_batch} images a step"
+    images = f"{global_batch} images per step"
     if not config.lr_batch:
         return config, (
-            f"peak learning rate {config.lr:g}, not scaled to the {images}; if it was chosen for N images, "
-            "train.lr_batch=N scales it"
+            f"peak learning rate {config.lr:g}, not scaled to {images}; to scale it from N images, set "
+            "train.lr_batch=N"
         )
     ratio = global_batch / config.lr_batch
     linear = config.lr_scaling == "linear" or (config.lr_scaling == "auto" and config.optimizer == "sgd")
@@ -84,8 +84,8 @@ def scale_to_batch(config: TrainConfig, global_batch: int) -> tuple[TrainConfig,
 def learning_rate(step: float, total_steps: int, config: TrainConfig) -> float:
     """Return the learning rate at `step` (from 0, may be fractional) of `total_steps`.
 
-    The warm-up is quadratic, or linear from a thousandth of the peak. Then follow half a cosine down to a
-    hundredth of the peak, or drops by `gamma` at the milestones.
+    The warm-up is quadratic, or linear from a thousandth of the peak. After it the rate follows half a cosine
+    down to a hundredth of the peak, or drops by `gamma` at the milestones.
     """
     warmup = min(config.warmup_steps, total_steps // 10)
     if config.warmup_epochs:
@@ -109,8 +109,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 class MovingAverage:
     """Exponential moving average of a model's weights and buffers.
 
-    The decay grows with the steps, so that the initial weights do not dominate a short run: `inverse` ramps
-    as TensorFlow's ExponentialMovingAverage, `exponential` as ModelEMA of D-FINE's authors.
+    The decay grows with the steps, so that the initial weights do not dominate a short run: `inverse` as in
+    TensorFlow's ExponentialMovingAverage, `exponential` as in ModelEMA of D-FINE's authors.
     """
 
     def __init__(self, model: Architecture, decay: float, ramp: str = "inverse", steps: int = 1000) -> None:
@@ -123,7 +123,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Update with the weights after optimizer step `step` (from 0)."""
+        """Include the weights after optimizer step `step` (from 0)."""
         decay = self._decay
         if self._ramp == "inverse":
             decay = min(decay, (1 + step) / (10 + step))
@@ -138,7 +138,7 @@ class MovingAverage:
 
 
 def gradient_norm(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """Return the norm of the gradient of all parameters; clip it to `limit` in place if that is above 0."""
+    """Return the norm of all gradients; if `limit` is above 0, clip the norm to it in place."""
     if limit > 0:
         return nn.utils.clip_grad_norm_(parameters, limit)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

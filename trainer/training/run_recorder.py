@@ -1,4 +1,4 @@
-"""Writes checkpoints and scores validations in a thread of rank 0, from copies in host memory."""
+"""Writes checkpoints and scores validations in a thread of rank 0, from copies in CPU memory."""
 
 import logging
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from trainer.training import checkpoint
 from trainer.training.checkpoint import State
 
 CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run's folder
-_DESCRIPTION = ("config", "categories", "fingerprint", "global_batch")
-"""Keys of a state that best.pt contains too."""
+_BEST_KEYS = ("config", "categories", "fingerprint", "global_batch")
+"""Keys of a state that best.pt contains, in addition to the weights."""
 _UNUSABLE_ERRORS = (MissingError, checkpoint.DamagedCheckpoint, DamagedError)
 _LOG = logging.getLogger("train")
 
@@ -37,7 +37,7 @@ class Best:
 class Recorder:
     """Writes and scores states in a background thread, in the order of calls.
 
-    After a failure no more work is done, and every later call raises it.
+    After a failure no more work is done, and all later calls raise the error.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Recorder:
         log: TrainingLog,
         best: Best | None,
     ) -> None:
-        """Start from the best weights so far. Scores are written to the log."""
+        """Start with the best weights so far, if any. Scores are written to the log."""
         self.best = best  # the best weights so far; read it after `wait`
         self._config, self._output, self._log = config, output_uri, log
         self._folder = storage.join(output_uri, CHECKPOINTS)
@@ -58,42 +58,42 @@ class Recorder:
         self._error: Exception | None = None
 
     def save(self, state: State) -> None:
-        """Write a checkpoint of a state without `best`; the caller may change the state afterwards.
+        """Write a checkpoint of a state, adding `best`; the caller may change the state afterwards.
 
-        Waits for earlier calls, so memory holds at most one copy of the state.
+        Waits for earlier calls, so that at most one copy of the state is in memory.
         """
         self.wait()
         self._saved = _copy_to_host(state)
-        self._start(self._write)
+        self._submit(self._write)
 
     def score(self, truth: Callable[[], dict[str, Any]], predictions: Predictions) -> None:
-        """Score predictions of the last saved weights, and write best.pt if they are the best.
+        """Score predictions of the last saved weights; write best.pt if these weights are the best so far.
 
-        `truth` returns the ground truth of the validation split and is called once per run.
+        `truth` returns the ground truth of the validation split; it is called once per run.
         """
-        self._start(lambda: self._score(truth, predictions))
+        self._submit(lambda: self._score(truth, predictions))
 
     def write_last_as_best(self) -> None:
         """Write the last saved weights as best.pt, without validation."""
-        self._start(lambda: self._write_best({}))
+        self._submit(lambda: self._write_best({}))
 
-    def check(self) -> None:
-        """Raise the first failure, if any, without waiting."""
+    def raise_failure(self) -> None:
+        """Raise the first failure so far, without waiting."""
         if self._error:
             raise self._error
 
     def wait(self) -> None:
-        """Wait until all earlier calls are done; raise the first failure."""
+        """Wait until all earlier calls are done; raises the first failure."""
         for job in self._jobs:
             job.result()
         self._jobs.clear()
-        self.check()
+        self.raise_failure()
 
     def close(self) -> None:
         """Finish the pending work and end the thread."""
         self._thread.shutdown(wait=True)
 
-    def _start(self, job: Callable[[], object]) -> None:
+    def _submit(self, job: Callable[[], object]) -> None:
         def run() -> None:
             if not self._error:
                 try:
@@ -118,25 +118,25 @@ class Recorder:
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
         if not self.best or metrics[evaluation.metric] > self.best.metrics[evaluation.metric]:
             self._write_best(metrics)
-        # Rewrite the checkpoint, so that a run resuming from it does not validate again.
+        # Rewrite the checkpoint, so that a run that resumes from it does not validate again.
         state["validated"] = state["step"]
         self._write()
 
     def _write_best(self, metrics: dict[str, float]) -> None:
         best = Best(self._saved["step"], self._saved["epoch"], metrics)
         uri = storage.join(self._output, checkpoint.BEST)
-        checkpoint.write({**_weights(self._saved), **asdict(best)}, uri)
+        checkpoint.write({**_best_state(self._saved), **asdict(best)}, uri)
         self.best = best
 
 
 def restore_best(output_uri: str, saved: State) -> Best | None:
-    """Rewrite best.pt if it is lost or damaged; return None if no checkpoint has its weights."""
+    """Restore best.pt from a checkpoint if it is lost or damaged; return None if no checkpoint matches."""
     if not saved["best"]:
         return None
     best = Best(**saved["best"])
     uri = storage.join(output_uri, checkpoint.BEST)
     try:
-        checkpoint.check(uri)
+        checkpoint.verify(uri)
         return best
     except _UNUSABLE_ERRORS as error:
         fault = error.message
@@ -147,18 +147,18 @@ def restore_best(output_uri: str, saved: State) -> Best | None:
         except _UNUSABLE_ERRORS:
             continue
         if state["step"] == best.step:
-            checkpoint.write({**_weights(state), **asdict(best)}, uri)
+            checkpoint.write({**_best_state(state), **asdict(best)}, uri)
             _LOG.warning("%s; restored from the checkpoint of step %d", fault, best.step)
             return best
     _LOG.warning(
-        "%s; there is no checkpoint of its step %d: the next validation writes a new one", fault, best.step
+        "%s; there is no checkpoint of step %d: the next validation writes a new best.pt", fault, best.step
     )
     return None
 
 
-def _weights(state: State) -> State:
+def _best_state(state: State) -> State:
     """Return the evaluated weights of a state and the metadata needed to use them."""
-    return {**{key: state[key] for key in _DESCRIPTION}, "model": checkpoint.model_state(state)}
+    return {**{key: state[key] for key in _BEST_KEYS}, "model": checkpoint.evaluated_weights(state)}
 
 
 def _copy_to_host(state: Any) -> Any:

@@ -1,7 +1,7 @@
 """Updates BatchNorm's running statistics once per step, from the whole global batch.
 
-A forward pass is normalized by the statistics of its own images. The running statistics for evaluation must
-not depend on how a step's images are divided into passes and processes, so passes do not update them.
+A forward pass is normalized with the statistics of its own images. The running statistics for evaluation must
+not depend on how a step's images are divided into passes and processes, so they are updated once per step.
 """
 
 import functools
@@ -18,12 +18,12 @@ from trainer.launching.distributed import World, all_reduce_sum
 class RunningStatistics:
     """Updates the running statistics of a network in training mode.
 
-    In a step, the buffers hold the statistics of the last pass (`momentum` is 1); they are read after it.
-    Sums are in fp64, so a variance much smaller than the mean stays exact. The host never waits.
+    During a step, the buffers contain the statistics of the last pass, because `momentum` is 1. Sums are in
+    fp64, so that a variance much smaller than the mean stays exact. The CPU never waits for the GPU.
     """
 
     def __init__(self, network: nn.Module, world: World) -> None:
-        """Take over the updates of all BatchNorm layers in `network`, which must be on its device."""
+        """Take over the updates of all BatchNorm layers in `network`. Move it to its device first."""
         self._world = world
         self._norms = [
             norm
@@ -31,7 +31,7 @@ class RunningStatistics:
             if isinstance(norm, _BatchNorm) and norm.running_mean is not None
         ]
         self._counts = [0] * len(self._norms)
-        """Values of a channel that each layer has seen in this pass: images x height x width."""
+        """Number of values per channel in each layer in this pass: images x height x width."""
         self._weights: dict[tuple[int, ...], Tensor] = {}
         if not self._norms:
             return
@@ -50,7 +50,7 @@ class RunningStatistics:
             self._before = torch.stack([torch.cat(self._means), torch.cat(self._variances)]).double()
             self._steps_before = torch.stack(self._steps)
             self._sums = self._before.new_zeros(3, self._before.shape[1])
-            """By channel: number, sum and sum of squares of the values of this step's passes."""
+            """For each channel: number, sum and sum of squares of the values in this step."""
 
     def add_pass(self) -> None:
         """Add the statistics of the last forward pass."""
@@ -60,12 +60,12 @@ class RunningStatistics:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Update the running statistics after the last pass. A collective, if the network has BatchNorm."""
+        """Update the running statistics after the last pass. A collective if the network has BatchNorm."""
         if not self._norms:
             return
         count, total, squares = all_reduce_sum(self._sums, self._world)
         mean = total / count
-        variance = (squares - total * mean) / (count - 1)  # as torch keeps it
+        variance = (squares - total * mean) / (count - 1)  # unbiased, as in torch
         latest = torch.where(count > 0, torch.stack([mean, variance]), self._before)
         updated = self._before.lerp(latest, self._momentum).to(self._means[0].dtype)
         sizes = [len(mean) for mean in self._means]
@@ -75,10 +75,10 @@ class RunningStatistics:
         torch._foreach_copy_(self._steps, list((self._steps_before + 1).unbind()))
 
     def _before_call(self, number: int, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        # A call without gradients is `Architecture.match_targets`, whose images will be passed again.
+        # Ignore `Architecture.match_targets`, which runs without gradients: its images are passed again.
         if not norm.training or not torch.is_grad_enabled():
             return
-        if self._counts[number]:  # Called before in this pass: the buffers are about to be overwritten.
+        if self._counts[number]:  # A second call in this pass is about to overwrite the buffers.
             self._add([count * (other == number) for other, count in enumerate(self._counts)])
         self._counts[number] = inputs[0].numel() // inputs[0].shape[1]
 
@@ -87,7 +87,7 @@ class RunningStatistics:
         """Add the statistics in the buffers; `counts` are the numbers of values in each layer."""
         key = tuple(counts)
         if key not in self._weights:
-            # torch divides the variance by the number of values less one; SyncBatchNorm counts all processes.
+            # torch divides the variance by the count minus one; SyncBatchNorm counts values of all processes.
             shared = [self._world.size if isinstance(norm, nn.SyncBatchNorm) else 1 for norm in self._norms]
             freedom = [max(0.0, count - 1 / by) for count, by in zip(counts, shared, strict=True)]
             self._weights[key] = torch.stack([self._by_channel(counts), self._by_channel(freedom)])

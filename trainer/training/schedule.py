@@ -1,7 +1,7 @@
 """The position of a training run in its schedule, and what is due after a step.
 
-The position is the number of optimizer steps done. If `train.minutes` would end before the configured epochs,
-the position follows the used share of that time, so that the learning rate reaches its final value.
+The position is the number of completed optimizer steps. If `train.minutes` is too short for the configured
+epochs, the position follows the elapsed time, so that the learning rate reaches its final value.
 """
 
 import math
@@ -18,7 +18,7 @@ class Schedule:
     def __init__(
         self, config: Config, images: int, global_batch: int, state: TrainState, *, seconds: float = 0.0
     ) -> None:
-        """Begin at `state`, after `seconds` in earlier processes; an epoch has `images` images."""
+        """Start at `state`, after `seconds` of training in earlier processes, with `images` per epoch."""
         self._config, self._images, self._batch, self._state = config, images, global_batch, state
         self.steps = math.ceil(config.train.epochs * images / global_batch)
         """Steps of the configured epochs. Training stops earlier if the time runs out."""
@@ -36,7 +36,7 @@ class Schedule:
 
     @property
     def position(self) -> float:
-        """Position in steps of the configured epochs: the steps done, or more if time is short."""
+        """Position in steps of the configured epochs: the completed steps, or more if time is short."""
         return max(self._state.step, self._share * self.steps)
 
     @property
@@ -51,9 +51,9 @@ class Schedule:
         return round(self._state.step * self.steps / position) if position else self.steps
 
     def measure_used_share(self) -> float:
-        """Return the share of `train.minutes` that has passed, by the clock of this process.
+        """Return the share of `train.minutes` that has elapsed, by the clock of this process.
 
-        The clock starts with the first call, after the first step, which may compile or choose kernels.
+        The clock starts with the first call, after the first step, which may include compilation.
         """
         now = time.monotonic()
         self._started = now if self._started is None else self._started
@@ -61,7 +61,7 @@ class Schedule:
         return self._share_of(self._seconds)
 
     def set_used_share(self, share: float) -> None:
-        """Set the used share of the time, the maximum over all ranks; `advance` applies it."""
+        """Set the elapsed share of the time limit, the maximum over all ranks; `advance` applies it."""
         self._agreed = share
 
     def advance(self) -> None:
@@ -82,13 +82,13 @@ class Schedule:
         return self.ended or (self._state.step > 0 and self.epoch > before)
 
     def validation_due(self) -> bool:
-        """Return whether `train.validate_every` epochs have passed, or training ended."""
+        """Return whether a validation is due by `train.validate_every`, or because training ended."""
         every = self._config.train.validate_every
         due = self.ended or self._scheduled_epoch() // every > self._validated_epoch // every
         return due and self._state.validated < self._state.step
 
     def mark_validated(self) -> None:
-        """Record that the state was validated, and update the used time. A collective."""
+        """Record that the state was validated, and update the elapsed time. A collective."""
         self._state.validated = self._state.step
         if self._limit:
             self.set_used_share(broadcast(self.measure_used_share(), self._state.world))
@@ -99,7 +99,7 @@ class Schedule:
         return max(self.epoch, int(self._share * self._config.train.epochs))
 
     def checkpoint_due(self, saved_at: float) -> bool:
-        """Return whether to save within an epoch; `saved_at` is a time of time.monotonic. A collective."""
+        """Return whether to save within an epoch; `saved_at` is by time.monotonic. A collective."""
         config, step = self._config.train, self._state.step
         if config.checkpoint_steps and step % config.checkpoint_steps == 0:
             return True
@@ -114,7 +114,7 @@ class Schedule:
         """Return the first epoch without strong augmentation if the time limit shortens training, else -1.
 
         The decision is made before the first batch of an epoch is loaded: the epoch is plain if its middle is
-        expected after the share of the schedule at which the configured plain epochs begin.
+        expected to fall into the share of the schedule that the configured plain epochs have.
         """
         loader, samples = self._config.loader, self._state.samples
         loaded = self._state.step + loader.prefetch

@@ -30,14 +30,14 @@ _SYNC_BUFFERS = (
 
 
 class TrainState:
-    """The state of a run in one process; `state_dict` contains all of it."""
+    """The state of a training run in one process; `state_dict` returns all of it."""
 
     def __init__(
         self, config: Config, num_classes: int, world: World, *, data_root: str = DATA_ROOT, new: bool = True
     ) -> None:
-        """Build the state of step 0, with the same weights in every process.
+        """Build the state at step 0, with the same weights in every process.
 
-        `data_root` contains the mirror of published weights, which only a new run loads.
+        Only a `new` run loads pretrained weights; `data_root` contains their mirror.
         """
         torch.manual_seed(config.train.seed)
         self.world, self._seed = world, config.train.seed
@@ -46,13 +46,13 @@ class TrainState:
         elif config.model.sync_batchnorm and world.device.type == "cpu":
             raise ConfigError(
                 "model.sync_batchnorm needs GPUs: PyTorch has no SyncBatchNorm for CPUs",
-                fix="set model.sync_batchnorm=false; model.norm=group needs no statistics over processes",
+                fix="set model.sync_batchnorm=false, or model.norm=group, which needs no shared statistics",
             )
         self.detector = build(config.model, num_classes).to(world.device).train()
         if new and config.model.weights:
             load_and_broadcast(self.detector, config.model.weights, data_root, world)
         self.detector = self.detector.to(memory_format=torch.channels_last)
-        # All ranks have drawn the same weights; from here on, their random numbers differ.
+        # All ranks initialized the same weights; from here on, their random numbers differ.
         torch.manual_seed(config.train.seed + 1 + world.rank)
         self.optimizer = build_optimizer(self.detector, config.train)
         train, self.ema = config.train, None
@@ -61,15 +61,15 @@ class TrainState:
         self.statistics = RunningStatistics(self.detector, world)
         self.scaler = scaler(world.device, config.train.precision)
         self.parameters = [p for p in self.detector.parameters() if p.requires_grad]
-        self.step = 0  # optimizer steps done
-        self.samples = 0  # samples read: the position in the stream, for any number of processes
+        self.step = 0  # completed optimizer steps
+        self.samples = 0  # samples used by all processes: the position in the sample order
         self.validated = 0  # step of the last validation
 
     def wrap_ddp(self) -> nn.Module:
-        """Return the detector that exchanges gradients. Call it after `load_state_dict`."""
+        """Wrap the detector in DistributedDataParallel, if needed. Call it after `load_state_dict`."""
         if self.world.size == 1:
             return self.detector
-        # The buffers that change are running statistics, which `RunningStatistics` keeps equal.
+        # The only buffers that change are running statistics, which `RunningStatistics` synchronizes.
         options: dict[str, Any] = {_SYNC_BUFFERS: False}
         return DistributedDataParallel(
             self.detector,
@@ -99,7 +99,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restore a state, which may come from another number of processes."""
+        """Restore a state, which may have been saved by another number of processes."""
         self.detector.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema:
@@ -113,6 +113,6 @@ class TrainState:
             if "cuda" in random and self.world.device.type == "cuda":
                 torch.cuda.set_rng_state(random["cuda"])
         else:
-            # The checkpoint has no such rank: use a new, reproducible seed.
+            # The checkpoint has no state for this rank: use a new, reproducible seed.
             words = np.random.SeedSequence([self._seed, self.step, self.world.rank]).generate_state(2)
             torch.manual_seed(int(words[0]) << 32 | int(words[1]))

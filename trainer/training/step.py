@@ -1,4 +1,4 @@
-"""An optimizer step on one rank, from batches to updated weights. The host never waits for the device."""
+"""An optimizer step on one rank, from batches to updated weights. The CPU never waits for the GPU."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ _LOG = logging.getLogger("compile")
 
 
 class TrainStep:
-    """One step of the optimizer over the forward passes of this rank. Steps are collectives."""
+    """Runs optimizer steps over the forward passes of this rank. Each step is a collective."""
 
     def __init__(
         self,
@@ -38,20 +38,20 @@ class TrainStep:
         *,
         schedule: Schedule,
         global_batch: int,
-        holds_gradients: bool = False,
+        keeps_gradients: bool = False,
     ) -> None:
-        """`model` is `state.wrap_ddp()`; for `holds_gradients` see `allocate_gradients`."""
+        """`model` is `state.wrap_ddp()`; for `keeps_gradients` see `allocate_gradients`."""
         self._state, self._model, self._config = state, model, config
         self._schedule, self._global_batch = schedule, global_batch
-        self._holds_gradients = holds_gradients
+        self._holds_gradients = keeps_gradients
         self._pending: tuple[int, list[int], Callable[[], Tensor]] | None = None
-        """Number and images of the last step, and what `guard_step` returned for it."""
+        """Number and image ids of the last step, and the result of `skip_if_not_finite` for it."""
 
     def __call__(self, batches: Sequence[Batch], *, stop: bool = False) -> tuple[Tensor, bool]:
         """Run one step, with one forward pass for each batch.
 
-        Return [2 + losses] on the device: total loss, each loss of the detector, and gradient norm, whose
-        means over the ranks apply to the global batch; and whether any rank was asked to `stop`. Raise
+        Returns [2 + losses] on the device (total loss, each loss of the detector, gradient norm; their means
+        over the ranks are those of the global batch), and whether any rank was asked to `stop`. Raises
         TrainingError if the previous step was skipped because its loss or gradient was not finite.
         """
         state = self._state
@@ -59,7 +59,7 @@ class TrainStep:
         set_learning_rate(state.optimizer, lr)
         losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
         state.statistics.begin()
-        for number, (batch, context) in enumerate(zip(batches, self._contexts_of(batches), strict=True), 1):
+        for number, (batch, context) in enumerate(zip(batches, self._contexts_for(batches), strict=True), 1):
             # Gradients are exchanged only in the last backward pass of a step.
             local = isinstance(self._model, DistributedDataParallel) and number < len(batches)
             with self._model.no_sync() if local else contextlib.nullcontext():  # type: ignore[operator]
@@ -82,14 +82,14 @@ class TrainStep:
             # The scaler handles fp16 overflows: it skips the step and lowers the scale.
             checked = torch.cat([losses, losses.new_zeros(1)])
             norm = torch.where(norm.isfinite(), norm, 0.0)
-        # One all-reduce shares non-finite losses, stop requests and the used time. Its result is read during
-        # the next step, so that the host does not wait.
-        arriving = guard_step(
+        # One all-reduce shares non-finite losses, stop requests and the elapsed time. Its result is read
+        # during the next step, so that the CPU does not wait.
+        wait_for_flags = skip_if_not_finite(
             state.optimizer, checked, (stop, self._schedule.measure_used_share()), state.world
         )
-        stopping = self.settle()
+        stopping = self.wait()
         ids = [image_id for batch in batches for image_id in batch.image_ids]
-        self._pending = state.step + 1, ids, arriving
+        self._pending = state.step + 1, ids, wait_for_flags
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=not self._holds_gradients)
@@ -100,26 +100,26 @@ class TrainStep:
         return torch.cat([losses.sum()[None], losses, norm]), stopping
 
     def losses(self, batch: Batch, context: BatchContext | None = None) -> Mapping[str, Tensor]:
-        """Return the mean losses of a batch; without a `context` it is the whole global batch."""
+        """Return the mean losses of a batch; without a `context`, the batch is the whole global batch."""
         more: dict[str, Any] = {}
         if self._state.detector.needs_batch_context:
             alone = World(0, 1, self._state.world.device)
-            more["context"] = context or self._contexts([batch], len(batch.image_ids), alone)[0]
+            more["context"] = context or self._make_contexts([batch], len(batch.image_ids), alone)[0]
         with autocast(self._state.world.device, self._config.precision):
             losses: Mapping[str, Tensor] = self._model(
                 batch.images, batch.boxes, batch.labels, batch.color, **more
             )
         return losses
 
-    def settle(self) -> bool:
+    def wait(self) -> bool:
         """Wait for the last step; return whether any rank was asked to stop.
 
-        If the step was not applied, every rank raises TrainingError.
+        Raises TrainingError on every rank if the step was skipped.
         """
         if self._pending is None:
             return False
-        (step, own_ids, arriving), self._pending = self._pending, None
-        broken, stopping, time_share, *own_values = arriving().tolist()
+        (step, own_ids, wait_for_flags), self._pending = self._pending, None
+        broken, stopping, time_share, *own_values = wait_for_flags().tolist()
         self._schedule.set_used_share(time_share)
         if not broken:
             return bool(stopping)
@@ -136,47 +136,47 @@ class TrainStep:
             "or check these images; the step was not applied",
         )
 
-    def _contexts(self, batches: Sequence[Batch], images: int, world: World) -> list[BatchContext]:
+    def _make_contexts(self, batches: Sequence[Batch], images: int, world: World) -> list[BatchContext]:
         return batch_contexts(batches, self._config.seed, self._state.step, images, world)
 
-    def _contexts_of(self, batches: Sequence[Batch]) -> Sequence[BatchContext | None]:
-        """Return the batches' contexts if the detector needs them (then a collective), else None for each."""
+    def _contexts_for(self, batches: Sequence[Batch]) -> Sequence[BatchContext | None]:
+        """Return the context of each batch (a collective), or None for each if the detector needs none."""
         state, detector = self._state, self._state.detector
         if not detector.needs_batch_context:
             return [None] * len(batches)
-        described = self._contexts(batches, self._global_batch, state.world)
+        contexts = self._make_contexts(batches, self._global_batch, state.world)
         if len(batches) == 1 or not detector.needs_global_matches:
-            return described
+            return contexts
         with torch.no_grad(), autocast(state.world.device, self._config.precision):
             matches = [
                 detector.match_targets(batch.images, batch.boxes, batch.labels, batch.color, context)
-                for batch, context in zip(batches, described, strict=True)
+                for batch, context in zip(batches, contexts, strict=True)
             ]
             total = all_reduce_sum(torch.stack([count for _, count in matches]).sum(), state.world)
         return [
             context._replace(matches=matched, pair_count=total)
-            for context, (matched, _) in zip(described, matches, strict=True)
+            for context, (matched, _) in zip(contexts, matches, strict=True)
         ]
 
 
-def guard_step(
+def skip_if_not_finite(
     optimizer: torch.optim.Optimizer, losses: Tensor, values: Sequence[float], world: World
 ) -> Callable[[], Tensor]:
-    """Let the optimizer skip its next step if a loss [n] is not finite on any rank. A collective.
+    """Make the optimizer skip its next step if any of `losses` [n] is not finite on any rank. A collective.
 
-    A fused optimizer reads a flag on the device. The returned function waits, and returns whether any rank
+    A fused optimizer reads the flag on the device. The returned function waits, and returns whether any rank
     had such a loss, the maximum of each of `values` over the ranks, and this rank's losses.
     """
     flags = torch.zeros(1 + len(values), device=losses.device)
     flags[0] = torch.isfinite(losses).all().logical_not()
     for flag, value in zip(flags[1:], values, strict=True):
-        flag.fill_(float(value))  # Does not wait for the device, as a copy would.
-    # torch's protocol between a gradient scaler and a fused optimizer; a scaler (fp16) overwrites these.
+        flag.fill_(float(value))  # A copy would wait for the device.
+    # torch's protocol between a gradient scaler and a fused optimizer; an fp16 scaler overwrites the flags.
     optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     reduced, own_losses = all_reduce_max(flags, world), losses.detach()
     if flags.device.type == "cuda":
-        # In the same stream, so the copy can be queued at once.
+        # The copy uses the same stream, so it can be queued immediately.
         return copy_to_host(torch.cat([reduced(), own_losses]))
 
     def wait() -> Tensor:
@@ -186,10 +186,10 @@ def guard_step(
 
 
 def compile_detector(detector: Architecture, mode: str, world: World, sizes: int = 1) -> bool:
-    """Set up `train.compile` as far as the machine supports it, and log the result.
+    """Apply `train.compile` as far as the machine supports it, and log the result.
 
     Compilation happens in the first steps. Without a GPU, "graphs" means "model". `sizes` is the number of
-    input sizes. Return whether the network runs as CUDA graphs: see `allocate_gradients`.
+    input sizes. Returns whether the network runs as CUDA graphs; see `allocate_gradients`.
     """
     supported = fused_functions.configure(mode != "off", world.device, tell=world.is_main)
     if not supported or mode not in ("model", "graphs"):
@@ -197,13 +197,13 @@ def compile_detector(detector: Architecture, mode: str, world: World, sizes: int
     if sizes > 1:
         import torch._dynamo  # Importing it takes seconds.
 
-        # One graph for each shape; the batch sizes of a step may differ by one.
+        # There is one graph per shape, and batch sizes within a step may differ by one.
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 2 * sizes)
     graphs = mode == "graphs" and world.device.type == "cuda"
     if not detector.compile_network("reduce-overhead" if graphs else "default"):
         if world.is_main:
-            _LOG.warning("the network of %s is not compiled: it does not support it", detector.title)
+            _LOG.warning("the network of %s is not compiled: it does not support compilation", detector.title)
         return False
     if world.is_main:
         _LOG.info("the network is compiled%s", ", with CUDA graphs" if graphs else "")
@@ -211,10 +211,10 @@ def compile_detector(detector: Architecture, mode: str, world: World, sizes: int
 
 
 def allocate_gradients(parameters: Sequence[Tensor]) -> None:
-    """Allocate all gradients before steps of several passes with CUDA graphs.
+    """Allocate all gradients, for steps of several passes with CUDA graphs.
 
-    Otherwise autograd stores the gradient in the graph's memory, which the graph's next run overwrites
-    (pytorch/pytorch issue 169545). The optimizer must then zero gradients instead of dropping them.
+    Otherwise autograd stores gradients in the graph's memory, which the graph's next run overwrites
+    (pytorch/pytorch issue 169545). The optimizer must then zero gradients instead of setting them to None.
     """
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)

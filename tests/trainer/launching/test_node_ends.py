@@ -94,4 +94,4 @@ def test_a_node_that_was_never_needed_does_not_say_that_all_went_well(nodes, por
     assert failing.wait(240) == 3
     assert spare.poll() is None, "it did not wait"
     assert spare.wait(240) == 143
-    assert "stopped: the others have ended the run before this node was needed" in spare.output()
+    assert "stopped: the other nodes ended the run before this node was needed" in spare.output()

@@ -62,8 +62,8 @@ def test_what_torchrun_killed_itself_was_not_the_cause(failed):
 
 @pytest.mark.parametrize(
     ("code", "ends", "again", "text"),
-    [(1, 1, False, "traceback above"), (3, 3, False, "exit code 3"), (-9, 137, True, "memory ran out"),
-     (-11, 139, True, "died of SIGSEGV"), (143, 143, True, "exit code 143")],
+    [(1, 1, False, "traceback above"), (3, 3, False, "exit code 3"), (-9, 137, True, "out of memory"),
+     (-11, 139, True, "died from SIGSEGV"), (143, 143, True, "exit code 143")],
 )  # fmt: skip
 def test_exit_codes_of_workers_without_a_message(code, ends, again, text, failed):
     failure = failed(code)

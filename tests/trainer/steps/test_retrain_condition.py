@@ -87,11 +87,11 @@ def test_a_warm_start_has_the_champions_weights_and_a_quarter_of_the_epochs(cham
     shorter = warm_start_overrides("small", {}, champion, "sample")
     assert shorter["train.epochs"] == recipes.load("small").train.epochs // 4
     assert shorter["model.weights"] == f"{champion}/models/sample/v7/model.safetensors"
-    assert "warm start from sample v7" in caplog.text
+    assert "warm start from the weights of sample v7" in caplog.text
     assert warm_start_overrides("small", {}, champion, "another") == {}
     with pytest.raises(ConfigError, match="warm_start 'best'"):
         check_warm_start("best")
-    with pytest.raises(ConfigError, match=r"of model\.architecture retinanet, the recipe of dfine"):
+    with pytest.raises(ConfigError, match=r"is retinanet, but that of the recipe is dfine"):
         warm_start_overrides("small", {"model.architecture": "dfine"}, champion, "sample")
 
 

@@ -7,7 +7,7 @@ import pytest
 from patience import until
 
 from trainer.trackers import experiment_tracking
-from trainer.trackers.experiment_tracking import TrackedRun, Tracking, names_of, open_tracking
+from trainer.trackers.experiment_tracking import TrackedRun, Tracking, enabled_trackers, open_tracking
 
 
 class Tracker:
@@ -83,7 +83,7 @@ def test_unreadable_tracker_ids_start_a_new_run(tracker, tmp_path, caplog, conte
     tracking.add("train", {"step": 1, "loss": 1.0})
     tracking.finish("stopped")
     assert tracker.calls[0] == ("start", "first", "") and len(tracker.rows) == 1
-    assert told in caplog.text and "the trackers get a new run" in caplog.text
+    assert told in caplog.text and "starting new runs at the trackers" in caplog.text
 
 
 def test_a_tracker_that_fails_is_told_of_once_and_gets_everything_when_it_is_back(
@@ -100,7 +100,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_gets_everything_when_it_is_bac
     tracking.finish("finished")
     assert [row.step for row in tracker.rows] == [0, 1, 2, 3, 4]
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "mine does not accept metrics (refused)" in warning.message and "continues" in warning.message
+    assert "cannot send metrics to mine (refused)" in warning.message and "continues" in warning.message
 
 
 def test_nobody_waits_for_a_tracker_that_hangs(tracker, tmp_path, caplog, monkeypatch):
@@ -130,7 +130,7 @@ def test_trackers_are_off_unless_configured(configured, environment, names, tiny
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert names_of(tiny(train__trackers=configured)) == names
+    assert enabled_trackers(tiny(train__trackers=configured)) == names
 
 
 def test_a_tracker_that_is_not_installed_is_one_warning(tiny, tmp_path, monkeypatch, caplog):

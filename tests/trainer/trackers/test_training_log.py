@@ -27,7 +27,7 @@ def test_every_flipped_bit_costs_its_row_alone(written, caplog):
         damaged[place] ^= 1 << (place % 7)
         written.write_bytes(damaged)
         assert read_rows(folder) == expected[:1] + expected[2:], place
-    assert f"{written}: 1 of 5 rows are damaged and were left out" in caplog.text
+    assert f"{written}: skipped 1 of 5 rows, which are damaged" in caplog.text
 
 
 def test_a_truncated_last_row_is_no_damage(written, caplog):

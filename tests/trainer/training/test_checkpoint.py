@@ -76,7 +76,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
             return open, (str(tmp_path / "ran"), "w")
 
     (tmp_path / "trap.pt").write_bytes(pickle.dumps({"version": 1, "model": Trap()}))
-    with pytest.raises(CheckpointError, match="cannot be read: it is damaged, or contains more than data"):
+    with pytest.raises(CheckpointError, match="cannot be read: it is damaged, or contains unsafe objects"):
         checkpoint.read(str(tmp_path / "trap.pt"))
     checkpoint.write({"model": Trap()}, str(tmp_path / "sealed.pt"))
     with pytest.raises(CheckpointError) as caught:

@@ -120,7 +120,7 @@ def test_nodes_go_and_come_and_no_image_is_lost_or_repeated(shards, tiny, tmp_pa
         each.process.send_signal(signal.SIGTERM)
     assert [each.wait() for each in (host, back)] == [143, 143], host.output
     assert "Traceback" not in host.output + back.output
-    assert f"{GLOBAL_BATCH} images a step on 1 processes" in host.output
+    assert f"{GLOBAL_BATCH} images per step on 1 processes" in host.output
     assert "rank 0 lost another process" in host.output and "(4 more restarts)" in host.output
     assert "elastic/agent" not in host.output, "torchrun's own log"
 

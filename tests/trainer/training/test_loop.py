@@ -206,7 +206,7 @@ def test_it_ends_after_as_many_epochs_without_a_better_score(scored, shards, tin
     whole, result = train_in_parts(config, shards, tmp_path, 7)
     assert whole["ended_early"] and (whole["steps"], whole["epochs"]) == (12, 4)
     assert whole["best_step"] == 6 and whole["metrics"]["coco/AP"] == 0.4
-    assert "no better coco/AP since epoch 2: the training ends after epoch 4 of 6" in caplog.text
+    assert "no better coco/AP since epoch 2: stopping after epoch 4 of 6" in caplog.text
     rows = read_rows(str(tmp_path / "whole"))
     assert [row["epoch"] for row in rows if row["kind"] == "val"] == [1, 2, 3, 4]
     assert {**result, "seconds": 0, "images_per_second": 0, "checkpoint": "", "resumed_from": 0} == {

@@ -9,7 +9,7 @@ from waiting import Arrived, Counter
 
 from trainer.base.errors import TrainingError
 from trainer.launching.distributed import SINGLE
-from trainer.training.step import guard_step
+from trainer.training.step import skip_if_not_finite
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_gradients_outlive_the_next_pass_of_cuda_graphs(passes, shards, tiny, tm
         if name == "graphs":
             monkeypatch.setattr("trainer.training.loop.compile_detector", Graphs())
         with steps_of(config, shards, str(tmp_path / name)) as (run, step):
-            assert run.loader.passes == passes and run.holds_gradients == (name == "graphs" and passes > 1)
+            assert run.loader.passes == passes and run.keeps_gradients == (name == "graphs" and passes > 1)
             step(), step()
             gradients.append(step())
-            run.train_step.settle()
+            run.train_step.wait()
     assert torch.equal(*gradients)
 
 
@@ -121,7 +121,9 @@ def test_a_broken_step_does_not_change_weights_and_optimizer(kind, bad):
     history, reports = [], []
     for number, loss in enumerate([1.0, bad, 2.0]):
         parameter.grad = torch.full((3,), loss)
-        reports.append(guard_step(optimizer, torch.tensor([loss, 0.5]), (number == 2, number / 4), SINGLE))
+        reports.append(
+            skip_if_not_finite(optimizer, torch.tensor([loss, 0.5]), (number == 2, number / 4), SINGLE)
+        )
         optimizer.step()
         history.append((parameter.detach().clone(), copy.deepcopy(optimizer.state[parameter])))
     broken, stopping, shares, losses, others = zip(*(report().tolist() for report in reports), strict=True)

@@ -36,9 +36,9 @@ def test_multistep_drops_where_torchvision_drops():
 @pytest.mark.parametrize(
     ("optimizer", "lr_batch", "images", "peak", "told"),
     [
-        ("sgd", 0, 64, 0.01, "0.01, not scaled to the 64 images a step"),
-        ("sgd", 32, 8, 0.0025, "0.0025 for 8 images a step: 0.01 for 32, times 8/32 (sgd)"),
-        ("adamw", 16, 64, 0.02, "0.02 for 64 images a step: 0.01 for 16, times the root of 64/16 (adamw)"),
+        ("sgd", 0, 64, 0.01, "0.01, not scaled to 64 images per step"),
+        ("sgd", 32, 8, 0.0025, "0.0025 for 8 images per step: 0.01 for 32, times 8/32 (sgd)"),
+        ("adamw", 16, 64, 0.02, "0.02 for 64 images per step: 0.01 for 16, times the root of 64/16 (adamw)"),
     ],
 )
 def test_the_learning_rate_follows_the_global_batch(optimizer, lr_batch, images, peak, told):
