@@ -1,1 +1,1 @@
-"""The detector: backbone, pyramid, heads, anchors, loss and postprocessing."""
+"""Detectors: networks, losses, postprocessing, recipes and pretrained weights."""

@@ -1,7 +1,7 @@
 """The detector interface that training, evaluation and export use.
 
-A detector is a subclass of `Architecture` with a line in `trainer/config/architectures.py`; no other module
-knows which one is in use. docs/detectors.md explains how to add one.
+A detector is a subclass of `Architecture` with a line in `trainer/config/architectures.py`; all other modules
+work with any detector. docs/detectors.md explains how to add one.
 """
 
 from abc import ABC, abstractmethod
@@ -39,12 +39,12 @@ class Graph(nn.Module):
     """
 
     names: tuple[str, ...] = OUTPUTS  # names of the outputs
-    image_size: int  # S, pixels
-    rows: int  # K, the rows of the padded outputs
+    image_size: int  # S, in pixels
+    rows: int  # K, the number of rows in the padded outputs
 
     @abstractmethod
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs for a batch of uint8 squares."""
+        """Return the outputs for a batch of images."""
 
 
 class UpstreamWeights(NamedTuple):
@@ -53,25 +53,25 @@ class UpstreamWeights(NamedTuple):
     state: dict[str, Tensor]  # tensors by name
     num_classes: int  # number of classes to build the library's model with
     files: Mapping[str, bytes] = {}
-    """Other files that the library reads, by name: then the weights are a folder, else one file."""
+    """Other files that the library reads, by name. With them the weights are a folder, else a single file."""
 
 
 class Architecture(nn.Module, ABC):
-    """A detector: takes uint8 squares; returns losses in training, and detections otherwise.
+    """A detector, which computes losses in training and detections otherwise.
 
-    Images are uint8 [B, 3, S, S]; boxes are [x1, y1, x2, y2] in pixels of that square; labels are
-    contiguous from 0. The detector normalizes the images. `state_dict()` contains all state that training
-    changes, under the names of the architecture's library.
+    Images are uint8 [B, 3, S, S]; boxes are [x1, y1, x2, y2] in pixels of these images; labels are contiguous
+    from 0. The detector normalizes the images. `state_dict()` contains all state that training changes, under
+    the names of the architecture's library.
     """
 
     config: ModelConfig  # options of the architecture
     loss_names: tuple[str, ...]
-    """Names of the losses, in the order in which they are added; an instance may have its own."""
+    """Names of the losses, in the order in which they are summed; instances may override it."""
     needs_batch_context: ClassVar[bool] = False
     """Whether `forward` takes an argument `context` (`global_batch.BatchContext`)."""
     needs_global_matches: bool = False
     """Whether the losses depend on predictions for the whole global batch. A step of several passes then
-    calls `match_targets` for each of its batches first, which costs a forward pass."""
+    first calls `match_targets` for each batch, at the cost of an additional forward pass."""
 
     def __init__(self, config: ModelConfig, num_classes: int) -> None:
         """Build with random weights; `num_classes` does not count the background."""
@@ -87,7 +87,7 @@ class Architecture(nn.Module, ABC):
         labels: Tensor,
         color: Tensor | None = None,
     ) -> Mapping[str, Tensor]:
-        """Return the losses of a batch; called under the network's autocast.
+        """Return the losses of a batch. Call it under autocast.
 
         Args:
             images: uint8 [B, 3, S, S].
@@ -97,15 +97,15 @@ class Architecture(nn.Module, ABC):
                 augmentation), or None.
 
         Returns:
-            A scalar for each of `loss_names`, a mean over the images; their sum is minimized.
+            A scalar for each of `loss_names`: a mean over the images. Training minimizes their sum.
         """
 
     def match_targets(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, context: Any
     ) -> tuple[Any, Tensor]:
-        """Return `context.matches` for `forward` of this batch, and a scalar to be summed over all batches.
+        """Return `context.matches` for this batch's `forward`, and a scalar that is summed over all batches.
 
-        Called without gradients, with the arguments of `forward`. Running statistics ignore this call.
+        Called with the arguments of `forward`, without gradients and without updating running statistics.
         """
         raise NotImplementedError
 
@@ -115,11 +115,11 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def deployment_graph(self, image_size: int) -> Graph:
-        """Return the graph to export, with the outputs of `predict` in fp32, for squares of this size."""
+        """Return the graph to export for this input size, with the outputs of `predict` in fp32."""
 
     @abstractmethod
     def raw_graph(self, image_size: int) -> Graph:
-        """Return the graph without selection: boxes [B, N, 4] or [B, N, C, 4], scores [B, N, C], in fp32."""
+        """Return the graph of all boxes [B, N, 4] or [B, N, C, 4] and scores [B, N, C], in fp32."""
 
     @abstractmethod
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
@@ -132,7 +132,7 @@ class Architecture(nn.Module, ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """Human-readable name: `RetinaNet v2 on resnet50`."""
+        """Human-readable name, e.g. `RetinaNet v2 on resnet50`."""
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -141,7 +141,7 @@ class Architecture(nn.Module, ABC):
         return {"score": config.score_threshold, "detections_per_image": config.detections_per_image}
 
     def compile_network(self, mode: str) -> bool:
-        """Compile what can be compiled for training, in a mode of torch.compile; weights keep their names.
+        """Compile the network for training, in a mode of torch.compile, without renaming its weights.
 
         Return whether anything was compiled.
         """
@@ -150,8 +150,8 @@ class Architecture(nn.Module, ABC):
     def parameter_groups(self, config: TrainConfig) -> ParameterGroups:
         """Return the parameter groups for the optimizer.
 
-        A group's `lr_scale`, if set, multiplies the learning rate; its `weight_decay`, if set, replaces
-        the three configured values.
+        If a group has `lr_scale`, it multiplies the learning rate; if it has `weight_decay`, it replaces the
+        three configured values.
         """
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
@@ -164,7 +164,7 @@ def apply_color(pixels: Tensor, color: Tensor | None, white: int) -> Tensor:
     """Apply the color map of `Architecture.forward` to pixels [B, 3, S, S] in 0..white."""
     if color is None:
         return pixels
-    # Without autocast, which would reduce the precision of colors to eight bits.
+    # Autocast would reduce the precision of colors to eight bits.
     with torch.autocast(pixels.device.type, enabled=False):
         mapped = color[:, :, :3].to(pixels.dtype) @ pixels.flatten(2) + color[:, :, 3:] * white
     return mapped.clamp_(0, white).view_as(pixels)

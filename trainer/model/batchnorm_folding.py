@@ -1,9 +1,9 @@
-"""Merges normalization by fixed statistics into the preceding convolution.
+"""Merges normalization layers with fixed statistics into the preceding convolution.
 
 Such a layer scales and shifts each channel, which the convolution's weights can do as well. Results differ
-only by rounding, and one pass over the largest tensors is saved. `fold` changes the weights once;
-`apply_in_convolutions` computes them at each call, so that they can still be trained and saved;
-`cast_weights_together` computes them for many layers at once, in the type of autocast.
+only by rounding, and a pass over the largest tensors is saved. `fold` changes the weights once;
+`apply_in_convolutions` merges them at each call, so that the weights can still be trained and saved;
+`cast_weights_together` merges and casts the weights of many layers in one operation.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ _Convolution = TypeVar("_Convolution", bound=nn.Conv2d)
 LayerPairs = tuple[tuple[str, str], ...]
 
 TORCHVISION_PAIRS: LayerPairs = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1"))
-"""Names of a convolution and of the layer behind it in torchvision's ResNet, the last in `downsample`."""
+"""Names of a convolution and the normalization after it in torchvision's ResNet; "0", "1" in `downsample`."""
 TRANSFORMERS_PAIRS: LayerPairs = (("convolution", "normalization"), ("conv", "norm"), ("0", "1"))
-"""The same in the backbones and encoders of transformers' detectors."""
+"""Names of these layers in the backbones and encoders of transformers' detectors."""
 
 _OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-_TOGETHER = 40
-"""Layers whose weights are cast in one operation. Their gradients become ready together, so a larger number
-would leave DDP less to overlap."""
+_LAYERS_PER_CAST = 40
+"""Layers whose weights are cast in one operation. Their gradients become ready together, so with a larger
+number DDP could overlap less communication."""
 
 
 class FoldedNorm(FrozenBatchNorm2d):  # type: ignore[misc]
-    """An identity that holds fixed statistics, which the preceding convolution applies."""
+    """Keeps the fixed statistics that the preceding convolution applies; its output is its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x`."""
@@ -41,8 +41,8 @@ class FoldedNorm(FrozenBatchNorm2d):  # type: ignore[misc]
 class ConvNorm2d(nn.Conv2d):
     """A convolution that applies the fixed statistics of the next layer.
 
-    Under autocast its output has 16 bits. A separate FrozenBatchNorm2d, whose statistics are fp32, would
-    return fp32; autograd would keep that and the copy cast for the next convolution.
+    Under autocast its output has 16 bits. A separate FrozenBatchNorm2d would return fp32, because its
+    statistics are fp32, and autograd would also keep the copy that is cast for the next convolution.
     """
 
     norm: tuple[FoldedNorm]  # the next layer; in a tuple, which hides it from `state_dict`
@@ -61,10 +61,10 @@ class ConvNorm2d(nn.Conv2d):
 
 
 def apply_in_convolutions(body: nn.Module, kinds: tuple[type[nn.Module], ...], pairs: LayerPairs) -> None:
-    """Let convolutions without a bias apply the fixed statistics of the next layer, in place.
+    """Make convolutions without a bias apply the fixed statistics of the next layer, in place.
 
-    Parameters, buffers and their names do not change. Layers of `kinds` have FrozenBatchNorm2d's buffers;
-    `pairs` are names of a convolution and its normalization.
+    Parameters, buffers and their names do not change. Layers of `kinds` must have the buffers of
+    FrozenBatchNorm2d; `pairs` are the names of a convolution and its normalization.
     """
     for parent, names, convolution, norm in _find_conv_norm_pairs(body, kinds, pairs):
         if convolution.bias is not None:
@@ -82,8 +82,8 @@ def apply_in_convolutions(body: nn.Module, kinds: tuple[type[nn.Module], ...], p
 def fold(body: nn.Module, pairs: LayerPairs) -> None:
     """Fold the BatchNorm of a network in evaluation mode into its convolutions, in place.
 
-    The network can no longer be trained or saved, because names in its state dict change. `pairs` are names
-    of a convolution and its normalization.
+    The network can no longer be trained or saved, because names in its state dict change. `pairs` are the
+    names of a convolution and its normalization.
     """
     for parent, names, convolution, norm in _find_conv_norm_pairs(
         body, (_BatchNorm, FrozenBatchNorm2d), pairs
@@ -125,14 +125,14 @@ def convert_convolution(convolution: nn.Conv2d, kind: type[_Convolution]) -> _Co
 def cast_weights_together(layers: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Cast the weights of convolutions and linear layers together, if autocast is enabled.
 
-    Values and gradients equal autocast's; fixed statistics are applied as well. Attributes hide the
-    parameters, so no other code may use the layers in this context.
+    Values and gradients are the same as with autocast; fixed statistics are applied as well. The cast tensors
+    hide the parameters, so no other code may use the layers in this context.
     """
     shadowed: list[tuple[nn.Module, str]] = []
     dtype = torch.get_autocast_dtype(device.type)
     try:
-        for first in range(0, len(layers) * torch.is_autocast_enabled(device.type), _TOGETHER):
-            group = layers[first : first + _TOGETHER]
+        for first in range(0, len(layers) * torch.is_autocast_enabled(device.type), _LAYERS_PER_CAST):
+            group = layers[first : first + _LAYERS_PER_CAST]
             normed = [layer for layer in group if isinstance(layer, ConvNorm2d)]
             scales, shifts = _scales_and_shifts([layer.norm[0] for layer in normed]) if normed else ([], [])
             plain = [layer for layer in group if not isinstance(layer, ConvNorm2d)]
@@ -150,7 +150,7 @@ def cast_weights_together(layers: Sequence[nn.Module], device: torch.device) -> 
 
 
 def _scales_and_shifts(norms: Sequence[FoldedNorm]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the factors of the weights and the shifts of the `ConvNorm2d` before each norm."""
+    """Return the scales and shifts that the `ConvNorm2d` before each norm applies."""
     scales = torch._foreach_add([norm.running_var for norm in norms], [norm.eps for norm in norms])
     torch._foreach_rsqrt_(scales)
     torch._foreach_mul_(scales, [norm.weight for norm in norms])
@@ -160,7 +160,7 @@ def _scales_and_shifts(norms: Sequence[FoldedNorm]) -> tuple[list[Tensor], list[
 
 
 class _CastWeights(torch.autograd.Function):
-    """Casts weights to another type; multiplies the first ones by `scales`."""
+    """Casts weights to another type, after multiplying the first of them by `scales`."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, scales: list[Tensor], *weights: Tensor) -> tuple[Tensor, ...]:

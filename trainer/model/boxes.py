@@ -1,7 +1,7 @@
-"""Box arithmetic, batched and without data-dependent shapes.
+"""Box operations, batched and without data-dependent shapes.
 
-Boxes are [x1, y1, x2, y2]. Sources: GIoU by Rezatofighi et al. 2019 (arXiv:1902.09630); the (dx, dy, dw, dh)
-coding by Girshick et al. 2014 (R-CNN), with unit weights and torchvision's clamp of log(1000/16).
+Boxes are [x1, y1, x2, y2]. GIoU is by Rezatofighi et al. 2019 (arXiv:1902.09630); the offsets (dx, dy, dw,
+dh) are by Girshick et al. 2014 (R-CNN), with unit weights and torchvision's clamp of log(1000/16).
 """
 
 import math
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_SCALE = math.log(1000.0 / 16)
-"""Largest predicted log ratio of box to anchor, so that exp() cannot overflow."""
+"""Maximum predicted log ratio of box to anchor, so that exp() cannot overflow."""
 
 
 def area(boxes: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def decode(offsets: Tensor, anchors: Tensor) -> Tensor:
 
 
 def giou_loss(predicted: Tensor, target: Tensor, eps: float = 1e-7) -> Tensor:
-    """Return 1 - generalised IoU of box pairs: [..., 4] x [..., 4] -> [...]."""
+    """Return 1 - generalized IoU of pairs of boxes: [..., 4] x [..., 4] -> [...]."""
     overlap_min = torch.maximum(predicted[..., :2], target[..., :2])
     overlap_max = torch.minimum(predicted[..., 2:], target[..., 2:])
     overlap = (overlap_max - overlap_min).clamp(min=0)

@@ -29,17 +29,17 @@ _EXACT = {
 
 
 class _CompileState:
-    """Whether this process compiles `fused` functions; set by `configure`."""
+    """State of this process: whether `fused` functions are compiled. Set by `configure`."""
 
     compiles = False
 
 
 def configure(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
-    """Compile `fused` functions in this process, if enabled and the device's tools are installed."""
+    """Enable or disable compilation of `fused` functions; return whether it is enabled and possible."""
     missing = missing_tool(device.type) if enabled else None
     _CompileState.compiles = enabled and missing is None
     if _CompileState.compiles and device.type == "cuda":
-        # torch warns that functions like pow may differ despite `_EXACT`; none is used here.
+        # torch warns that functions such as pow may differ despite `_EXACT`; we use none of them.
         warnings.filterwarnings("ignore", message=".*using Triton's bundled libdevice")
     if tell and missing:
         _LOG.warning(
@@ -53,7 +53,7 @@ def configure(enabled: bool, device: torch.device, *, tell: bool = True) -> bool
 
 
 def missing_tool(device_type: str) -> str | None:
-    """Describe what torch.compile lacks for a device; None if nothing."""
+    """Return what torch.compile lacks for a device; None if it lacks nothing."""
     # On a GPU, Triton also needs a C compiler, for kernel launchers.
     variable, usual = ("CC", ("gcc", "clang")) if device_type == "cuda" else ("CXX", ("g++", "clang++"))
     names = (os.environ[variable],) if variable in os.environ else usual
@@ -69,10 +69,10 @@ def missing_tool(device_type: str) -> str | None:
 def fused(function: _Function, options: dict[str, Any] = _CONTRACTED) -> _Function:
     """Compile the decorated function if `configure` enabled it. The first argument must be a tensor.
 
-    Shapes are dynamic in every dimension, with two exceptions of torch.compile that compile again: a
-    length of 1, and a batch whose first length equalled a constant dimension (4 images, as boxes have 4
-    coordinates). If the compiler fails, the function runs uncompiled. Contraction is on: a * b + c may
-    be rounded once, which on a CPU saves a quarter of the focal loss.
+    Shapes are dynamic in every dimension, but torch.compile compiles again for a length of 1, and if the
+    first batch had the size of a constant dimension (4 images, as boxes have 4 coordinates). If the compiler
+    fails, the function runs uncompiled. Contraction is on: a * b + c may be rounded only once, which saves a
+    quarter of the time of the focal loss on a CPU.
     """
     compiled: Callable[..., Any] | None = None
 
@@ -90,17 +90,17 @@ def fused(function: _Function, options: dict[str, Any] = _CONTRACTED) -> _Functi
 
 
 def fused_exactly(function: _Function) -> _Function:
-    """Like `fused`, with results that equal the uncompiled function's to the last bit.
+    """Like `fused`, but with the same bits as the uncompiled function.
 
-    No multiply-add is used, and a GPU rounds divisions to nearest instead of approximating them.
+    The compiled code has no fused multiply-add, and rounds divisions to nearest on a GPU.
     """
     return fused(function, _EXACT)
 
 
 def with_eager_fallback(compiled: Callable[..., Any], function: _Function) -> _Function:
-    """Call the compiled function; after a compiler failure, call the original one.
+    """Return a function that calls `compiled`, or `function` after a compiler failure.
 
-    The failure is logged and ends the compilation of all `fused` functions.
+    A failure is logged and ends the compilation of all `fused` functions.
     """
     failed = False
 
@@ -109,14 +109,14 @@ def with_eager_fallback(compiled: Callable[..., Any], function: _Function) -> _F
         nonlocal failed
         if failed:
             return function(*arguments)
-        # Imported here because it takes seconds.
+        # These imports take seconds.
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
         from torch._inductor.exc import InductorError
 
         try:
             return compiled(*arguments)
         except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
-            # Compilation ends before the first kernel runs, so the arguments have not changed.
+            # No kernel has run yet, so the arguments have not changed.
             # The first line may only name a compiler stage; advice for developers follows a blank line.
             reason = " ".join(str(error).strip().partition("\n\n")[0].splitlines()[:2])
             _LOG.warning("continuing without compilation, because the compiler failed: %s", reason)
@@ -127,7 +127,7 @@ def with_eager_fallback(compiled: Callable[..., Any], function: _Function) -> _F
 
 
 def compile_for_steps(function: _Function, mode: str, *, fullgraph: bool = False) -> _Function:
-    """Compile a function of one tensor of fixed shape, called once per forward pass, in this mode."""
+    """Compile a function of one tensor with a fixed shape that is called once per forward pass."""
     compiled = with_eager_fallback(
         torch.compile(function, mode=mode, dynamic=False, fullgraph=fullgraph), function
     )

@@ -1,7 +1,7 @@
-"""Describes the step's global batch, for detectors whose loss is not a mean over images.
+"""Describes the global batch of a step, for detectors whose loss is not a mean over images.
 
-Such a loss is divided by the number of boxes in the whole step on all processes. Random numbers of a detector
-must not depend on how the images are distributed over processes.
+Such a loss is divided by the number of boxes in the global batch. A detector's random numbers must not depend
+on how the images are distributed over processes.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer.data.batch import Batch, to_device
 from trainer.launching.distributed import SINGLE, World, all_reduce_sum, gather_integers
 
-_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, odd: the step of SplitMix64.
+_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, made odd: the increment of SplitMix64.
 _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
 """Shifts and factors of SplitMix64's output function."""
 
@@ -22,10 +22,10 @@ class BatchContext(NamedTuple):
     """A batch and the global batch that it belongs to."""
 
     keys: Tensor  # int64 [B], seeds of the random numbers of each image: a hash of seed, step and image
-    counts: list[int]  # targets of each image
-    targets: int  # targets of the global batch
-    max_targets: int  # largest number of targets of an image of the global batch
-    images: int  # images of the global batch
+    counts: list[int]  # number of targets of each image
+    targets: int  # number of targets in the global batch
+    max_targets: int  # largest number of targets of any image in the global batch
+    images: int  # number of images in the global batch
     world: World = SINGLE  # the processes that share the global batch
     matches: Any = None  # `Architecture.match_targets` of this batch, if the step has several passes
     pair_count: Tensor | None = None  # the scalar of `match_targets`, summed over the global batch
@@ -33,7 +33,7 @@ class BatchContext(NamedTuple):
     def sum_over_step(self, count: Tensor) -> Tensor:
         """Return the sum of a count over the global batch.
 
-        If the step has one pass, this is a collective; otherwise `match_targets` has counted already.
+        This is a collective if the step has one pass; otherwise `pair_count` is already known.
         """
         return all_reduce_sum(count, self.world) if self.pair_count is None else self.pair_count.to(count)
 
@@ -41,7 +41,7 @@ class BatchContext(NamedTuple):
 def batch_contexts(
     batches: Sequence[Batch], seed: int, step: int, images: int, world: World
 ) -> list[BatchContext]:
-    """Return the context of each batch of this rank in a step of `images`. A collective of the hosts."""
+    """Return the context of each batch of this rank; the step has `images` images. A CPU collective."""
     counts = [count for batch in batches for count in batch.counts]
     every = gather_integers([sum(counts), max(counts)], world)
     targets, max_targets = int(every[:, 0].sum()), int(every[:, 1].max())
@@ -59,12 +59,12 @@ def random_keys(seed: int, step: int, image_ids: Sequence[int], device: torch.de
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
-    """Return `count` random numbers in [0, 1) for each of B keys: fp32 [B, count], equal on every device.
+    """Return `count` random numbers in [0, 1) for each of B keys: fp32 [B, count], the same on every device.
 
-    Uses SplitMix64 (Steele et al. 2014), with each key as a seed; integers wrap around.
+    Uses SplitMix64 (Steele et al. 2014) with each key as a seed; integers wrap around.
     """
     counter = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
-    # The upper 24 bits, which fp32 holds exactly.
+    # Use the upper 24 bits, which fp32 represents exactly.
     return _shift_right(_mix(keys[:, None] + counter), 40).float() / 2**24
 
 
@@ -76,5 +76,5 @@ def _mix(values: Tensor) -> Tensor:
 
 
 def _shift_right(values: Tensor, bits: int) -> Tensor:
-    """Shift right logically; torch's `>>` would copy the sign."""
+    """Shift right without copying the sign bit, unlike torch's `>>`."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)

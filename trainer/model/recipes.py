@@ -1,4 +1,4 @@
-"""Named configurations (recipes), and files with a recipe and overrides."""
+"""Recipes: named configurations, and recipe files with overrides."""
 
 import yaml
 
@@ -30,13 +30,13 @@ _RECIPES = (
     deimv2_s,
 )
 RECIPES = {recipe.__name__: recipe for recipe in _RECIPES}
-"""Recipes by name: functions that return a configuration, defined next to their detector."""
+"""Recipes by name: functions that return a configuration. They are defined next to their detector."""
 
 
 def load(name: str, overrides: Overrides | None = None) -> Config:
-    """Return the named recipe with dotted overrides applied; refuse to freeze random weights.
+    """Return the named recipe with dotted overrides; raises ConfigError if random weights would be frozen.
 
-    Setting train.epochs without train.minutes removes the recipe's time limit.
+    Overriding train.epochs without train.minutes removes the recipe's time limit.
     """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
@@ -48,19 +48,19 @@ def load(name: str, overrides: Overrides | None = None) -> Config:
     return config
 
 
-_LONGEST = 100_000
-_FILE_FIX = "write `recipe: small` and below it `set:` with lines like `  train.lr: 0.001`"
+_MAX_FILE_BYTES = 100_000
+_FILE_FIX = "write `recipe: small`, then `set:` with lines like `  train.lr: 0.001` below it"
 
 
 def read_recipe(name: str) -> tuple[str, Overrides]:
     """Return the name and overrides of a recipe, or of a recipe file (*.yaml, *.yml).
 
-    A file, such as `kubedet tune` writes, contains `recipe: NAME` and `set:` with dotted keys and values.
+    A recipe file, for example by `kubedet tune`, has `recipe: NAME` and `set:` with dotted keys and values.
     """
     if not name.endswith((".yaml", ".yml")):
         return name, {}
     try:
-        tree = parse_yaml(storage.read_bytes(name), _LONGEST)
+        tree = parse_yaml(storage.read_bytes(name), _MAX_FILE_BYTES)
     except ValueError as error:
         raise ConfigError(f"{name} is not YAML: {error}", fix=_FILE_FIX) from None
     match tree:
@@ -75,7 +75,7 @@ def read_recipe(name: str) -> tuple[str, Overrides]:
 
 
 def format_recipe_file(name: str, overrides: Overrides) -> str:
-    """Return the content of a recipe file for `read_recipe`."""
+    """Format a recipe file, which `read_recipe` reads."""
     return yaml.safe_dump({"recipe": name, "set": overrides}, sort_keys=False)
 
 

@@ -1,4 +1,4 @@
-"""Loads published weights into a detector, and selects class outputs."""
+"""Loads published weights into detectors, and selects class outputs."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,13 +9,13 @@ from trainer.base.errors import CheckpointError
 from trainer.model.architecture import Architecture
 
 _COUNTER = "num_batches_tracked"
-"""End of the name of a BatchNorm's counter; FrozenBatchNorm has none, and nothing depends on it."""
+"""Suffix of the names of BatchNorm's counters. FrozenBatchNorm has no counter, and nothing depends on it."""
 _MAX_SHOWN = 5
 _COCO_NAMES = RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1.meta["categories"]
 COCO_OUTPUTS = len(_COCO_NAMES)
-"""Outputs of published detectors of COCO: one for each id up to 90, though only 80 are classes."""
+"""Number of outputs of published COCO detectors: one for each id up to 90, although only 80 are classes."""
 COCO_IDS = {name: number for number, name in enumerate(_COCO_NAMES) if name not in ("__background__", "N/A")}
-"""The output of each class of COCO in them."""
+"""Output index of each COCO class in these detectors."""
 
 
 def load_tensors(
@@ -29,11 +29,11 @@ def load_tensors(
 ) -> str:
     """Load tensors of a detector, or only of its backbone, in place; return a log message.
 
-    Tensors of `class_layers` (name prefixes) are ignored if their shapes differ. Tensors with unknown names
-    are ignored unless `refuse_unknown`. `body` is the name prefix of the backbone.
+    Tensors of `class_layers` (name prefixes) are skipped if their shapes differ. Tensors with unknown names
+    are skipped unless `refuse_unknown` is set. `body` is the name prefix of the backbone.
     """
     expected = detector.state_dict()
-    # Backbone weights have neither pyramid nor heads.
+    # Weights of a backbone contain neither pyramid nor heads.
     is_whole = any(not name.startswith((body, "backbone.")) for name in state)
     lines, replaced = [], set()
     for name, value in sorted(expected.items()):
@@ -57,21 +57,21 @@ def load_tensors(
         )
     fitting = {name: value for name, value in state.items() if name in expected and name not in replaced}
     detector.load_state_dict(fitting, strict=False)
-    new = "; the classification layer is new" if replaced else ""
-    new = new if is_whole else "; all but the backbone is new"
+    new = "; the classification layer starts from scratch" if replaced else ""
+    new = new if is_whole else "; all but the backbone starts from scratch"
     return f"loaded {len(fitting)} tensors from {source}{new}"
 
 
 def select_outputs(layer: Tensor, classes: Sequence[int], total: int, anchors: int = 1) -> Tensor:
-    """Return the weights or biases of a layer with `total` outputs for the outputs `classes`, in order."""
+    """Select the outputs `classes`, in order, from the weight or bias of a layer with `total` outputs."""
     outputs: Tensor = layer.unflatten(0, (anchors, total, -1))[:, list(classes)]
     return outputs.flatten(0, 2)
 
 
 def class_outputs(total: int, count: int) -> list[int]:
-    """Return the indices of `count` class outputs among `total` outputs; the first is the background.
+    """Return the indices of `count` class outputs among `total` outputs; output 0 is the background.
 
-    The result is empty if the numbers do not fit. 91 outputs for 80 classes use COCO's ids.
+    The result is empty if the counts do not match. 91 outputs for 80 classes have COCO's ids.
     """
     if (total, count) == (COCO_OUTPUTS, len(COCO_IDS)):
         return list(COCO_IDS.values())

@@ -73,7 +73,7 @@ def test_other_classes_leave_the_heads_as_they_are(network, file_of):
     before = {name: value.clone() for name, value in detector.state_dict().items()}
     wider = build(detector.config, 7)
     said = detector.load_upstream(file_of(whole(wider)), "file")
-    assert "the classification layer is new" in said
+    assert "the classification layer starts from scratch" in said
     for name, value in detector.state_dict().items():
         own = any(part in name for part in ("class_embed", "score_head"))
         source = before if own else wider.state_dict()
@@ -103,7 +103,7 @@ def test_a_backbones_weights(by_its_authors, network, file_of):
         assert {"stem.stem1.conv.weight", "stages.1.downsample.bn.weight"} <= state.keys()
         state |= {"head.fc.weight": torch.zeros(3), "head.last_conv.0.weight": torch.zeros(3)}
     said = detector.load_upstream(state, "file")
-    assert "all but the backbone is new" in said
+    assert "all but the backbone starts from scratch" in said
     for name, value in backbone.state_dict().items():
         if not name.endswith("num_batches_tracked"):
             assert torch.equal(detector.model.backbone.model.state_dict()[name], value), name
