@@ -98,7 +98,7 @@ def test_a_failure_is_raised_and_nothing_more_is_written(run, tiny):
     (folder / "checkpoints").write_text("in the way")
     each.save(state_of(6, tiny(), 1.0))
     each.score(lambda: TRUTH, found(0))
-    for ask in (each.wait, each.check, lambda: each.save(state_of(12, tiny(), 1.0))):
+    for ask in (each.wait, each.raise_failure, lambda: each.save(state_of(12, tiny(), 1.0))):
         with pytest.raises(StorageError, match="checkpoints"):
             ask()
     assert not (folder / "best.pt").exists() and read_rows(str(folder)) == []

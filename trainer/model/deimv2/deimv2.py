@@ -1,9 +1,9 @@
-"""DEIMv2 (Huang et al. 2025, arXiv:2509.20787): the network of transformers with its authors' selection of
-queries, losses, and other parts that transformers computes in a different way.
+"""DEIMv2 (Huang et al. 2025, arXiv:2509.20787): transformers' network with the authors' losses, selection of
+queries, and other parts that differ in transformers.
 
 Sources: `DEIMTransformer` and `TransformerDecoder` in engine/deim, `VisionTransformer` in
 engine/backbone/vit_tiny.py and `DinoVisionTransformer` in engine/backbone/dinov3 of
-github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4), and `state_dict` of its networks for the names of tensors.
+github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4), and `state_dict` of these networks for the tensor names.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTEmbeddin
 
 from trainer.model.architecture import UpstreamWeights
 from trainer.model.deimv2.options import Deimv2Options
-from trainer.model.detr.criterion import Criterion, mal
+from trainer.model.detr.criterion import Criterion, mal_loss
 from trainer.model.detr.detector import Detr
 from trainer.model.detr.modules import Fp32Integral, adapt_dtypes, initialize_weights, replace_modules
 from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, RenameRules, TensorRules
@@ -42,7 +42,7 @@ _DEIM_DINO: RenameRules = (
     (r"^sta\.stem\.\d\.", "spatial_tuning_adapter.stem_conv."),
     (r"^sta\.conv(\d)\.\d\.", r"spatial_tuning_adapter.conv\1."),
 )
-"""Backbone of DEIMv2 on DINOv3, and DINOv3 by Meta."""
+"""Rules for the backbone of DEIMv2 on DINOv3, and for Meta's DINOv3."""
 _DEIM_LITE: RenameRules = (
     (r"(_blocks?(?:\.\d+)?)\.cv1\.", r"\1.conv1."),
     (r"(_blocks?(?:\.\d+)?)\.cv2\.0\.", r"\1.csp_rep1."),
@@ -60,11 +60,11 @@ _DEIM_LITE: RenameRules = (
     *DFINE_MLP,
     (r"\+", "_"),
 )
-"""Encoder and decoder of the sizes of DEIMv2 with `LiteEncoder`, which has the projections of its inputs."""
+"""Rules for encoder and decoder of the sizes with `LiteEncoder`, which contains the input projections."""
 _DEIM: RenameRules = ((r"^encoder\.input_proj\.", "conv_encoder.encoder_input_proj."), *_DEIM_LITE)
-_HGNET_SIZES = TensorRules("model.conv_encoder.model.", HGNET, _DEIM)
-_LITE_SIZES = TensorRules("model.conv_encoder.model.", HGNET, _DEIM_LITE)
-_DINO_SIZES = TensorRules("model.conv_encoder.", _DEIM_DINO, _DEIM)
+_HGNET = TensorRules("model.conv_encoder.model.", HGNET, _DEIM)
+_LITE = TensorRules("model.conv_encoder.model.", HGNET, _DEIM_LITE)
+_DINO = TensorRules("model.conv_encoder.", _DEIM_DINO, _DEIM)
 
 
 class Deimv2(Detr):
@@ -74,15 +74,15 @@ class Deimv2(Detr):
     upstream = Deimv2ForObjectDetection
     label = "DEIMv2"
     reorders_corners = True
-    checking = (library.Deimv2EncoderLayer,)
+    checking_layers = (library.Deimv2EncoderLayer,)
 
     def __init__(self, config: Deimv2Options, num_classes: int) -> None:
-        self.pixel_scale = config.dino
-        self.tensor_rules = _DINO_SIZES if config.dino else _LITE_SIZES if config.lite else _HGNET_SIZES
+        self.normalizes_pixels = config.uses_dino
+        self.tensor_rules = _DINO if config.uses_dino else _LITE if config.is_lite else _HGNET
         super().__init__(config, num_classes)
-        self.needs_global_matches = not config.lite
+        self.needs_global_matches = not config.is_lite
 
-    def compose(self, whole: Any) -> None:
+    def build_network(self, whole: Any) -> None:
         self.model = whole.model
         self.model.decoder = Decoder(self.library_config, self.model.decoder)
         initialize_weights(self.model, self.backbone)
@@ -90,16 +90,16 @@ class Deimv2(Detr):
         self.model.enc_output = nn.Identity()
         adapt_layers(self.model)
         adapt_dtypes(self.model)
-        if self.config.dino:
+        if self.config.uses_dino:
             adapt_dino(self.backbone)
 
     @property
     def backbone(self) -> Any:
-        return self.model.conv_encoder.backbone if self.config.dino else self.model.conv_encoder.model
+        return self.model.conv_encoder.backbone if self.config.uses_dino else self.model.conv_encoder.model
 
     def make_criterion(self) -> Criterion:
-        bins = 0 if self.config.lite else self.library_config.max_num_bins
-        return Criterion(bins, self.library_config.reg_scale, weights=_WEIGHTS, classification=mal)
+        bins = 0 if self.config.is_lite else self.library_config.max_num_bins
+        return Criterion(bins, self.library_config.reg_scale, weights=_WEIGHTS, classification=mal_loss)
 
     def features(self, pixels: Tensor) -> list[Tensor]:
         encoded = self.model.encoder(inputs_embeds=self.backbone_levels(pixels)).feature_maps
@@ -114,7 +114,7 @@ class Deimv2(Detr):
 
 
 class DecoderLayer(library.Deimv2DecoderLayer):
-    """A layer that embeds a query's location from its first box, not from the previous layer's box."""
+    """A layer that embeds the location of a query's first box instead of the previous layer's box."""
 
     def forward(  # type: ignore[override]
         self,
@@ -128,7 +128,7 @@ class DecoderLayer(library.Deimv2DecoderLayer):
 
 
 class Decoder(library.Deimv2Decoder):
-    """The decoder with layers of `DecoderLayer`, and the heads of transformers' decoder."""
+    """transformers' decoder and heads, with layers of the class `DecoderLayer`."""
 
     def __init__(self, config: Any, part: library.Deimv2Decoder) -> None:
         super().__init__(config)
@@ -143,7 +143,7 @@ class Decoder(library.Deimv2Decoder):
 
 
 class _RMSNorm(nn.RMSNorm):
-    """Computes in the precision of the weights; transformers' norm always uses fp32."""
+    """Computes in the precision of the weights, unlike transformers' norm, which always uses fp32."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -160,7 +160,7 @@ def adapt_layers(model: nn.Module) -> None:
 
 
 class PatchEmbeddings(nn.Module):
-    """Embeds an image as class token, optional register tokens, and patches; without a mask token."""
+    """Embeds an image as class token, optional register tokens and patches, without a mask token."""
 
     def __init__(self, part: DINOv3ViTEmbeddings) -> None:
         super().__init__()

@@ -35,43 +35,44 @@ _SIZES: dict[str, tuple[tuple[int, ...], int, int, Arguments]] = {
         _DINO | {"decoder_layers": 6, "encoder_ffn_dim": 1024, "hidden_expansion": 1.25, "depth_mult": 1.37},
     ),
 }  # fmt: skip
-"""Backbone, width of encoder and decoder, of both halves of the decoder's feed-forward networks, and what
-differs from transformers' arguments. PPHGNetV2: channels of the last stages, and blocks and kernel of the
-third; DINOv3: its channels, and those of the first convolution beside it. Source: `configs/deimv2/*.yml` of
+"""For each size: backbone, width of encoder and decoder, width of the decoder's feed-forward networks, and
+arguments that differ from transformers' defaults. The backbone is given for PPHGNetV2 by the channels of the
+third stage, its blocks and kernel size, and the channels of the fourth stage if any; for DINOv3 by its
+channels and those of the parallel convolutions. Source: `configs/deimv2/*.yml` of
 github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4), Apache-2.0."""
 
 
 @dataclass(config=STRICT, frozen=True)
 class Deimv2Options(DetrOptions):
-    """DEIMv2 on PPHGNetV2 or DINOv3, by transformers (extra `detr`)."""
+    """DEIMv2 on PPHGNetV2 or DINOv3, implemented by transformers (extra `detr`)."""
 
     architecture: Literal["deimv2"] = "deimv2"
     size: Literal["atto", "femto", "pico", "n", "s", "m", "l", "x"] = "n"
     """Published size: 0.5, 1, 1.5, 3.6, 10, 18, 32 and 50 million parameters. The authors train the first
-    three with 100, 150 and 200 queries at 320, 416 and 640 pixels. s to x are on DINOv3: their weights are
-    under Meta's DINOv3 License, which binds what you train from them (docs/weights.md)."""
+    three with 100, 150 and 200 queries at 320, 416 and 640 pixels. s to x use DINOv3: Meta's DINOv3 License
+    applies to their weights and to models trained from them (docs/weights.md)."""
     denoising: Annotated[Count, Field(le=10_000)] = 100
     """Approximate number of pairs of denoising queries per image in training; 0 disables them."""
     backbone_lr: Fraction = 0.5
     """Learning rate of the backbone, relative to train.lr."""
 
     @property
-    def lite(self) -> bool:
-        """Whether the encoder is the lightest one, which has fewer losses."""
+    def is_lite(self) -> bool:
+        """Whether the size uses the lightest encoder, which has fewer losses."""
         return self.size in ("atto", "femto", "pico")
 
     @property
-    def dino(self) -> bool:
+    def uses_dino(self) -> bool:
         """Whether the backbone is a vision transformer combined with convolutions."""
         return self.size in ("s", "m", "l", "x")
 
     def arguments(self) -> Arguments:
-        """Arguments of transformers' Deimv2Config for a size and width."""
+        """Return the arguments of transformers' Deimv2Config for this size and width."""
         (net, hidden, feed_forward, size), width = _SIZES[self.size], self.width
-        # Divisible by eight heads; half of the position embedding is even.
+        # Multiples of 16: the width is divided among eight heads, and position embeddings need even halves.
         hidden, feed_forward = scale_channels([hidden, feed_forward], width, 16)
         levels = len(size["decoder_n_points"])
-        if self.dino:
+        if self.uses_dino:
             # L and X use Meta's own network; the others use a smaller one without register tokens.
             heads, meta, gated = net[0] // 64, net[0] == 384, self.size == "x"
             (channels,), inward = scale_channels([net[0]], width, 8 * heads), [hidden] * levels

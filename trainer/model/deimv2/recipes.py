@@ -8,7 +8,7 @@ from trainer.model.detr.recipes import published_augmentation, published_trainin
 
 
 def deimv2_s() -> Config:
-    """DEIMv2-S from its authors' weights (under the DINOv3 License), by their settings: 50.9 AP on COCO."""
+    """DEIMv2-S from its authors' weights (DINOv3 License), with their settings: 50.9 AP on COCO."""
     return Config(
         recipe="deimv2_s",
         loader=replace(published_augmentation(640, draws=20, plain_epochs=12), mosaic=0.5, mixup=0.5),

@@ -1,1 +1,1 @@
-"""Shared code of the DETRs: base class, matching and losses, denoising queries, weight names."""
+"""Code shared by all DETRs: base class, matching, losses, denoising queries, weight names."""

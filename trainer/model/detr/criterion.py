@@ -6,12 +6,12 @@ D-FINE (arXiv:2410.13842): `src/zoo/dfine/dfine_criterion.py`, `dfine_utils.py` 
 of github.com/lyuwenyu/RT-DETR (068dfde).
 
 Queries and targets are matched as in Carion et al. 2020 (arXiv:2005.12872): the device computes the costs of
-all sets of predictions at once; scipy assigns on the host. Every divisor refers to the whole global batch, so
-the losses and gradients of slices add up to those of the global batch.
+all sets of predictions at once, and scipy assigns queries on the CPU. Every divisor refers to the global
+batch, so the losses and gradients of its slices add up to those of the global batch.
 
-All sets are computed at once, in shapes that do not depend on values: each query has a row of the targets, or
-PADDING, and loss terms that do not apply to it have the weight 0. Queries that are matched in separate groups
-(group DETR) are additional sets.
+All sets are computed at once, in shapes that do not depend on values: each query has the row of its target,
+or PADDING, and loss terms that do not apply to it have weight 0. Groups of queries that are matched
+separately (Group DETR) are additional sets.
 """
 
 import functools
@@ -31,21 +31,21 @@ from trainer.model.detr.denoising import DenoisingQueries
 from trainer.model.global_batch import BatchContext
 
 _WEIGHTS = {"vfl": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
-_ALPHA = 0.75  # weight of negatives in the varifocal loss; its exponent is 2
-_SCORE_SHARE = 0.25  # exponent of the score in the `ia_bce` goal of a pair; the overlap has the rest
-_MIN_GOAL = 0.01  # least `ia_bce` goal of a pair
-_MAL_GAMMA = 1.5  # exponent of the overlap, and of a negative's score, in `mal`
+_ALPHA = 0.75  # weight of negatives in the varifocal loss, whose exponent is 2
+_SCORE_SHARE = 0.25  # exponent of the score in a pair's goal in `ia_bce_loss`; the IoU has 1 minus this
+_MIN_GOAL = 0.01  # minimum goal of a pair in `ia_bce_loss`
+_MAL_GAMMA = 1.5  # exponent of the IoU, and of a negative's score, in `mal_loss`
 _CLASS_COST, _DISTANCE_COST, _OVERLAP_COST = 2.0, 5.0, 2.0
-_COST_ALPHA = 0.25  # balance of the focal cost; its exponent is 2
-_TEMPERATURE = 5.0  # temperature of the last layer's distributions, which teach the others
+_COST_ALPHA = 0.25  # weight of positives in the focal cost, whose exponent is 2
+_TEMPERATURE = 5.0  # temperature of the distillation from the last layer's distributions
 _PAIRS_AT_ONCE = 2**22  # pairs of query and target whose costs are computed at the same time
-_UP = 0.5  # bounds of the distances, relative to the scale of the distributions
+_MAX_DISTANCE = 0.5  # bound of the distances, relative to the scale of the distributions
 
 
 class Outputs(NamedTuple):
-    """Outputs in training: S sets of predictions, B images, Q queries, of which D denoise.
+    """Outputs in training: S sets of predictions for B images and Q queries, D of them denoising queries.
 
-    Sets are the decoder's L layers; D-FINE has one more in front: boxes and logits before refinement.
+    Each of the decoder's L layers is a set; D-FINE has one more set before them, of unrefined predictions.
     """
 
     logits: Tensor  # [B, S, Q, C]
@@ -53,8 +53,8 @@ class Outputs(NamedTuple):
     corners: Tensor | None  # [B, L, Q, 4 * bins] distributions of the sides' distances; None for RT-DETRv2
     references: Tensor | None
     """[B, L, Q, 4] reference boxes of the distances, the same in all layers; None for RT-DETRv2."""
-    encoder_logits: Tensor  # [B, E, Q - D, C] of the locations that became queries, a set for each group
-    encoder_boxes: Tensor  # [B, E, Q - D, 4] of the same locations
+    encoder_logits: Tensor  # [B, E, Q - D, C] for the locations that became queries, a set for each group
+    encoder_boxes: Tensor  # [B, E, Q - D, 4] for the same locations
 
     def to_full_precision(self) -> "Outputs":
         """Convert all values to fp32, unless they are fp64."""
@@ -70,46 +70,46 @@ class Targets(NamedTuple):
 
 
 class QueryMatches(NamedTuple):
-    """The target row of each query without noise, or PADDING, as NumPy arrays on the host."""
+    """The target row of each normal query (not denoising), or PADDING, as NumPy arrays."""
 
-    own: Any  # int64 [B, S, Q], the assignment of each set of predictions, the encoder's last
+    own: Any  # int64 [B, S, Q], the assignment of each set of predictions; the encoder's sets are last
     union: (
         Any  # int64 [B, 1, Q], for boxes and distributions of all sets; None for RT-DETRv2, which uses `own`
     )
 
     @property
     def pairs(self) -> int:
-        """Number of pairs in the union."""
+        """Number of pairs of query and target in the union."""
         return 0 if self.union is None else int((self.union != PADDING).sum())
 
 
-class _Group(NamedTuple):
-    """The denoising queries, or the other queries with the encoder's, and their target rows."""
+class _QueryGroup(NamedTuple):
+    """Either the denoising queries, or the normal queries with the encoder's sets; and their target rows."""
 
     logits: Tensor
     boxes: Tensor
-    queries: slice  # these queries in a layer
-    own: Tensor  # int64 [B, S or 1, Q], for the classes
-    learnt: Tensor  # the same for boxes and distributions
-    real: Tensor  # [Q] 1, or 0 where a query is padding
-    targets: Tensor  # divisor of the classes' loss: a scalar
-    pairs: Tensor  # divisor of the other losses, if it is above 0: a scalar
+    queries: slice  # position of these queries among all queries
+    own: Tensor  # int64 [B, S or 1, Q], target rows for the classes
+    learnt: Tensor  # target rows for boxes and distributions
+    real: Tensor  # [Q], 0 where a query is padding, else 1
+    targets: Tensor  # divisor of the classification loss: a scalar
+    pairs: Tensor  # divisor of the other losses if above 0: a scalar
 
 
-def varifocal(logits: Tensor, goal: Tensor) -> Tensor:
-    """Varifocal loss (arXiv:2008.13367) of each query and class, [B, S, Q, C].
+def varifocal_loss(logits: Tensor, goal: Tensor) -> Tensor:
+    """Return the varifocal loss (arXiv:2008.13367) of each query and class, [B, S, Q, C].
 
-    `goal` is the overlap of the query's box with its target at the target's class, and -1 elsewhere.
+    `goal` is the IoU of a query's box and its target at the target's class, and -1 elsewhere.
     """
     weight = torch.where(goal < 0, _ALPHA * logits.detach().sigmoid() ** 2, goal)
     return F.binary_cross_entropy_with_logits(logits, goal.clamp(min=0), weight, reduction="none")
 
 
-def ia_bce(logits: Tensor, goal: Tensor) -> Tensor:
-    """Binary cross-entropy aware of the overlap (arXiv:2310.15961), with the arguments of `varifocal`.
+def ia_bce_loss(logits: Tensor, goal: Tensor) -> Tensor:
+    """Return the IoU-aware binary cross-entropy (arXiv:2310.15961); arguments as for `varifocal_loss`.
 
     Source: `loss_labels` with `ia_bce_loss` in rfdetr/models/lwdetr.py of github.com/roboflow/rf-detr
-    (35ac6ab), which equals that in models/lwdetr.py of github.com/Atten4Vis/LW-DETR (d5e6e6c).
+    (35ac6ab), the same as in models/lwdetr.py of github.com/Atten4Vis/LW-DETR (d5e6e6c).
     """
     matched, chance = goal >= 0, logits.sigmoid()
     aim = chance.detach() ** _SCORE_SHARE * goal.clamp(min=0) ** (1 - _SCORE_SHARE)
@@ -119,8 +119,8 @@ def ia_bce(logits: Tensor, goal: Tensor) -> Tensor:
     return negative * logits - F.logsigmoid(logits) * (positive + negative)
 
 
-def mal(logits: Tensor, goal: Tensor) -> Tensor:
-    """Matchability-aware loss (arXiv:2412.04234), with the arguments of `varifocal`.
+def mal_loss(logits: Tensor, goal: Tensor) -> Tensor:
+    """Return the matchability-aware loss (arXiv:2412.04234); arguments as for `varifocal_loss`.
 
     Source: `loss_labels_mal` in engine/deim/deim_criterion.py and configs/base/deimv2.yml of
     github.com/Intellindust-AI-Lab/DEIMv2 (0fff8d4).
@@ -140,30 +140,30 @@ class Criterion:
         *,
         groups: int = 1,
         weights: Mapping[str, float] = _WEIGHTS,
-        classification: Callable[[Tensor, Tensor], Tensor] = varifocal,
+        classification: Callable[[Tensor, Tensor], Tensor] = varifocal_loss,
     ) -> None:
-        """Take the authors' `reg_max` (bins of D-FINE's distributions; 0 for others) and `reg_scale`.
+        """`bins` and `scale` are `reg_max` and `reg_scale` of D-FINE's distributions; 0 for other networks.
 
-        `weights` are of the losses by name; the first one is the sum of `classification`, which is called
-        like `varifocal`. The losses are means over so many `groups` of queries, which are further sets.
+        `weights` are the loss weights by name; the first loss is computed by `classification`, with the
+        arguments of `varifocal_loss`. The losses are means over `groups` of queries.
         """
         self._bins, self._scale, self._groups = bins, scale, groups
         self._weights, self._classification = weights, classification
         names = tuple(weights)
         self.names = names if bins else names[:3]
-        """Names of the losses: of the classes, then bbox, giou, and for D-FINE fgl and ddf."""
+        """Names of the losses: the classification loss, bbox, giou, and for D-FINE fgl and ddf."""
 
     def match(self, outputs: Outputs, targets: Targets, counts: list[int]) -> Callable[[], QueryMatches]:
-        """Start to match the queries without noise; the returned function waits and returns the matches.
+        """Start to match the normal queries; the returned function waits and returns the matches.
 
-        `outputs` are in fp32 or more; `counts` are the targets of each image.
+        `outputs` must be in fp32 or fp64; `counts` are the numbers of targets of each image.
         """
-        values = costs(*_matched_sets(outputs), targets.boxes, targets.labels)
-        arriving = batch.copy_to_host(values)
+        values = matching_costs(*_matched_sets(outputs), targets.boxes, targets.labels)
+        wait_for_costs = batch.copy_to_host(values)
 
         @functools.cache
         def finish() -> QueryMatches:
-            own = assign_queries(arriving(), counts)
+            own = assign_queries(wait_for_costs(), counts)
             return QueryMatches(own, unite_matches(own) if self._bins else None)
 
         return finish
@@ -171,11 +171,11 @@ class Criterion:
     def __call__(
         self, outputs: Outputs, targets: Targets, noise: DenoisingQueries | None, context: BatchContext
     ) -> dict[str, Tensor]:
-        """Return this slice's contribution to the losses vfl, bbox, giou, and for D-FINE fgl and ddf.
+        """Return this slice's contribution to each loss in `names`.
 
-        Each loss is a vector with a value for each set of predictions: the denoising queries' sets, the other
-        queries' sets, and the encoder's sets. fgl covers only layers, and ddf all layers but the last.
-        `outputs` are in fp32 or more.
+        A loss is a vector with a value for each set of predictions: sets of the denoising queries, of the
+        normal queries, and of the encoder. fgl covers only decoder layers, and ddf all of them but the last.
+        `outputs` must be in fp32 or fp64.
         """
         device, others = outputs.logits.device, outputs.encoder_logits.shape[2]
         first = outputs.logits.shape[2] - others
@@ -184,13 +184,13 @@ class Criterion:
         total = context.targets * self._groups
         numbers = torch.tensor([total, total * copies, max(1, total), context.images])
         pair_total, noisy_pairs, minimum, images = batch.to_device(numbers.to(outputs.logits.dtype), device)
-        groups: list[_Group] = []
+        groups: list[_QueryGroup] = []
         terms: list[dict[str, Tensor]] = []
         if noise:
-            # D-FINE's code has no denoising queries if the step has no box.
+            # As in D-FINE's code, a step without boxes has no denoising queries.
             real = (noise.group < noise.groups) & ((pair_total > 0) | (not self._bins))
             groups.append(
-                _Group(
+                _QueryGroup(
                     outputs.logits[:, :, :first],
                     outputs.boxes[:, :, :first],
                     slice(first),
@@ -201,7 +201,7 @@ class Criterion:
                     noisy_pairs,
                 )
             )
-            # The device computes these losses while the host receives the costs and assigns queries.
+            # The device computes these losses while the CPU receives the costs and assigns queries.
             terms.append(self._group_losses(outputs, targets, groups[0]))
         matches = matched()
         rows = matches.own if matches.union is None else np.concatenate([matches.union, matches.own], axis=1)
@@ -210,8 +210,8 @@ class Criterion:
         if matches.union is not None:
             pairs = context.sum_over_step(outputs.logits.new_full((), matches.pairs))
             sent, own = sent[:, :1], sent[:, 1:]
-        real = torch.ones(others, dtype=torch.bool, device=device)
-        groups.append(_Group(*_matched_sets(outputs), slice(first, None), own, sent, real, minimum, pairs))
+        real, normal_sets = torch.ones(others, dtype=torch.bool, device=device), _matched_sets(outputs)
+        groups.append(_QueryGroup(*normal_sets, slice(first, None), own, sent, real, minimum, pairs))
         terms.append(self._group_losses(outputs, targets, groups[-1]))
         if self._bins:
             overlap = [losses.pop("overlap") for losses in terms]
@@ -222,15 +222,15 @@ class Criterion:
             name: self._weights[name] * torch.cat([losses[name] for losses in terms]) for name in terms[0]
         }
 
-    def _group_losses(self, outputs: Outputs, targets: Targets, group: _Group) -> dict[str, Tensor]:
-        """Return a group's losses except ddf; for D-FINE also `overlap`, the IoU of pairs [B, L, Q]."""
+    def _group_losses(self, outputs: Outputs, targets: Targets, group: _QueryGroup) -> dict[str, Tensor]:
+        """Return the losses of a group except ddf; for D-FINE also `overlap`, the IoUs of pairs [B, L, Q]."""
         truth, matched = _gather_target_boxes(targets, group.learnt)
-        overlap, generalized = overlaps(group.boxes, truth)
+        overlap, generalized = iou_and_giou(group.boxes, truth)
         share = matched / group.pairs.clamp(min=1)
         quality = overlap.detach()
         if group.own is not group.learnt:
             with torch.no_grad():
-                quality, _ = overlaps(group.boxes, _gather_target_boxes(targets, group.own)[0])
+                quality, _ = iou_and_giou(group.boxes, _gather_target_boxes(targets, group.own)[0])
         terms = {
             self.names[0]: self._class_loss(targets, group, quality),
             "bbox": ((group.boxes - truth).abs().sum(-1) * share).sum((0, 2)),
@@ -238,15 +238,15 @@ class Criterion:
         }
         if self._bins and outputs.corners is not None and outputs.references is not None:
             sides = outputs.corners[:, :, group.queries].unflatten(-1, (4, -1))
-            # The first set is before the first layer.
+            # The first set contains the predictions before the first layer.
             terms["overlap"] = overlap[:, 1 : 1 + sides.shape[1]].detach()
             references = outputs.references[:, :1, group.queries].detach()
             values = bin_values(self._bins, self._scale, references.dtype, references.device)
-            center, box = references[..., :2], corners(truth)
+            center, box = references[..., :2], to_valid_corners(truth)
             outward = torch.cat([center - box[..., :2], box[..., 2:] - center], dim=-1)
             unit = references[..., 2:].repeat(1, 1, 1, 2) / self._scale + 1e-16
             distance = outward / unit - self._scale / 2
-            # The bins on both sides of the true distances, and their shares: both [B, 1, Q, 4, 2].
+            # The bins on both sides of the true distances, and their weights: both [B, 1, Q, 4, 2].
             left = (torch.searchsorted(values, distance, right=True) - 1).clamp(0, self._bins - 1)
             right = ((distance - values[left]) / (values[left + 1] - values[left])).clamp(0, 1)
             index, shares = torch.stack([left, left + 1], dim=-1), torch.stack([1 - right, right], dim=-1)
@@ -254,8 +254,8 @@ class Criterion:
             terms["fgl"] = -((chance * shares).sum((-1, -2)) * terms["overlap"] * share).sum((0, 2))
         return terms
 
-    def _class_loss(self, targets: Targets, group: _Group, quality: Tensor) -> Tensor:
-        """Return the classification loss of each set; `quality` [B, S, Q] is the overlap with the target."""
+    def _class_loss(self, targets: Targets, group: _QueryGroup, quality: Tensor) -> Tensor:
+        """Return the classification loss of each set; `quality` [B, S, Q] is the IoU with the target."""
         batch, rows, queries = group.own.shape
         label = targets.labels.gather(1, group.own.clamp(min=0).flatten(1)).view(batch, rows, queries)
         value = torch.where(group.own != PADDING, quality, -1.0)[..., None]
@@ -265,13 +265,13 @@ class Criterion:
         return (values.sum(-1) * group.real).sum((0, 2)) / group.targets
 
     def _distillation_loss(
-        self, outputs: Outputs, groups: Sequence[_Group], overlap: Tensor, images: Tensor
+        self, outputs: Outputs, groups: Sequence[_QueryGroup], overlap: Tensor, images: Tensor
     ) -> Tensor:
-        """Return the divergence of each earlier layer from the last one's distributions, [B, L - 1, queries].
+        """Return the divergence of each layer's distributions from the last layer's, [B, L - 1, queries].
 
         It combines a mean over matched sides and a mean over unmatched sides, weighted by the square roots of
-        their counts among queries without noise. `overlap` is [B, L, queries]; `images` is the number of
-        images in the global batch.
+        their counts among normal queries. `overlap` is [B, L, queries]; `images` is the number of images in
+        the global batch.
         """
         assert outputs.corners is not None
         bins = outputs.corners.unflatten(-1, (4, -1)) / _TEMPERATURE
@@ -297,7 +297,7 @@ class Criterion:
 
 
 def _gather_target_boxes(targets: Targets, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return target boxes [B, S, Q, 4] by row, with an arbitrary box for PADDING, and which rows are set."""
+    """Return the target boxes [B, S, Q, 4] of `rows`, any box for PADDING, and which rows are not PADDING."""
     matched = rows != PADDING
     index = rows.clamp(min=0).flatten(1)[..., None].expand(-1, -1, 4)
     found = targets.boxes.gather(1, index).view(*rows.shape, 4)
@@ -305,7 +305,7 @@ def _gather_target_boxes(targets: Targets, rows: Tensor) -> tuple[Tensor, Tensor
 
 
 def _matched_sets(outputs: Outputs) -> tuple[Tensor, Tensor]:
-    """Return logits and boxes of the queries without noise; the encoder's sets come last."""
+    """Return logits and boxes of the normal queries; the encoder's sets come last."""
     queries = outputs.encoder_logits.shape[2]
     return (
         torch.cat([outputs.logits[:, :, -queries:], outputs.encoder_logits], dim=1),
@@ -315,8 +315,8 @@ def _matched_sets(outputs: Outputs) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the distance of each bin, [bins + 1]: W(n) of D-FINE's paper."""
-    bound = _UP * scale
+    """Return the distance of each bin, [bins + 1]: W(n) in the paper on D-FINE."""
+    bound = _MAX_DISTANCE * scale
     inner = (bound + 1) ** (torch.arange(1, bins // 2, dtype=torch.float64) * 2 / (bins - 2)) - 1
     ends = torch.tensor([2 * bound], dtype=torch.float64)
     return torch.cat([-ends, -inner.flip(0), 0 * ends, inner, ends]).to(device, dtype)
@@ -328,33 +328,33 @@ def at_least_fp32(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
-    """Return the cost of each pair of query and target, [B, S, Q, M], as `HungarianMatcher` of D-FINE.
+def matching_costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+    """Return the cost of each pair of query and target, [B, S, Q, M], as in D-FINE's `HungarianMatcher`.
 
     Predictions are `logits` [B, S, Q, C] and `boxes` [B, S, Q, 4]; `targets` [B, M, 4] have `labels` [B, M].
     """
     sets = max(1, _PAIRS_AT_ONCE // (logits.shape[2] * labels.numel()))
     parts = zip(logits.split(sets, dim=1), boxes.split(sets, dim=1), strict=True)
-    return torch.cat([_costs(*part, targets, labels) for part in parts], dim=1)
+    return torch.cat([_matching_costs(*part, targets, labels) for part in parts], dim=1)
 
 
-def _costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+def _matching_costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
     index = labels.clamp(min=0)[:, None, None].expand(*logits.shape[:3], -1)
     chance = logits.sigmoid().gather(3, index)
     negative = (1 - _COST_ALPHA) * chance**2 * -(1 - chance + 1e-8).log()
     positive = _COST_ALPHA * (1 - chance) ** 2 * -(chance + 1e-8).log()
     distance = torch.cdist(boxes.flatten(1, 2), targets, p=1).view_as(chance)
-    _, overlap = overlaps(boxes[:, :, :, None], targets[:, None, None])
+    _, overlap = iou_and_giou(boxes[:, :, :, None], targets[:, None, None])
     total = _CLASS_COST * (positive - negative) + _DISTANCE_COST * distance - _OVERLAP_COST * overlap
-    # Values that are not finite match last; the loss reports them.
+    # Pairs with non-finite costs match last; the loss reports them.
     worst = torch.finfo(total.dtype).max
     return torch.nan_to_num(total, nan=worst, posinf=worst, neginf=worst)
 
 
 def assign_queries(values: Tensor, counts: Sequence[int]) -> Any:
-    """Assign queries to targets at the least total cost in each set of predictions; see `QueryMatches.own`.
+    """Assign queries to targets at minimum total cost in each set of predictions; see `QueryMatches.own`.
 
-    `values` are the costs [B, S, Q, M] on the host; targets after the first `counts` are padding.
+    `values` are the costs [B, S, Q, M] on the CPU; targets after the first `counts` are padding.
     """
     rows = np.full(values.shape[:3], PADDING)
     for image, image_costs, count in zip(rows, values.numpy(), counts, strict=True):
@@ -365,28 +365,28 @@ def assign_queries(values: Tensor, counts: Sequence[int]) -> Any:
 
 
 def unite_matches(own: Any) -> Any:
-    """Assign each query that any set matches to its most frequent target; on a tie, to the first.
+    """Assign each query that is matched in any set to its most frequent target; on a tie, to the first.
 
-    D-FINE's authors do not define the order of equally frequent targets.
+    The code of D-FINE's authors does not define the order on a tie.
     """
     image, number, query = np.nonzero(own != PADDING)
     found, times = np.unique(np.stack([image, query, own[image, number, query]]), axis=1, return_counts=True)
-    # In ascending order of frequency, and on a tie from the last target to the first: later values win.
+    # Sort by ascending frequency, and on a tie from the last target to the first: later values win.
     image, query, target = found[:, np.lexsort((-found[2], times))]
     union = np.full_like(own[:, :1], PADDING)
     union[image, 0, query] = target
     return union
 
 
-def corners(boxes: Tensor) -> Tensor:
+def to_valid_corners(boxes: Tensor) -> Tensor:
     """Convert boxes [..., 4] from center and size to x1 y1 x2 y2; a negative size counts as 0."""
     half = boxes[..., 2:].clamp(min=0) / 2
     return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
 
 
-def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Return IoU and GIoU (arXiv:1902.09630) of box pairs given by center and size: [..., 4] -> [...]."""
-    first, second = corners(boxes), corners(others)
+def iou_and_giou(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return IoU and GIoU (arXiv:1902.09630) of pairs of boxes in center and size: [..., 4] -> [...]."""
+    first, second = to_valid_corners(boxes), to_valid_corners(others)
     low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
     shared = (high - low).clamp(min=0).prod(-1)
     joined = area(first) + area(second) - shared

@@ -1,7 +1,8 @@
 """Denoising queries of a training batch (Zhang et al. 2022, arXiv:2203.03605): targets with noise.
 
-The layout is the authors': groups of a positive and a negative query for each box of the fullest image.
-The noise is a hash of seed, step and image, so it does not depend on other images, processes or state.
+The layout is that of the authors: each group has a positive and a negative query for each box of the image
+with the most boxes. The noise is a hash of seed, step and image, so it depends on no other image, process or
+state.
 """
 
 from typing import NamedTuple
@@ -14,27 +15,27 @@ from trainer.model.boxes import to_center, to_corners
 from trainer.model.global_batch import uniform
 
 _NUMBERS = 10
-"""Random numbers of a query: whether to redraw its label, the new label, sign and size for four sides."""
+"""Random numbers per query: whether to redraw its label, the new label, sign and size for four sides."""
 _EPSILON = 1e-5
 
 
 class DenoisingQueries(NamedTuple):
-    """D denoising queries of each image, which come before the other queries.
+    """D denoising queries of each image, which come before the normal queries.
 
-    D depends only on the number of target rows. Rows that the authors' layout does not use are padding, which
-    no other query attends to.
+    D depends only on the number of target rows. Queries that the authors' layout does not use are padding,
+    which no other query attends to.
     """
 
     labels: Tensor  # int64 [B, D]; the number of classes where a query is padding
     references: Tensor  # [B, D, 4] center and size relative to the image, as logits
-    targets: Tensor  # int64 [B, 1, D], row of the positive queries' targets; PADDING for the others
+    targets: Tensor  # int64 [B, 1, D], target row of each positive query; PADDING for other queries
     group: Tensor  # int64 [D], the group of each query
-    groups: int  # how often each target occurs among the positive queries
+    groups: int  # number of groups: each target has one positive query in each
 
     def attention_mask(self, queries: int) -> Tensor:
         """Return the attention mask, bool [D + queries, D + queries].
 
-        A group attends to itself and to normal queries; normal queries attend to no denoising query.
+        Each group attends to itself and to the normal queries; normal queries attend to no denoising query.
         """
         own = self.labels.shape[1]
         whole = torch.ones(own + queries, own + queries, dtype=torch.bool, device=self.group.device)
@@ -58,12 +59,12 @@ def make_denoising_queries(
     """Make the denoising queries of a batch; for `keys` and `max_targets` see `global_batch.BatchContext`.
 
     `boxes` [B, M, 4] have center and size relative to the image; `labels` [B, M] are PADDING after the
-    targets. `queries` is the approximate number of pairs; an image with more targets has more. Half of the
-    fraction `label_noise` of all labels is redrawn. `box_noise` is the largest shift of a side of a positive
-    query, relative to half of the box. If noise moves sides past each other, `unfold` swaps them (D-FINE);
-    otherwise the box has no size (RT-DETRv2).
+    targets. `queries` is the approximate number of pairs; an image with more targets has more pairs. A
+    fraction `label_noise / 2` of all labels is redrawn. `box_noise` is the maximum shift of a side of a
+    positive query, relative to half of the box. If noise moves sides past each other, `unfold` swaps them
+    (D-FINE); otherwise the box has size 0 (RT-DETRv2).
     """
-    # If the step has no box: one pair of queries, as in RT-DETRv2's code.
+    # As in RT-DETRv2's code, a step without boxes has one pair of queries.
     groups = max(1, queries // max_targets) if max_targets else 1
     device, rows = labels.device, labels.shape[1]
     total = 2 * max(queries, rows)

@@ -1,4 +1,4 @@
-"""The base class of all DETRs: transformers' networks and weight names with the authors' losses.
+"""The base class of all DETRs, which combines transformers' networks with the authors' losses.
 
 It selects the queries, adds denoising queries and decodes the detections.
 """
@@ -44,16 +44,16 @@ from trainer.model.fused_functions import compile_for_steps
 from trainer.model.global_batch import BatchContext
 from trainer.model.weights import load_tensors
 
-# The library's reports and progress bars repeat our messages.
+# The library's messages and progress bars duplicate ours.
 library_logging.set_verbosity_error()
 library_logging.disable_progress_bar()
 
 _LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
 """Noise of denoising queries; see `make_denoising_queries`."""
-_ROWS = 16  # in training, the number of target rows is a multiple of it
+_ROWS = 16  # the number of target rows in training is a multiple of this
 _ANCHOR = 0.05
-"""Side of a query's first box on the finest level, relative to the image; twice that on the next."""
-_MARGIN = 0.01  # locations whose first box is nearer to a border than this do not become queries
+"""Side of initial boxes on the finest level, relative to the image; it doubles with each level."""
+_MARGIN = 0.01  # locations whose initial box is closer to a border than this do not become queries
 
 
 class Detr(Architecture):
@@ -64,15 +64,15 @@ class Detr(Architecture):
     needs_batch_context = True
     upstream: ClassVar[type[PreTrainedModel]]  # transformers' class of the whole detector
     label: ClassVar[str]  # human-readable name, without the size
-    tensor_rules: TensorRules  # how the authors' names of tensors become those of this network
-    reorders_corners: ClassVar[bool] = False  # see `make_denoising_queries`
-    checking: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """Layers that check for values that are not finite, see `train`."""
-    pixel_scale: bool = False
-    """Whether pixels are relative to ImageNet's mean and deviation."""
+    tensor_rules: TensorRules  # rules to rename the authors' tensors to those of this network
+    reorders_corners: ClassVar[bool] = False  # `unfold` of `make_denoising_queries`
+    checking_layers: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """Classes of layers that check for non-finite values; see `train`."""
+    normalizes_pixels: bool = False
+    """Whether pixels are normalized with ImageNet's mean and standard deviation."""
     pixel_mean: Tensor
     pixel_deviation: Tensor
-    heads: ClassVar[tuple[str, ...]] = (
+    class_head_prefixes: ClassVar[tuple[str, ...]] = (
         "model.enc_score_head.",
         "model.decoder.class_embed.",
         "model.denoising_class_embed.",
@@ -84,22 +84,22 @@ class Detr(Architecture):
         library: Any = self.upstream
         self.library_config = library.config_class(**config.arguments(), num_labels=num_classes)
         self.denoising = getattr(config, "denoising", 0)
-        self.compose(library(self.library_config))
-        if self.pixel_scale:
+        self.build_network(library(self.library_config))
+        if self.normalizes_pixels:
             self.register_buffer("pixel_mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
             self.register_buffer("pixel_deviation", torch.tensor(STD).view(3, 1, 1), persistent=False)
-        # On all devices: on a CPU, BatchNorm of torch 2.15 computes a wrong gradient for a batch of one image
-        # that is not in NHWC order if a transposition follows.
+        # Also on CPUs, where BatchNorm of torch 2.15 computes a wrong gradient for a single image that is not
+        # in NHWC order if a transposition follows.
         self.model.to(memory_format=torch.channels_last)
         self._criterion = self.make_criterion()
         self.loss_names = self._criterion.names
         self._compiled: Callable[[Tensor], list[Tensor]] | None = None
-        self._cast_layers = find_autocast_layers(self.model)  # whose weights autocast would cast
+        self._cast_layers = find_autocast_layers(self.model)
         self._anchors_of: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     @abstractmethod
-    def compose(self, whole: Any) -> None:
-        """Set `model` to the network, built from the library's detector `whole`, with initial weights."""
+    def build_network(self, whole: Any) -> None:
+        """Set `model` to the network in the library's detector `whole`, and initialize its weights."""
 
     @property
     def backbone(self) -> Any:
@@ -113,10 +113,10 @@ class Detr(Architecture):
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules."""
         super().train(mode)
-        # In training mode these layers check for values that are not finite, which makes the host wait; the
-        # training step checks as well. Nothing else depends on their mode: they have no dropout.
+        # In training mode these layers check for non-finite values, which makes the CPU wait; the training
+        # step checks for them as well. Nothing else depends on the mode, because the layers have no dropout.
         for module in self.model.modules():
-            if isinstance(module, self.checking):
+            if isinstance(module, self.checking_layers):
                 module.eval()
         return self
 
@@ -128,12 +128,12 @@ class Detr(Architecture):
         color: Tensor | None = None,
         context: BatchContext | None = None,
     ) -> dict[str, Tensor]:
-        """Return losses of a batch, summed over all sets of predictions; see `Architecture.forward`."""
+        """Return the losses of a batch, summed over all sets of predictions; see `Architecture.forward`."""
         assert context is not None
         outputs, targets, noise = self._predict_for_targets(images, boxes, labels, color, context)
         with torch.autocast(images.device.type, enabled=False):
             losses = self._criterion(outputs, targets, noise, context)
-        # As means over these images, which the step weights by their share of the global batch.
+        # Convert to means over these images, which the step weights by their share of the global batch.
         return {name: losses[name].sum() * context.images / len(images) for name in self.loss_names}
 
     def match_targets(
@@ -148,10 +148,10 @@ class Detr(Architecture):
     def _predict_for_targets(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, context: BatchContext
     ) -> tuple[Outputs, Targets, DenoisingQueries | None]:
-        """Return outputs for a batch in fp32 or more, its targets and its denoising queries."""
+        """Return the outputs for a batch in at least fp32, its targets and its denoising queries."""
         pixels = self.normalize(images, color)
         centered = to_center((boxes / images.shape[-1]).to(pixels.dtype))
-        # A small number of shapes, and the same shape in all processes.
+        # Pad to a small number of shapes, and to the same shape in all processes.
         extra = -(-max(1, context.max_targets) // _ROWS) * _ROWS - labels.shape[1]
         centered, labels = F.pad(centered, (0, 0, 0, extra)), F.pad(labels, (0, extra), value=PADDING)
         noise = None
@@ -173,10 +173,10 @@ class Detr(Architecture):
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Detections:
-        return best_pairs(*self.final_outputs(images), images.shape[-1], self.config)
+        return select_detections(*self.final_outputs(images), images.shape[-1], self.config)
 
     def final_outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [B, Q, C] and boxes [B, Q, 4] of the last layer, in fp32 or more."""
+        """Return logits [B, Q, C] and boxes [B, Q, 4] of the last layer, in at least fp32."""
         outputs = self.outputs(self.normalize(images), None)
         return at_least_fp32(outputs.logits[:, -1]), at_least_fp32(outputs.boxes[:, -1])
 
@@ -185,7 +185,7 @@ class Detr(Architecture):
         weight = next(self.backbone.parameters())
         values = images.to(torch.promote_types(weight.dtype, torch.float32)) / 255
         values = apply_color(values, color, 1)
-        if self.pixel_scale:
+        if self.normalizes_pixels:
             values = (values - self.pixel_mean) / self.pixel_deviation
         return values.contiguous(memory_format=torch.channels_last)
 
@@ -228,19 +228,19 @@ class Detr(Architecture):
         )
         return Outputs(
             logits=decoded.intermediate_logits,
-            boxes=self.connect_layers(decoded.intermediate_reference_points),
+            boxes=self.connect_box_gradients(decoded.intermediate_reference_points),
             corners=getattr(decoded, "intermediate_predicted_corners", None),
             references=getattr(decoded, "initial_reference_points", None),
             encoder_logits=logits[:, None],
             encoder_boxes=first.sigmoid()[:, None],
         )
 
-    def connect_layers(self, boxes: Tensor) -> Tensor:
-        """Return the decoder's boxes [B, S, Q, 4] with the same gradients as in the authors' code."""
+    def connect_box_gradients(self, boxes: Tensor) -> Tensor:
+        """Adjust the gradients of the decoder's boxes [B, S, Q, 4] to those of the authors' code."""
         return boxes
 
     def _anchors(self, shapes: list[tuple[int, int]], memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return initial boxes as logits [1, N, 4], fp32 or more, and which locations are valid [1, N, 1]."""
+        """Return initial boxes as logits [1, N, 4] in at least fp32, and a mask of valid locations [1, N, 1]."""
         exact = torch.promote_types(memory.dtype, torch.float32)
         key = (*shapes, memory.device, exact, memory.dtype)
         if key not in self._anchors_of:
@@ -259,8 +259,8 @@ class Detr(Architecture):
         return self._anchors_of[key]
 
     def backbone_levels(self, pixels: Tensor) -> list[Tensor]:
-        """Return the backbone's levels; compiled in training."""
-        # `match_targets` is called too rarely to be worth another graph.
+        """Return the backbone's levels, from compiled code in training."""
+        # `match_targets` is called too rarely to be worth compiling.
         compiled = self._compiled if self.training and torch.is_grad_enabled() else None
         return (compiled or self._levels)(pixels)
 
@@ -268,9 +268,9 @@ class Detr(Architecture):
         return list(self.model.backbone.model(pixels).feature_maps)
 
     def compile_network(self, mode: str) -> bool:
-        """Compile the backbone only: encoder and decoder depend on values and on the batch's targets."""
+        """Compile only the backbone: encoder and decoder depend on values and on the batch's targets."""
         self._compiled = compile_for_steps(self._levels, mode)
-        # The compiler casts the backbone's weights.
+        # Compiled code casts the backbone's weights itself.
         self._cast_layers = find_autocast_layers(self.model, without=self.backbone)
         return True
 
@@ -288,18 +288,18 @@ class Detr(Architecture):
         return RawDetrGraph(self, image_size)
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load a detector or backbone in the hub's or its authors' format in place; see `Architecture`.
+        """Load a detector or backbone in the format of the hub or its authors, in place; see `Architecture`.
 
         Heads for other classes are skipped; all other tensors must fit.
         """
         body = next(f"{name}." for name, part in self.named_modules() if part is self.backbone)
         named = rename_tensors(state, self.tensor_rules)
-        return load_tensors(self, named, source, self.heads, body=body, refuse_unknown=True)
+        return load_tensors(self, named, source, self.class_head_prefixes, body=body, refuse_unknown=True)
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Return weights and configuration as transformers' `save_pretrained` writes them."""
         whole = self.upstream(self.library_config)
-        whole.load_state_dict(self.state_dict(), strict=False)  # without its second copies of heads
+        whole.load_state_dict(self.state_dict(), strict=False)  # `whole` has second copies of the heads
         whole.config.id2label = dict(enumerate(names))
         whole.config.label2id = {name: label for label, name in enumerate(names)}
         with temporary_folder() as temporary:
@@ -329,11 +329,12 @@ class DetrGraph(Graph):
         self.detector, self.image_size = detector.eval(), image_size
         with torch.no_grad():
             blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)
-            # This also builds the constants of this size, which no exporter can trace.
+            # This also builds the constants for this size, which exporters cannot trace.
             self.rows = detector.predict(blank).scores.shape[1]
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(best_pairs(*self.detector.final_outputs(images), self.image_size, self.detector.config))
+        outputs = self.detector.final_outputs(images)
+        return tuple(select_detections(*outputs, self.image_size, self.detector.config))
 
 
 class RawDetrGraph(DetrGraph):
@@ -346,7 +347,7 @@ class RawDetrGraph(DetrGraph):
         return to_corners(boxes).clamp(0, 1) * self.image_size, logits.sigmoid()
 
 
-def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptions) -> Detections:
+def select_detections(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptions) -> Detections:
     """Return the best pairs of query and class from logits [B, Q, C] and boxes [B, Q, 4]."""
     classes = logits.shape[-1]
     flat = logits.flatten(1)

@@ -16,23 +16,23 @@ from trainer.model.batchnorm_folding import convert_convolution
 from trainer.model.detr.criterion import at_least_fp32
 
 INITIAL_LOGIT = -math.log(1 / 0.01 - 1)
-"""Of every class: a score of 0.01 (Lin et al. 2017), for any number of classes."""
+"""Initial logit of every class: a score of 0.01 (Lin et al. 2017)."""
 _AS_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
-"""Layers that transformers draws like the authors."""
+"""Layers that transformers initializes like the authors."""
 _BOXES = re.compile(r"enc_bbox_head|decoder\.(pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\d+\.reg_conf)")
 """Heads whose last layer starts at zero, so that boxes and scores do not change at first."""
 _CLASSES = re.compile(r"enc_score_head|decoder\.class_embed\.\d+")
 XAVIER = r"decoder\.(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+)|enc_output\.0"
-"""Layers that are drawn as in Glorot and Bengio 2010."""
+"""Layers that are initialized as in Glorot and Bengio 2010."""
 
 
 def to_python_ints(shapes: Sequence[tuple[int, int]]) -> Any:
-    """Convert shapes to Python integers, whose comparison neither waits for the device nor is exported."""
+    """Convert shapes to Python integers, whose comparisons neither wait for the device nor are exported."""
     return np.array(shapes, dtype=object)
 
 
 def replace_modules(root: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> None:
-    """Replace each module of class `kind` by the result of `make` for it."""
+    """Replace each module of class `kind` by `make(module)`."""
     for name, module in list(root.named_modules()):
         if isinstance(module, kind):
             root.set_submodule(name, make(module))
@@ -53,8 +53,8 @@ class ExportableMaxPool(nn.Module):
 class AffineBlock(HGNetV2LearnableAffineBlock):
     """A scale and a shift for all channels, in the type of the input.
 
-    Without the cast, fp32 parameters would convert 16-bit input to fp32, which the next convolution casts
-    back.
+    Without the cast, fp32 parameters would convert 16-bit inputs to fp32, and the next convolution would cast
+    them back.
     """
 
     def __init__(self, part: HGNetV2LearnableAffineBlock) -> None:
@@ -63,12 +63,12 @@ class AffineBlock(HGNetV2LearnableAffineBlock):
 
     def forward(self, hidden_state: Tensor) -> Tensor:
         scale, shift = self.scale.to(hidden_state.dtype), self.bias.to(hidden_state.dtype)
-        # A single operation, which rounds once.
+        # A single operation rounds only once.
         return torch.addcmul(shift, hidden_state, scale)
 
 
 class Fp32Integral(DFineIntegral):
-    """Computes mean distances in fp32; bf16 would reduce the precision of boxes to eight bits."""
+    """Computes mean distances in fp32, because bf16 would reduce the precision of boxes to eight bits."""
 
     def forward(self, pred_corners: Tensor, project: Tensor) -> Tensor:
         with torch.autocast(pred_corners.device.type, enabled=False):
@@ -90,7 +90,7 @@ class DepthwiseConv2d(nn.Conv2d):
 
 
 def find_autocast_layers(model: nn.Module, without: nn.Module | None = None) -> list[nn.Module]:
-    """Return the linear layers and convolutions that use autocast's type, except those in `without`."""
+    """Return the linear layers and convolutions that use autocast's type, except those inside `without`."""
     excluded = set(without.modules()) if without else set()
     kinds = (nn.Linear, nn.Conv2d)
     modules = [part for part in model.modules() if isinstance(part, kinds) and part not in excluded]
@@ -98,7 +98,7 @@ def find_autocast_layers(model: nn.Module, without: nn.Module | None = None) -> 
 
 
 def adapt_dtypes(model: nn.Module) -> None:
-    """Let affine blocks and strided depthwise convolutions compute in the fastest types, in place.
+    """Make affine blocks and strided depthwise convolutions compute in the fastest types, in place.
 
     Weight names do not change.
     """
@@ -115,8 +115,8 @@ def adapt_dtypes(model: nn.Module) -> None:
 def initialize_weights(model: nn.Module, backbone: nn.Module, xavier: str = XAVIER) -> None:
     """Initialize encoder and decoder as the authors of D-FINE and RT-DETR do, in place.
 
-    transformers initializes nearly all weights with a deviation of 0.01, so only a ten-thousandth of a
-    gradient passes through three layers. Source: `_reset_parameters` in src/zoo/dfine/dfine_decoder.py of
+    transformers initializes nearly all weights with a standard deviation of 0.01, so only a ten-thousandth of
+    a gradient passes through three layers. Source: `_reset_parameters` in src/zoo/dfine/dfine_decoder.py of
     github.com/Peterande/D-FINE (0eb0cfe) and in rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of
     github.com/lyuwenyu/RT-DETR (366ce51), with PyTorch's defaults for the rest.
     """
@@ -133,7 +133,7 @@ def initialize_weights(model: nn.Module, backbone: nn.Module, xavier: str = XAVI
 
 
 def initialize_layers(modules: Mapping[str, nn.Module], xavier: str) -> None:
-    """Initialize layers with PyTorch's defaults; if a name matches `xavier`, as in Glorot and Bengio 2010."""
+    """Initialize layers with PyTorch's defaults, or with Xavier initialization if a name matches `xavier`."""
     for name, module in modules.items():
         if name.endswith(_AS_TRANSFORMERS):
             continue
@@ -141,7 +141,7 @@ def initialize_layers(modules: Mapping[str, nn.Module], xavier: str) -> None:
             module.reset_parameters()
         attention = name.endswith(("q_proj", "k_proj", "v_proj"))
         if attention or (isinstance(module, (nn.Linear, nn.Conv2d)) and re.fullmatch(xavier, name)):
-            # The three of an attention are one matrix in PyTorch's.
+            # In PyTorch's attention, query, key and value are one matrix.
             nn.init.xavier_uniform_(module.get_parameter("weight"), gain=1 / math.sqrt(2) if attention else 1)
         if attention or name.endswith("o_proj"):
             nn.init.zeros_(module.get_parameter("bias"))

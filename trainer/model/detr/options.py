@@ -1,4 +1,4 @@
-"""Common options of DETRs, which predict a set of boxes with transformers' networks."""
+"""Options that all DETRs have."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -8,8 +8,8 @@ from pydantic.dataclasses import dataclass
 from trainer.config.schema import ModelConfig
 from trainer.config.types import STRICT, DetectionCount
 
-Arguments = dict[str, Any]  # of a configuration of transformers
-UNIT = 8  # channels of a narrower network are multiples of it
+Arguments = dict[str, Any]  # arguments of a configuration class of transformers
+UNIT = 8  # channels of a narrower network are multiples of this
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -22,9 +22,9 @@ class DetrOptions(ModelConfig):
     size: str = ""
     """Published size."""
     width: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Channels relative to the published size; below 1 no published weights fit."""
+    """Channels relative to the published size. Published weights only fit 1."""
     queries: DetectionCount = 300
-    """Number of queries per image, and so the maximum number of detections of a class."""
+    """Number of queries per image, which is the maximum number of detections per class."""
 
     def arguments(self) -> Arguments:
         """Return the arguments of transformers' configuration, without the number of classes."""
@@ -41,7 +41,7 @@ def scale_channels(channels: list[int], width: float, unit: int = UNIT) -> list[
 def hgnet_arguments(
     stem: list[int], outward: list[int], blocks: list[int], layers: int, width: float, **more: Any
 ) -> Arguments:
-    """Return the arguments of a PPHGNetV2; channels of stem and stages are those at width 1."""
+    """Return transformers' arguments for a PPHGNetV2; `stem` and `outward` are channels at width 1."""
     within = scale_channels([stem[-1] * 2**stage for stage in range(len(outward))], width)
     stem, outward = scale_channels(stem, width), scale_channels(outward, width)
     return {

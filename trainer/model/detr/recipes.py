@@ -1,13 +1,13 @@
-"""Training settings of the authors of D-FINE and RT-DETRv2, which DEIMv2's authors also use."""
+"""Training settings by the authors of D-FINE and RT-DETRv2, which DEIMv2's authors also use."""
 
 from trainer.config.schema import LoaderConfig, TrainConfig
 
 
 def published_augmentation(size: int, draws: int, plain_epochs: int) -> LoaderConfig:
-    """Return the augmentation of D-FINE's and RT-DETR's authors.
+    """Return the augmentation by D-FINE's and RT-DETR's authors.
 
-    Input sizes are drawn from multiples of 32 between 3/4 and 5/4 of `size`, which itself is listed `draws`
-    times. If `draws` is 0, all inputs have this size. docs/published.md lists the sources.
+    Input sizes are drawn from the multiples of 32 between 3/4 and 5/4 of `size`, where `size` itself occurs
+    `draws` times. If `draws` is 0, all inputs have this size. docs/published.md lists the sources.
     """
     around = [*range(int(size * 0.75 / 32) * 32, int(size * 1.25 / 32) * 32 + 1, 32)]
     return LoaderConfig(
@@ -37,7 +37,7 @@ def published_training(
     warmup: int = 500,
     ema: int = 1000,
 ) -> TrainConfig:
-    """Return their training settings: a constant learning rate and averaged weights."""
+    """Return the training settings by the same authors: a constant learning rate and averaged weights."""
     return TrainConfig(
         epochs=epochs,
         batch_size=max(4, images // 8),

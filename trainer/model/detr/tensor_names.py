@@ -1,7 +1,7 @@
-"""Renames the tensors of files from the authors or the hub to the names of transformers' modules.
+"""Renames tensors in files by the authors or from the hub to the names of transformers' modules.
 
-The hub's files were written by `save_pretrained`, some by older versions of transformers. The hub's files of
-RF-DETR and DEIMv2 use their authors' names.
+Files on the hub were written by `save_pretrained`, some by older versions of transformers; those of RF-DETR
+and DEIMv2 use the authors' names.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-RenameRules = tuple[tuple[str, str], ...]  # patterns of names and their replacements, applied in turn
+RenameRules = tuple[tuple[str, str], ...]  # patterns and replacements, applied in order
 
 
 class TensorRules(NamedTuple):
@@ -26,9 +26,9 @@ _STACKED = (
     (r"(.+\.(?:self_attn|attention)\.)(?:in_proj_|qkv\.)(weight|bias)", ("q_proj", "k_proj", "v_proj")),
     (r"(.+\.)swish_ffn\.w12\.(weight|bias)", ("mlp.gate_proj", "mlp.up_proj")),
 )
-"""Tensors of several layers in one: an attention's query, key and value; a gated network's first two."""
+"""Stacked tensors to split: query, key and value of an attention; the first two layers of a gated network."""
 _CLASSIFIER = ("fc.", "head.", "last_conv.")
-"""Prefixes of the tensors of a classifier that are not of its backbone."""
+"""Prefixes of a classifier's tensors that do not belong to the backbone."""
 
 HGNET: RenameRules = (
     (r"^stem\.", "embedder."),
@@ -36,7 +36,7 @@ HGNET: RenameRules = (
     (r"\.conv\.", ".convolution."),
     (r"\.bn\.", ".normalization."),
 )
-"""PPHGNetV2 by its authors, D-FINE's, DEIMv2's and timm."""
+"""Rules for PPHGNetV2 by its authors, by those of D-FINE and DEIMv2, and by timm."""
 HYBRID: RenameRules = (
     (r"^(?=class_embed\.|bbox_embed\.)", "decoder."),  # heads that the hub's files have twice
     (r"^decoder\.(anchors|valid_mask)$", ""),  # constants
@@ -61,7 +61,7 @@ HYBRID: RenameRules = (
     (r"\.cross_attn\.", ".encoder_attn."),
     (r"\.out_proj\.", ".o_proj."),
 )
-"""Encoder and decoder of D-FINE and RT-DETRv2."""
+"""Rules for encoder and decoder of D-FINE and RT-DETRv2."""
 DFINE_MLP: RenameRules = (
     (r"\.(?:linear|fc)1\.", ".mlp.layers.0."),
     (r"\.(?:linear|fc)2\.", ".mlp.layers.1."),
@@ -71,7 +71,7 @@ DFINE_MLP: RenameRules = (
 def rename_tensors(state: Mapping[str, Tensor], rules: TensorRules) -> dict[str, Tensor]:
     """Rename the tensors of a detector or backbone to the names of transformers' modules.
 
-    Tensors with other names, or with these names already, are not renamed.
+    Other tensors, and those that already have transformers' names, are not renamed.
     """
     short = rules.prefix.removeprefix("model.")
     inner = {name.removeprefix("module."): value for name, value in state.items()}

@@ -41,14 +41,14 @@ def sample_features(
         )
         return output
     exact = torch.promote_types(value.dtype, torch.float32)
-    constants = _levels(tuple(shapes), tuple(points), exact, len(value), value.shape[2])
+    constants = _level_constants(tuple(shapes), tuple(points), exact, len(value), value.shape[2])
     inputs = value.to(exact), locations.to(exact), attention.to(exact)
     samples: Tensor = _SampleFeatures.apply(*inputs, *constants)
     return samples
 
 
 @functools.lru_cache(maxsize=64)
-def _levels(
+def _level_constants(
     shapes: tuple[tuple[int, int], ...], points: tuple[int, ...], dtype: torch.dtype, batch: int, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of the level of each point: width and height [2, P], and in rows of the table its first one for each
@@ -85,7 +85,7 @@ class _SampleFeatures(torch.autograd.Function):
         index = (
             (row[..., 1, :, None, :] + first[..., None, :] + row[..., 0, None, :, :]).flatten(3).flatten(0, 2)
         )
-        weights = _corners(share, attention)
+        weights = _corner_weights(share, attention)
         table = value.reshape(-1, value.shape[-1])
         ctx.save_for_backward(table, index, share, inside, attention, size)
         ctx.shape = value.shape
@@ -98,7 +98,7 @@ class _SampleFeatures(torch.autograd.Function):
         table, index, share, inside, attention, size = ctx.saved_tensors
         (count, each), rows = index.shape, len(table)
         gradient = gradient.reshape(count, -1)
-        weights = _corners(share, attention).flatten()
+        weights = _corner_weights(share, attention).flatten()
         # Products of the gradient with the sampled rows.
         ends = torch.arange(0, index.numel() + 1, each, dtype=index.dtype)
         read = torch.sparse_csr_tensor(ends, index.flatten(), weights, (count, rows), check_invariants=False)
@@ -123,7 +123,7 @@ class _SampleFeatures(torch.autograd.Function):
         return table_gradient.view(ctx.shape), location_gradient, attention_gradient, None, None, None
 
 
-def _corners(share: Tensor, attention: Tensor) -> Tensor:
+def _corner_weights(share: Tensor, attention: Tensor) -> Tensor:
     """Return the weights [B * Q * H, 4 * P] of the four locations around each point."""
     rows = share[..., 1, :, :] * attention[..., None, :]
     return (rows[..., None, :] * share[..., 0, None, :, :]).flatten(3).flatten(0, 2)

@@ -47,10 +47,10 @@ class DFine(Detr):
     upstream = DFineForObjectDetection
     label = "D-FINE"
     reorders_corners = True
-    checking = (d_fine.DFineEncoderLayer,)
+    checking_layers = (d_fine.DFineEncoderLayer,)
     tensor_rules = _DFINE
 
-    def compose(self, whole: Any) -> None:
+    def build_network(self, whole: Any) -> None:
         # Without the outer model, which has the heads a second time under other names.
         self.model = whole.model
         initialize_weights(self.model, self.backbone)
@@ -73,10 +73,10 @@ class RTDetr(Detr):
     config: RTDetrOptions
     upstream = RTDetrV2ForObjectDetection
     label = "RT-DETRv2"
-    checking = (rt_detr.RTDetrV2EncoderLayer,)
+    checking_layers = (rt_detr.RTDetrV2EncoderLayer,)
     tensor_rules = _RTDETR
 
-    def compose(self, whole: Any) -> None:
+    def build_network(self, whole: Any) -> None:
         # Without the outer model, which has the heads a second time under other names.
         self.model = whole.model
         initialize_weights(self.model, self.backbone, _XAVIER)
@@ -87,7 +87,7 @@ class RTDetr(Detr):
     def make_criterion(self) -> Criterion:
         return Criterion()
 
-    def connect_layers(self, boxes: Tensor) -> Tensor:
+    def connect_box_gradients(self, boxes: Tensor) -> Tensor:
         """Let the gradient of each layer's box reach the previous layer's box, which transformers detaches.
 
         Only gradients change. Source: `TransformerDecoder` in

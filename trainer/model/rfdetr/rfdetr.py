@@ -14,7 +14,7 @@ from transformers import RfDetrForObjectDetection
 
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import ParameterGroups
-from trainer.model.detr.criterion import Criterion, Outputs, ia_bce
+from trainer.model.detr.criterion import Criterion, Outputs, ia_bce_loss
 from trainer.model.detr.denoising import DenoisingQueries
 from trainer.model.detr.detector import Detr
 from trainer.model.detr.modules import INITIAL_LOGIT, initialize_layers, to_python_ints
@@ -60,11 +60,11 @@ class RFDetr(Detr):
     config: RFDetrOptions
     upstream = RfDetrForObjectDetection
     label = "RF-DETR"
-    pixel_scale = True
-    heads = ("class_embed.", "model.enc_out_class_embed.")
+    normalizes_pixels = True
+    class_head_prefixes = ("class_embed.", "model.enc_out_class_embed.")
     tensor_rules = _NAMES
 
-    def compose(self, whole: Any) -> None:
+    def build_network(self, whole: Any) -> None:
         self.model, self.class_embed, self.bbox_embed = whole.model, whole.class_embed, whole.bbox_embed
         # No output depends on this parameter, but processes would wait for its gradient.
         token = getattr(self.model.backbone.backbone.embeddings, "mask_token", None)
@@ -73,7 +73,7 @@ class RFDetr(Detr):
         _initialize_weights(self)
 
     def make_criterion(self) -> Criterion:
-        return Criterion(groups=self.config.groups, weights=_WEIGHTS, classification=ia_bce)
+        return Criterion(groups=self.config.groups, weights=_WEIGHTS, classification=ia_bce_loss)
 
     def outputs(self, pixels: Tensor, noise: DenoisingQueries | None) -> Outputs:
         """Return the decoder's outputs for normalised images [B, 3, S, S]; in training, of all groups."""

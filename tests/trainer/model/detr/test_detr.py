@@ -37,7 +37,7 @@ def test_boxes_of_rtdetr_train_the_layer_before(network):
     gradients = []
     for before in (boxes, boxes.detach()):
         both = torch.cat([boxes, (moves + before.logit()).sigmoid()], dim=1)
-        refined = both if before is boxes else network("rtdetr").connect_layers(both)
+        refined = both if before is boxes else network("rtdetr").connect_box_gradients(both)
         (gradient,) = torch.autograd.grad((refined * torch.linspace(-1, 1, 5)[:, None]).sum(), boxes)
         gradients.append((refined.detach(), gradient))
     for expected, ours in zip(*gradients, strict=True):

@@ -21,17 +21,17 @@ from trainer.model.detr.criterion import (
     Outputs,
     Targets,
     _matched_sets,
-    costs,
-    ia_bce,
-    mal,
-    varifocal,
+    ia_bce_loss,
+    mal_loss,
+    matching_costs,
+    varifocal_loss,
 )
 from trainer.model.detr.denoising import make_denoising_queries
 from trainer.model.global_batch import BatchContext, uniform
 
 AUTHORS = json.loads(Path(__file__).with_name("authors.json").read_text())
 QUERIES, NOISE = 12, 6
-CLASSES = {"vfl": varifocal, "ia_bce": ia_bce, "mal": mal}
+CLASSES = {"vfl": varifocal_loss, "ia_bce": ia_bce_loss, "mal": mal_loss}
 
 
 class Case(NamedTuple):
@@ -222,7 +222,7 @@ def test_losses_and_gradients_are_the_authors(name):
 @pytest.mark.parametrize("name", CASES)
 def test_matches_are_the_authors(name):
     case, theirs, (outputs, targets, _) = CASES[name], AUTHORS[name], inputs(name)
-    all_costs = costs(*_matched_sets(outputs), targets.boxes, targets.labels)
+    all_costs = matching_costs(*_matched_sets(outputs), targets.boxes, targets.labels)
     matches = criterion(case).match(outputs, targets, case.counts)()
     for number, images in enumerate(theirs["matches"]):
         real = [

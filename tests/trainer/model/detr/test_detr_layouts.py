@@ -79,7 +79,7 @@ def test_the_authors_file_gives_the_authors_logits_and_boxes(which, tmp_path):
     load_pretrained(detector, str(tmp_path / "theirs.pth"))
     image = torch.rand(1, 3, theirs["size"], theirs["size"], generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
-        if detector.pixel_scale:
+        if detector.normalizes_pixels:
             image = (image.double() - detector.pixel_mean) / detector.pixel_deviation
         outputs = detector.outputs(image.double(), None)
     logits, boxes = outputs.logits[0, -1], outputs.boxes[0, -1]
