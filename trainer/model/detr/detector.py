@@ -240,7 +240,7 @@ class Detr(Architecture):
         return boxes
 
     def _anchors(self, shapes: list[tuple[int, int]], memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return initial boxes as logits [1, N, 4] in at least fp32, and a mask of valid locations [1, N, 1]."""
+        """Return initial boxes as logits [1, N, 4], in at least fp32, and valid locations [1, N, 1]."""
         exact = torch.promote_types(memory.dtype, torch.float32)
         key = (*shapes, memory.device, exact, memory.dtype)
         if key not in self._anchors_of:
