@@ -1,8 +1,8 @@
 """Multi-scale deformable attention (Zhu et al. 2021, arXiv:2010.04159) as weighted sums of rows, for CPUs.
 
 torch's grid_sample reads the channels of a location one by one. Here the features of a location are a row of
-a table, and the result for a query is a weighted sum of rows. The forward pass takes a quarter of the time,
-and both passes together take half.
+a table, and the result for a query is a weighted sum of rows. This takes a quarter of the time in the forward
+pass, and half of the time in both passes together.
 """
 
 import functools
@@ -28,10 +28,10 @@ def sample_features(
 ) -> Tensor:
     """Return the features that queries sample from all levels, [B, Q, H * D].
 
-    The arguments are those of transformers' function, which is called except for training on a CPU. `value`
-    [B, N, H, D] concatenates the levels, whose height and width are in `shapes`. Each of H heads samples at
-    `locations` [B, Q, H, P, 2], x and y in 0..1 with zeros outside, and weights them by `attention`
-    [B, Q, H, P]; `points` are the numbers of points on each level.
+    The arguments are those of transformers' function, which is used except for training on a CPU. `value`
+    [B, N, H, D] concatenates the levels, whose heights and widths are `shapes`. Each of H heads samples at
+    `locations` [B, Q, H, P, 2] (x and y in 0..1, zeros outside) with the weights `attention` [B, Q, H, P];
+    `points` are the numbers of points on each level.
     """
     trained = value.requires_grad and not torch.compiler.is_compiling()
     usable = value.device.type == "cpu" and torch.backends.mkl.is_available() and method == "default"
@@ -51,8 +51,8 @@ def sample_features(
 def _level_constants(
     shapes: tuple[tuple[int, int], ...], points: tuple[int, ...], dtype: torch.dtype, batch: int, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the level of each point: width and height [2, P], and in rows of the table its first one for each
-    image and head [B, 1, H, 1, P], and how far apart columns and lines are [2, 1, P].
+    """Return constants of the level of each of P points: width and height [2, P], the level's first table row
+    for each image and head [B, 1, H, 1, P], and the distance in rows of columns and lines [2, 1, P].
     """
     levels = [level for level, count in enumerate(points) for _ in range(count)]
     ends = [0, *itertools.accumulate(height * width for height, width in shapes)]
@@ -77,7 +77,7 @@ class _SampleFeatures(torch.autograd.Function):
         place = (locations * size.T).sub_(0.5).transpose(-1, -2)  # [B, Q, H, 2, P], x and y
         low = place.floor()
         part = place - low
-        # Of the two columns and the two rows around each place: [B, Q, H, 2, 2, P].
+        # For the two columns and the two lines around each location: [B, Q, H, 2, 2, P].
         both = torch.stack([low, low + 1], dim=-2)
         inside = (both >= 0) & (both < size[:, None])
         share = torch.stack([1 - part, part], dim=-2) * inside
@@ -99,12 +99,12 @@ class _SampleFeatures(torch.autograd.Function):
         (count, each), rows = index.shape, len(table)
         gradient = gradient.reshape(count, -1)
         weights = _corner_weights(share, attention).flatten()
-        # Products of the gradient with the sampled rows.
+        # Multiply the gradient by the sampled rows.
         ends = torch.arange(0, index.numel() + 1, each, dtype=index.dtype)
         read = torch.sparse_csr_tensor(ends, index.flatten(), weights, (count, rows), check_invariants=False)
         slope = torch.sparse.sampled_addmm(read, gradient, table.T, beta=0.0).values()
         slope = slope.view(*attention.shape[:3], 2, 2, -1)
-        # The transposed sum: each row of the table collects the gradients of its readers.
+        # Transpose the sum: each row of the table adds up the gradients of the queries that sampled it.
         order = index.flatten().argsort(stable=True)
         ends = torch.bincount(index.flatten(), minlength=rows).cumsum(0)
         table_gradient = F.embedding_bag(

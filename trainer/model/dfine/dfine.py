@@ -1,6 +1,6 @@
 """D-FINE (Peng et al. 2024, arXiv:2410.13842) and RT-DETRv2 (Lv et al. 2024, arXiv:2407.17140).
 
-Sources of the names of tensors: `state_dict` of the networks in src/zoo/dfine of github.com/Peterande/D-FINE
+Sources of the tensor names: `state_dict` of the networks in src/zoo/dfine of github.com/Peterande/D-FINE
 (4a1f73a) and in rtdetrv2_pytorch/src/zoo/rtdetr of github.com/lyuwenyu/RT-DETR (068dfde).
 """
 
@@ -20,7 +20,7 @@ from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, RenameRule
 from trainer.model.dfine.deformable_attention import sample_features
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
 
-_XAVIER = XAVIER + r"|decoder_input_proj\.\d+\.0"  # D-FINE's authors leave these to PyTorch
+_XAVIER = XAVIER + r"|decoder_input_proj\.\d+\.0"  # for D-FINE these layers use PyTorch's default
 _RESNET: RenameRules = (
     *((rf"^conv1\.conv1_{place + 1}\.", f"embedder.embedder.{place}.") for place in range(3)),
     (r"^res_layers\.(\d+)\.blocks\.", r"encoder.stages.\1.layers."),
@@ -30,7 +30,7 @@ _RESNET: RenameRules = (
     (r"\.conv\.", ".convolution."),
     (r"\.norm\.", ".normalization."),
 )
-"""ResNet-vd."""
+"""Rules for ResNet-vd."""
 _RTDETR_MLP: RenameRules = (
     (r"\.num_points_scale$", ".n_points_scale"),
     (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
@@ -88,9 +88,9 @@ class RTDetr(Detr):
         return Criterion()
 
     def connect_box_gradients(self, boxes: Tensor) -> Tensor:
-        """Let the gradient of each layer's box reach the previous layer's box, which transformers detaches.
+        """Propagate gradients from each layer's box to the previous layer's box, which transformers detaches.
 
-        Only gradients change. Source: `TransformerDecoder` in
+        Values do not change. Source: `TransformerDecoder` in
         rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of github.com/lyuwenyu/RT-DETR (068dfde).
         """
         if not torch.is_grad_enabled():

@@ -14,8 +14,8 @@ _BACKBONES = {
     "b4": ([32, 48], 128, [1, 1, 3, 1], 6),
     "b5": ([32, 64], 128, [1, 2, 5, 2], 6),
 }
-"""PPHGNetV2: channels of the stem and behind the first stage, blocks of each stage, layers of each block. In
-the first two a learnt scale and shift follows each activation."""
+"""PPHGNetV2: channels of the stem and after the first stage, blocks of each stage, layers of each block. In
+b0 and b2 a learned scale and shift follow each activation."""
 _DFINE: dict[str, tuple[str, Arguments]] = {
     "n": (
         "b0",
@@ -34,7 +34,7 @@ _DFINE: dict[str, tuple[str, Arguments]] = {
     "l": ("b4", {}),
     "x": ("b5", {"encoder_hidden_dim": 384, "encoder_ffn_dim": 2048, "reg_scale": 8.0}),
 }
-"""Backbone of each size, and transformers' arguments that differ from D-FINE-L's. Source:
+"""Backbone of each size, and transformers' arguments that differ from those of D-FINE-L. Source:
 `configs/dfine/dfine_hgnetv2_{n,s,m,l,x}_coco.yml` of github.com/Peterande/D-FINE (4a1f73a, Apache-2.0)."""
 _RTDETR: dict[str, tuple[Arguments, Arguments]] = {
     "r18": ({"depths": [2, 2, 2, 2], "layer_type": "basic"}, {"decoder_layers": 3, "hidden_expansion": 0.5}),
@@ -42,8 +42,8 @@ _RTDETR: dict[str, tuple[Arguments, Arguments]] = {
     "r50": ({}, {}),
     "r101": ({"depths": [3, 4, 23, 3]}, {"encoder_hidden_dim": 384, "encoder_ffn_dim": 2048}),
 }
-"""The same, relative to RT-DETRv2-R50. Source: `rtdetrv2_pytorch/configs/rtdetrv2` of
-github.com/lyuwenyu/RT-DETR (068dfde, Apache-2.0)."""
+"""Arguments of backbone and detector of each size that differ from those of RT-DETRv2-R50. Source:
+`rtdetrv2_pytorch/configs/rtdetrv2` of github.com/lyuwenyu/RT-DETR (068dfde, Apache-2.0)."""
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -53,21 +53,21 @@ class HybridEncoderOptions(DetrOptions):
     denoising: Annotated[Count, Field(le=10_000)] = 100
     """Approximate number of pairs of denoising queries per image in training; 0 disables them."""
     frozen_norm: bool = False
-    """Keep the backbone's BatchNorm of the pretrained weights, as the authors trained D-FINE-L and X and
+    """Freeze the BatchNorm layers of the pretrained backbone, as the authors do for D-FINE-L and X and for
     RT-DETRv2 on ResNet50 and 101."""
     frozen_stem: bool = False
-    """Keep the backbone's first convolutions of the pretrained weights; as above."""
+    """Freeze the first convolutions of the pretrained backbone, as the authors do for the same models."""
     backbone_lr: Fraction = 0.1
     """Learning rate of the backbone, relative to train.lr."""
 
     def unfreezing_options(self) -> Arguments:
-        """Return overrides that disable the active freezing options, so that all weights are trained."""
+        """Return the freezing options in use, with values that train all weights."""
         return {key: False for key in ("frozen_norm", "frozen_stem") if getattr(self, key)}
 
     def encoder_and_decoder(self, size: Arguments, backbone: Arguments, levels: int) -> Arguments:
-        """Return the arguments of encoder and decoder for a published size on a backbone."""
+        """Return transformers' arguments for encoder and decoder of a published size on a backbone."""
         widths = {"encoder_hidden_dim": 256, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, **size}
-        # A multiple of the eight heads.
+        # The width is divided among eight heads.
         (hidden,) = scale_channels([widths["encoder_hidden_dim"]], self.width, 4 * UNIT)
         return {
             **size,
@@ -93,10 +93,10 @@ class DFineOptions(HybridEncoderOptions):
 
     architecture: Literal["dfine"] = "dfine"
     size: Literal["n", "s", "m", "l", "x"] = "s"
-    """Published size; nano has 4, s 10, m 20, l 31 and x 63 million parameters."""
+    """Published size: n has 4, s 10, m 20, l 31 and x 63 million parameters."""
 
     def arguments(self) -> Arguments:
-        """Arguments of transformers' DFineConfig for this size and width."""
+        """Return the arguments of transformers' DFineConfig for this size and width."""
         net, size = _DFINE[self.size]
         size = {"decoder_n_points": [3, 6, 3], **size}
         # D-FINE-N uses the last two levels of the backbone; other sizes use three.
@@ -124,10 +124,10 @@ class RTDetrOptions(HybridEncoderOptions):
 
     architecture: Literal["rtdetr"] = "rtdetr"
     size: Literal["r18", "r34", "r50", "r101"] = "r50"
-    """Published backbone; with r18 20, r34 31, r50 43 and r101 77 million parameters."""
+    """Published backbone: the detector has 20 (r18), 31 (r34), 43 (r50) or 77 (r101) million parameters."""
 
     def arguments(self) -> Arguments:
-        """Arguments of transformers' RTDetrV2Config for this size and width."""
+        """Return the arguments of transformers' RTDetrV2Config for this size and width."""
         backbone, size = _RTDETR[self.size]
         basic = backbone.get("layer_type") == "basic"
         outward = [64, 128, 256, 512] if basic else [256, 512, 1024, 2048]

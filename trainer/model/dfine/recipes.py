@@ -11,14 +11,14 @@ from trainer.model.retinanet.recipes import small
 
 Row = tuple[str, str, int, int, int, float, dict[str, Any]]
 _STORAGE = "https://github.com/lyuwenyu/storage/releases/download/v0.1/"
-"""Backbones of RT-DETR's authors: `src/nn/backbone/presnet.py`."""
+"""Backbone weights by RT-DETR's authors, from `src/nn/backbone/presnet.py`."""
 
 
 def dfine_small() -> Config:
     """A narrow D-FINE-N from scratch, for a few hundred images on a CPU.
 
     It uses the augmentation and schedule of `small`, fewer queries than published, and fp32, because bf16
-    slows its many small operations down.
+    slows down its many small operations.
     """
     slim = small()
     return replace(
@@ -68,21 +68,17 @@ _RTDETR: dict[str, Row] = {
     "r101": ("54.3", "ResNet101_vd_ssld_pretrained", 72, 1, 3, 0.01, {}),
 }  # fmt: skip
 _TITLES = {"r18": "S", "r34": "M*", "r50": "L", "r101": "X"}  # names of RT-DETRv2's sizes
-_FROZEN = (
-    "l",
-    "x",
-    "r50",
-    "r101",
-)  # sizes whose BatchNorm and first convolutions keep the pretrained weights
+_FROZEN = ("l", "x", "r50", "r101")
+"""Sizes whose pretrained BatchNorm layers and first convolutions are frozen."""
 
 
 def _published(options: Any, size: str, row: Row) -> Callable[[], Config]:
     """Return the recipe of a size with the authors' schedule and pretrained backbone."""
     score, net, epochs, plain, draws, backbone_lr, training = row
     if options is DFineOptions:
-        title, place, gpus = f"D-FINE-{size.upper()}", f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", 8
+        title, weights, gpus = f"D-FINE-{size.upper()}", f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", 8
     else:
-        title, place, gpus = f"RT-DETRv2-{_TITLES[size]}", f"{_STORAGE}{net}_from_paddle.pth", 4
+        title, weights, gpus = f"RT-DETRv2-{_TITLES[size]}", f"{_STORAGE}{net}_from_paddle.pth", 4
         training = {"lr": 1e-4, "bias_decay": 1e-4, "images": 16, "warmup": 2000, "ema": 2000} | training
 
     def recipe() -> Config:
@@ -91,7 +87,7 @@ def _published(options: Any, size: str, row: Row) -> Callable[[], Config]:
             loader=published_augmentation(640, draws, plain),
             model=options(
                 size=size,
-                weights=place,
+                weights=weights,
                 backbone_lr=backbone_lr,
                 frozen_norm=size in _FROZEN,
                 frozen_stem=size in _FROZEN,
@@ -103,10 +99,10 @@ def _published(options: Any, size: str, row: Row) -> Callable[[], Config]:
         )
 
     recipe.__name__ = f"{options.architecture}_{size}"
-    recipe.__doc__ = f"{title} on COCO by its authors' schedule for {gpus} GPUs ({score} AP, published)."
+    recipe.__doc__ = f"{title} on COCO with its authors' schedule for {gpus} GPUs (published: {score} AP)."
     return recipe
 
 
 PUBLISHED = [_published(DFineOptions, *item) for item in _DFINE.items()]
 PUBLISHED += [_published(RTDetrOptions, *item) for item in _RTDETR.items()]
-"""Recipes of the published trainings; docs/published.md lists the sources."""
+"""Recipes of the published training runs; docs/published.md lists the sources."""

@@ -26,11 +26,11 @@ _DEPTHS: dict[str, tuple[Any, list[int], int, int]] = {
 }
 _PUBLISHED_WIDTH = 64
 _STAGES = (3, 4, 5)
-"""Stages of the network that the pyramid starts from: C3 to C5."""
+"""Backbone stages that the pyramid uses: C3 to C5."""
 
 
 def build_backbone(config: RetinaNetOptions) -> BackboneWithFPN:
-    """Build backbone and pyramid: [B, 3, H, W] to an ordered dict of [B, fpn_channels, h, w], P3 to P7."""
+    """Build backbone and pyramid: [B, 3, H, W] to an ordered dict of P3 to P7, [B, fpn_channels, h, w]."""
     block, layers, groups, group_width = _DEPTHS[config.backbone]
     norms: dict[str, NormLayer] = {"batch": nn.BatchNorm2d, "frozen": FrozenBatchNorm2d, "group": group_norm}
     body = _NarrowResNet(
@@ -49,7 +49,7 @@ def build_backbone(config: RetinaNetOptions) -> BackboneWithFPN:
 
 
 def _coarser_levels(version: str, channels: int, width: int) -> LastLevelP6P7:
-    """Make P6 and P7, from C5 in version 2 and from P5 in version 1."""
+    """Build P6 and P7, which start from C5 in version 2 and from P5 in version 1."""
     levels = LastLevelP6P7(channels if version == "v2" else width, width)
     levels.use_P5 = version == "v1"  # Otherwise torchvision infers it from the widths.
     return levels
@@ -65,7 +65,7 @@ def freeze(body: ResNet, trainable_layers: int) -> None:
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """GroupNorm with 8 channels a group, at most 32 groups (the published width has 32)."""
+    """Return a GroupNorm with 8 channels per group and at most 32 groups, as in the published width."""
     return nn.GroupNorm(max(1, min(32, channels // 8)), channels)
 
 

@@ -16,20 +16,20 @@ from trainer.model.fused_functions import fused
 
 ALPHA = 0.25
 BACKGROUND = -1  # label of an anchor without an object: all its classes are negative
-IGNORED = -2  # label of an anchor that adds nothing to the loss
+IGNORED = -2  # label of an anchor that the loss ignores
 CHUNK_BYTES = 128 * 1024 * 1024
-"""Logits that exist at once in `conv_focal_loss`, unless one image of one level has more."""
+"""Maximum size of the logits in memory in `conv_focal_loss`, unless one image of one level has more."""
 
 
 @fused
 def focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Return the loss of each row of logits, and overwrite the logits with the gradient.
+    """Return the loss of each row of logits, and overwrite the logits with their gradient.
 
     Let s be the sigmoid. A positive logit x has z = -x and w = alpha, a negative one z = x and w = 1 - alpha:
     loss = w s(z)^2 softplus(z), d loss / dz = w s(z)^2 (2 s(-z) softplus(z) + s(z)).
 
     Args:
-        logits: [R, C], a row for each anchor; afterwards the gradient of the sum of the result.
+        logits: [R, C], a row for each anchor; replaced by the gradient of the sum of the result.
         labels: int [R], class of each row; any negative number makes all classes negative.
         weights: [R], fp32 (fp64 for fp64 logits), factor of each row's loss; 0 for an ignored row.
 
@@ -64,9 +64,9 @@ class _FocalLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        # The loss scale is not applied yet, so fp16 lacks the range for the gradient.
-        kept = torch.float32 if logits.dtype == torch.float16 else logits.dtype
-        gradient = logits.detach().to(kept, copy=True)
+        # The loss scale is not applied yet, so the gradient may be out of the range of fp16.
+        dtype = torch.float32 if logits.dtype == torch.float16 else logits.dtype
+        gradient = logits.detach().to(dtype, copy=True)
         loss = focal_and_gradient_(gradient, labels, weights).sum()
         ctx.save_for_backward(gradient)
         ctx.dtype = logits.dtype
@@ -80,13 +80,13 @@ class _FocalLoss(torch.autograd.Function):
 
 
 def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum of `focal_and_gradient_`, differentiable once; labels may be IGNORED."""
+    """Return the sum of the focal loss, differentiable once; labels may be IGNORED."""
     loss: Tensor = _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights))
     return loss
 
 
 class _ConvFocalLoss(torch.autograd.Function):
-    """Last convolution and focal loss in chunks; gradients are computed in the forward pass."""
+    """Computes the last convolution and focal loss in chunks, with the gradients in the forward pass."""
 
     @staticmethod
     def forward(
@@ -106,7 +106,7 @@ class _ConvFocalLoss(torch.autograd.Function):
         level_grads = []
         for level, level_labels, level_weights in zip(levels, labels, weights, strict=True):
             parts = []
-            # Slices of the batch whose logits fit into CHUNK_BYTES, one image at least.
+            # Slice the batch so that the logits fit into CHUNK_BYTES, with at least one image.
             image_bytes = weight.shape[0] * level.shape[2] * level.shape[3] * dtype.itemsize
             count = max(1, CHUNK_BYTES // image_bytes)
             for start in range(0, level.shape[0], count):
@@ -114,8 +114,9 @@ class _ConvFocalLoss(torch.autograd.Function):
                 features = level[images].to(dtype).contiguous(memory_format=torch.channels_last)
                 logits = F.conv2d(features, kernel, offset, padding=1)
                 logits = logits.contiguous(memory_format=torch.channels_last)
-                # Views in channels_last order, so that the gradient is written into `logits`. `data` hides
-                # that they are views; otherwise torch would compile separately for square levels.
+                # `rows` are views in channels_last order, so that the gradient is written into `logits`.
+                # `data` hides that they are views; otherwise torch would compile separately for square
+                # levels.
                 rows = logits.permute(0, 2, 3, 1).view(level_labels[images].numel(), -1).data
                 chunk = level_labels[images].flatten().data, level_weights[images].flatten().data
                 loss += focal_and_gradient_(rows, *chunk).sum()
@@ -138,19 +139,19 @@ class _ConvFocalLoss(torch.autograd.Function):
 
 
 def _add_gradient(total: Tensor | None, part: Tensor, like: Tensor) -> Tensor:
-    """Add a gradient to `total`, or start it in the type and memory order of `like`."""
+    """Add a gradient to `total`; if None, start a sum with the type and memory format of `like`."""
     return torch.empty_like(like).copy_(part) if total is None else total.add_(part)
 
 
 def _merge_levels(levels: list[Tensor], fill: float) -> list[Tensor]:
-    """Keep the first two levels [B, X, h, w] and join the others to one map, with borders of `fill`.
+    """Keep the first two levels [B, X, h, w], and join the others into one map with borders of `fill`.
 
     With these borders, a 3x3 convolution of the map equals convolutions of the levels. A convolution with
-    thousands of channels costs the same for 2x2 as for 8x8 locations, because weights dominate.
+    thousands of channels costs as much for 2x2 as for 8x8 locations, because its weights dominate.
     """
     third, rest = levels[2], levels[3:]
     width = max(level.shape[3] for level in rest)
-    # One column to the left of the rest, one row below each.
+    # Add one column to the left of the rest, and one row below each.
     column = torch.cat([F.pad(level, (1, width - level.shape[3], 0, 1), value=fill) for level in rest], dim=2)
     height = max(third.shape[2], column.shape[2])
     sides = [F.pad(side, (0, 0, 0, height - side.shape[2]), value=fill) for side in (third, column)]
@@ -173,7 +174,7 @@ def conv_focal_loss(
     labels: list[Tensor],
     weights: list[Tensor],
 ) -> Tensor:
-    """Return `focal_loss` of the class head's last convolution, computed for a few images at a time.
+    """Return the focal loss of the class head's last convolution, computed for a few images at a time.
 
     The result is an fp32 scalar, computed in autocast's type and differentiable once. fp16 is not supported,
     see `is_supported`. `levels` are features [B, F, h, w], `weight` is [A * C, F, 3, 3]. `labels` (a class,
@@ -194,9 +195,9 @@ def conv_focal_loss(
 
 
 def is_supported(device: torch.device) -> bool:
-    """Return whether `conv_focal_loss` supports the current autocast; it does not support fp16.
+    """Return whether `conv_focal_loss` supports the current autocast type: any but fp16.
 
-    Its gradients are computed before the loss scale is known; fp16 lacks the range for them.
+    It computes gradients before the loss scale is known, so they may be out of the range of fp16.
     """
     enabled = torch.is_autocast_enabled(device.type)
     return not (enabled and torch.get_autocast_dtype(device.type) == torch.float16)
@@ -207,8 +208,8 @@ def conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gradients of features [B, F, h, w], kernel [O, F, 3, 3] and bias for stride 1 and padding 1.
 
-    `gradient` [B, O, h, w] is the output's gradient; all are channels_last. Gradients that `output_mask`
-    excludes are undefined.
+    `gradient` [B, O, h, w] is the output's gradient; all tensors are channels_last. Gradients that
+    `output_mask` excludes are undefined.
     """
     if matmul_is_faster(gradient):
         return conv_backward_by_matmul(gradient, features, kernel, output_mask)
@@ -221,8 +222,8 @@ def conv_backward(
 def matmul_is_faster(gradient: Tensor) -> bool:
     """Return whether matrix products are faster than the library (oneDNN or cuDNN).
 
-    On a CPU, oneDNN converts the kernel gradient's layout, which takes 0.1 s per call with 5409 outputs, even
-    for a small map. Matrix products copy the map nine times instead.
+    On a CPU, oneDNN converts the layout of the kernel's gradient, which takes 0.1 s per call with 5409
+    outputs even for a small map. Matrix products copy the map nine times instead.
     """
     places = gradient.shape[0] * gradient.shape[2] * gradient.shape[3]
     return gradient.device.type == "cpu" and places <= 2 * gradient.shape[1]

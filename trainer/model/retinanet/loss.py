@@ -1,6 +1,6 @@
-"""RetinaNet's losses, equal to torchvision's.
+"""RetinaNet's losses, equal to those of torchvision.
 
-Targets are padded to one length, so no shape depends on the data and no step waits for the device.
+Targets are padded to the same length, so no shape depends on the data and no step waits for the device.
 """
 
 from typing import NamedTuple
@@ -17,27 +17,27 @@ from trainer.model.retinanet.focal import BACKGROUND, IGNORED, conv_focal_loss, 
 
 _FOREGROUND, _BACKGROUND = 0.5, 0.4
 _OVERLAPS_AT_ONCE = 32 * 1024 * 1024
-"""Pairs of target and anchor whose overlaps are in memory at the same time."""
+"""Maximum number of pairs of target and anchor whose IoUs are in memory at the same time."""
 
 
 class AnchorTargets(NamedTuple):
     """The targets of every anchor of every image."""
 
     labels: Tensor  # [B, N] int32: class of the matched target, BACKGROUND or IGNORED
-    boxes: Tensor  # [B, N, 4] fp32: the matched target, or the anchor itself without one
+    boxes: Tensor  # [B, N, 4] fp32: the matched target, or the anchor itself if there is none
     positive: Tensor  # [B, N] bool: whether a target is matched
     weights: Tensor
-    """[B, N] fp32: factor that turns a sum over anchors into the mean over images of the sum per
-    matched anchor."""
+    """[B, N] fp32: factor that turns a sum over anchors into a mean over images, each divided by its
+    matched anchors."""
 
 
 def match_anchors(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     """Assign to every anchor a target, BACKGROUND or IGNORED, as torchvision's `Matcher` does.
 
-    An anchor takes the target it overlaps most if that IoU is at least 0.5; below 0.4 it takes none. The
-    anchors that overlap a target most keep their own best target even if the overlap is small, so that every
-    target has an anchor. For targets [B, M, 4] with labels [B, M] and anchors [N, 4], the result is int64
-    [B, N]: indices into the M targets, or BACKGROUND or IGNORED.
+    An anchor matches the target with the largest IoU if that is at least 0.5, and none if it is below 0.4.
+    The anchors with the largest IoU for a target keep their best target even if the IoU is small, so that
+    every target has an anchor. For targets [B, M, 4] with labels [B, M] and anchors [N, 4], the result is
+    int64 [B, N]: indices into the M targets, or BACKGROUND or IGNORED.
     """
     count = max(1, _OVERLAPS_AT_ONCE // (boxes.shape[1] * len(anchors)))
     parts = zip(boxes.split(count), labels.split(count), strict=True)
@@ -50,7 +50,7 @@ def match_anchors(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
 
 @fused_exactly
 def _best_overlaps(boxes: Tensor, valid: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each anchor's largest IoU, its target, and whether the anchor is the best one of any target."""
+    """Return each anchor's largest IoU, the target, and whether the anchor is the best of any target."""
     iou = pairwise_iou(boxes, anchors).masked_fill_(~valid[:, :, None], -1.0)
     best_iou, best_target = iou.max(dim=1)
     best = ((iou == iou.amax(dim=2, keepdim=True)) & valid[:, :, None]).any(dim=1)
@@ -73,7 +73,7 @@ def assign_targets(boxes: Tensor, labels: Tensor, anchors: Tensor) -> AnchorTarg
 
 
 def pad_targets(boxes: Tensor, labels: Tensor, *, minimum: int = 8) -> tuple[Tensor, Tensor]:
-    """Pad boxes [B, M, 4] and labels [B, M] to the next power of two, so that graphs are reused."""
+    """Pad boxes [B, M, 4] and labels [B, M] to the next power of two, so that compiled graphs are reused."""
     rows = boxes.shape[1]
     missing = max(minimum, 1 << (rows - 1).bit_length()) - rows
     if not missing:
@@ -92,10 +92,10 @@ def retinanet_loss(
 ) -> dict[str, Tensor]:
     """Return the losses `classification` and `boxes`.
 
-    Each is summed over the anchors of an image, divided by its matched anchors, and averaged over the images.
-    Call it under the network's autocast. `features` [B, F, h, w] of each level are the input of the class
+    Each loss is summed over the anchors of an image, divided by its number of matched anchors, and averaged
+    over the images. Call it under autocast. `features` [B, F, h, w] of each level are the input of the class
     head's `last` convolution (A * C channels); `offsets` [B, N, 4] cover all levels; `anchors` [n, 4] are
-    given for each level. For the targets see `Architecture.forward`.
+    given for each level. For `boxes` and `labels` see `Architecture.forward`.
     """
     sizes = [len(level) for level in anchors]
     together = torch.cat(anchors)
@@ -132,7 +132,7 @@ def box_loss(offsets: Tensor, kind: str, anchors: Tensor, targets: AnchorTargets
 
     `kind` is "l1" (on offsets) or "giou" (on decoded boxes).
     """
-    # The target of an unmatched anchor is the anchor itself, so its loss and gradient are finite and the
+    # The target of an unmatched anchor is the anchor itself, so its loss and gradient are finite, and the
     # mask below never computes 0 * inf.
     offsets = torch.where(targets.positive[:, :, None], offsets.float(), 0.0)
     if kind == "giou":

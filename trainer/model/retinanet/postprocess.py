@@ -1,4 +1,4 @@
-"""Selection and suppression of detections, for a whole batch at once and equal to torchvision's."""
+"""Selects detections and applies NMS for a whole batch at once, with the same results as torchvision."""
 
 import torch
 from torch import Tensor
@@ -8,21 +8,21 @@ from trainer.model.architecture import Detections
 from trainer.model.retinanet.options import RetinaNetOptions
 
 _BOXES_AT_ONCE = 2**16  # boxes in one NMS call on a GPU, which stores a bit for each pair
-_FIRST_PREFIX = 4  # candidates that the suppression tries first, as a multiple of detections_per_image
+_FIRST_PREFIX = 4  # candidates that NMS tries first, as a multiple of detections_per_image
 
 
 def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best pairs of anchor and class of a level: logits, anchors, labels, each [B, k], best first.
 
-    The selection has two exact stages: the best k pairs only use the k anchors with the best classes, so only
-    those anchors' classes are sorted. The logits keep the convolution's order, because a transposition with
-    hundreds of classes costs more than the rest. `logits` are [B, A, C, P], with A anchors at each of P
-    locations; anchors are numbered by location and then by scale.
+    The selection has two exact stages: the best k pairs only use the k anchors with the highest logits, so
+    only those anchors' classes are sorted. The logits keep the convolution's memory order, because
+    transposing hundreds of classes costs more than the rest. `logits` are [B, A, C, P], with A anchors at
+    each of P locations; anchors are numbered by location and then by scale.
     """
     _, each, classes, places = logits.shape
     total = each * places
     if total > limit:
-        # In memory order, so that a class's values are read from nearby addresses.
+        # Sort in memory order, so that the values of a class are read from nearby addresses.
         column = torch.topk(logits.amax(dim=2).flatten(1), limit, dim=1).indices.sort(dim=1).values
     else:
         column = torch.arange(total, device=logits.device).expand(logits.shape[0], -1)
@@ -38,7 +38,7 @@ def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def top_detections(boxes: Tensor, scores: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, ...]:
-    """Return the best `rows` of T candidates as a graph's outputs; suppressed candidates have score 0."""
+    """Return the best `rows` of T candidates as graph outputs; suppressed candidates have score 0."""
     best, index = torch.topk(scores, rows, dim=1)
     real = best > 0
     chosen = boxes.gather(1, _rows(index)) * real[:, :, None]
@@ -52,10 +52,10 @@ def postprocess(
 
     Boxes are fp32 [B, T, 4] in pixels of a square of `image_size`.
     """
-    # Stable, as in torchvision: among equal scores the first candidate wins.
+    # A stable sort, as in torchvision: among equal scores the first candidate wins.
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     boxes, labels = boxes.gather(1, _rows(order)), labels.gather(1, order)
-    # Boxes of other images and classes are shifted apart; in fp64, where a shift does not round them.
+    # Shift boxes of different images and classes apart, in fp64, where a shift does not round them.
     image = torch.arange(len(labels), device=labels.device)[:, None]
     shifted = boxes.double() + ((image * classes + labels) * (image_size + 1))[:, :, None]
     kept = _suppress(shifted, scores, config)
@@ -76,7 +76,7 @@ def postprocess(
 def _suppress(boxes: Tensor, scores: Tensor, config: RetinaNetOptions) -> Tensor:
     """Return which candidates NMS keeps, bool [B, T]; exact for the first `detections_per_image` kept.
 
-    Whether a candidate is kept depends only on better ones, so a prefix is enough if it yields enough
+    Whether a candidate is kept depends only on better candidates, so a prefix suffices if it yields enough
     detections. If an image has too few, all candidates are tried.
     """
     batch, total = scores.shape
@@ -111,15 +111,15 @@ def nms_keep(
 ) -> Tensor:
     """Run NMS within each class; return fp32 [B, T], 1 for a kept candidate and 0 otherwise.
 
-    If the IoU of two boxes exceeds `overlap`, the one with the lower score is suppressed. Candidates with
+    If the IoU of two boxes exceeds `overlap`, the box with the lower score is suppressed. Candidates with
     scores up to `threshold` are dropped. Exported graphs contain this operator: PyTorch runs torchvision's
-    NMS, and ONNX NonMaxSuppression over per-class scores, which unlike class offsets in fp32 is exact.
+    NMS; ONNX runs NonMaxSuppression over per-class scores, which is exact, unlike class offsets in fp32.
     """
-    # Boxes of other images and classes are shifted apart; in fp64, where a shift does not round them.
+    # Shift boxes of different images and classes apart, in fp64, where a shift does not round them.
     group = labels + classes * torch.arange(len(labels), device=labels.device)[:, None]
     shifted = boxes.double() + (group * (boxes.amax().double() + 1))[:, :, None]
     kept = torch.zeros_like(scores)
-    # Each call waits for a GPU; on a CPU its time grows with the square of the number of boxes.
+    # Each call waits for the GPU; on a CPU its time grows with the square of the number of boxes.
     images = max(1, _BOXES_AT_ONCE // scores.shape[1]) if scores.is_cuda else 1
     for part, score, mark in zip(*(tensor.split(images) for tensor in (shifted, scores, kept)), strict=True):
         candidates = torch.nonzero(score.flatten() > threshold).flatten()

@@ -43,7 +43,7 @@ def debug() -> Config:
 
 
 def small() -> Config:
-    """A slim detector trained from scratch, for a few hundred images on a CPU."""
+    """A narrow detector trained from scratch, for a few hundred images on a CPU."""
     quick = debug()
     return replace(
         quick,
@@ -70,10 +70,10 @@ def small_pretrained() -> Config:
 
 
 def coco_r50() -> Config:
-    """RetinaNet v2 on COCO: torchvision's recipe of 26 epochs on 8 GPUs, whose weights have 41.5 AP.
+    """RetinaNet v2 on COCO: torchvision's recipe of 26 epochs on 8 GPUs, whose weights reach 41.5 AP.
 
-    https://github.com/pytorch/vision/pull/5756; docs/published.md compares all settings. It was not run with
-    this code.
+    Source: https://github.com/pytorch/vision/pull/5756; docs/published.md compares all settings. The recipe
+    has not been run with this code.
     """
     return Config(
         recipe="coco_r50",
@@ -110,11 +110,11 @@ def openimages_r50() -> Config:
 
 
 def mlperf() -> Config:
-    """MLPerf Training's detector: ResNeXt50-32x4d on 264 classes, 34.0 mAP in 4 to 6 epochs there.
+    """MLPerf Training's detector: ResNeXt50-32x4d on 264 classes: 34.0 mAP in 4 to 6 epochs.
 
-    single_stage_detector of github.com/mlcommons/training; docs/published.md compares all settings. 20 of 20
-    reference runs had 0.34 after 4 epochs at 256 images a step, 10 of 10 after 6 at 1024 (mlcommons/logging,
-    rcp_checker/training_3.0.0/rcps_ssd.json). It was not run with this code.
+    Source: single_stage_detector of github.com/mlcommons/training; docs/published.md compares all settings.
+    All 20 reference runs reached 0.34 after 4 epochs at 256 images per step, and all 10 after 6 at 1024
+    (mlcommons/logging, rcp_checker/training_3.0.0/rcps_ssd.json). The recipe has not been run with this code.
     """
     return Config(
         recipe="mlperf",

@@ -1,4 +1,4 @@
-"""RetinaNet (Lin et al. 2017, arXiv:1708.02002): the network, equal to torchvision's."""
+"""RetinaNet (Lin et al. 2017, arXiv:1708.02002): the same network as in torchvision."""
 
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -32,7 +32,7 @@ from trainer.model.weights import load_tensors
 LEVELS = 5
 ANCHOR_SCALES = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
 """Sizes of the anchors at each location, relative to the level's smallest one."""
-_CANDIDATES = 1000  # best pairs of anchor and class of each level that NMS considers
+_CANDIDATES = 1000  # number of best pairs of anchor and class per level that NMS considers
 _EPS_FREE_WEIGHTS = "torchvision:RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
 
@@ -105,7 +105,7 @@ class RetinaNet(Architecture):
         return values
 
     def features(self, images: Tensor) -> list[Tensor]:
-        """Return levels [B, fpn_channels, h, w] for normalised images [B, 3, S, S], the finest first."""
+        """Return levels [B, fpn_channels, h, w] for normalized images [B, 3, S, S], the finest first."""
         return list(self.backbone(images).values())
 
     def anchors(self, shapes: list[tuple[int, int]], image_size: int) -> list[Tensor]:
@@ -153,7 +153,7 @@ class RetinaNet(Architecture):
             best, anchor, label = best_pairs(level, _CANDIDATES)
             parts.append((best, anchor + start, label))
             start += level.shape[1] * level.shape[3]
-        # Decoded for all levels at once: many small operators cost more than the arithmetic.
+        # Decode all levels at once: many small operators cost more than the arithmetic.
         best, anchor, labels = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
         chosen = offsets.gather(1, anchor[:, :, None].expand(-1, -1, 4)).float()
         return box_ops.decode(chosen, anchors[anchor]).clamp(0, image_size), best.float().sigmoid(), labels
@@ -199,7 +199,7 @@ class RetinaNet(Architecture):
         return load_tensors(self, named, source, (weights.CLASS_LAYER,), body=weights.BACKBONE)
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
-        """Weights for torchvision's RetinaNet, whose label 0 is the background."""
+        """Return the weights for torchvision's RetinaNet, whose label 0 is the background."""
         return UpstreamWeights(
             *weights.add_unused_outputs(self.state_dict(), names, self.anchors_per_location)
         )
@@ -223,7 +223,7 @@ class RetinaNetGraph(Graph):
         super().__init__()
         self.detector, self.config, self.image_size = detector.eval(), detector.config, image_size
         blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8, device=detector.mean.device)
-        # Not in inference mode, whose tensors no exporter can trace.
+        # Exporters cannot trace tensors of inference mode.
         with torch.no_grad():
             self.register_buffer("anchors", detector.features_and_anchors(blank)[1])
             candidates = detector.candidates(blank, self.anchors)[1].shape[1]
@@ -245,7 +245,7 @@ class RetinaNetGraph(Graph):
 class RawGraph(RetinaNetGraph):
     """Returns boxes and scores before NMS for uint8 [B, 3, S, S].
 
-    They suit TensorRT's EfficientNMS_TRT (box_coding 0, score_activation 0, background_class -1).
+    The outputs fit TensorRT's EfficientNMS_TRT (box_coding 0, score_activation 0, background_class -1).
     """
 
     names = RAW_OUTPUTS

@@ -1,7 +1,7 @@
 """Converts weights from and to torchvision's RetinaNet.
 
-torchvision's detectors have outputs for a background and for unused ids; ours do not. The output layer has
-anchors * classes channels, starting with all classes of the first anchor.
+Unlike ours, torchvision's detectors have outputs for a background and for unused ids. The output layer has
+anchors * classes channels, which start with all classes of the first anchor.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def rename_as_retinanet(state: dict[str, Tensor], source: str) -> dict[str, Tens
 
 
 def remove_unused_outputs(state: dict[str, Tensor], count: int, anchors: int) -> dict[str, Tensor]:
-    """Return weights without the outputs for background and unused ids, if `count` outputs remain."""
+    """Remove the outputs for background and unused ids, if `count` outputs remain."""
     total = len(state.get(CLASS_LAYER + "bias", ())) // anchors
     kept = class_outputs(total, count)
     return {
@@ -50,7 +50,7 @@ def remove_unused_outputs(state: dict[str, Tensor], count: int, anchors: int) ->
 def add_unused_outputs(
     state: dict[str, Tensor], names: Sequence[str], anchors: int
 ) -> tuple[dict[str, Tensor], int]:
-    """Return weights with torchvision's additional outputs, and the total number of outputs."""
+    """Add torchvision's additional outputs; return the weights and the total number of outputs."""
     classes, total = _torchvision_outputs(names)
     wider = {
         CLASS_LAYER + part: _scatter_outputs(state[CLASS_LAYER + part], classes, total, anchors, unused)
@@ -62,7 +62,7 @@ def add_unused_outputs(
 def _scatter_outputs(
     layer: Tensor, classes: Sequence[int], total: int, anchors: int, unused: float
 ) -> Tensor:
-    """Reverse `select_outputs`: outputs that are not in `classes` have the value `unused`."""
+    """Reverse `select_outputs`: outputs that are not in `classes` get the value `unused`."""
     parts = layer.unflatten(0, (anchors, len(classes), -1))
     wider: Tensor = parts.new_full((anchors, total, *parts.shape[2:]), unused)
     wider[:, list(classes)] = parts
@@ -72,7 +72,7 @@ def _scatter_outputs(
 def _torchvision_outputs(names: Sequence[str]) -> tuple[list[int], int]:
     """Return the output index of each class in torchvision's detectors, and the number of outputs.
 
-    COCO's classes have the ids of torchvision's published weights; others follow the background.
+    COCO's classes have the ids of torchvision's published weights; other classes start after the background.
     """
     if set(names) == set(COCO_IDS):
         return [COCO_IDS[name] for name in names], COCO_OUTPUTS

@@ -7,7 +7,7 @@ from trainer.config.schema import Config, EvaluationConfig, LoaderConfig, TrainC
 from trainer.model.rfdetr.options import RFDetrOptions
 
 _STORAGE = "https://storage.googleapis.com/rfdetr/"
-"""Weights of RF-DETR's authors: `rfdetr/main.py`."""
+"""Weights by RF-DETR's authors, from `rfdetr/main.py`."""
 
 
 def rfdetr_finetune() -> Config:
@@ -23,7 +23,7 @@ def rfdetr_finetune() -> Config:
 
 
 def rfdetr_m() -> Config:
-    """RF-DETR medium from its authors' weights, with their settings; their code reaches 54.7 AP on COCO."""
+    """RF-DETR medium from its authors' weights, with their settings, which gave them 54.7 AP on COCO."""
     return replace(_rfdetr("medium", 576), recipe="rfdetr_m")
 
 

@@ -1,7 +1,7 @@
 """RF-DETR: transformers' network with groups of queries.
 
-In training, each group of queries is selected, attended and matched separately (Group DETR); all groups share
-the decoder's weights. This module selects the queries of all groups at once.
+In training, queries are selected, attended and matched separately in each group (Group DETR); all groups
+share the decoder's weights. This module selects the queries of all groups at once.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ from trainer.model.weights import class_outputs, select_outputs
 
 _WEIGHTS = {"ia_bce": 1.0, "bbox": 5.0, "giou": 2.0}
 _COMPONENT_DECAY = 0.7
-"""Learning rate of the decoder relative to the rest; twice a factor of the vision transformer's."""
-_PLAIN = ("gamma", "embeddings", "bias", "norm")
-"""Parts of names of the vision transformer's weights that do not decay."""
+"""Relative learning rate of the decoder; the vision transformer's is multiplied by its square."""
+_NO_DECAY = ("gamma", "embeddings", "bias", "norm")
+"""Parts of the names of the vision transformer's weights without weight decay."""
 _GROUP: RenameRules = (
     (r"^transformer\.", ""),
     (r"^refpoint_embed\.", "reference_point_embed."),
@@ -37,7 +37,7 @@ _GROUP: RenameRules = (
     (r"(?<!\.mlp)\.(?:linear|fc)([12])\.", r".mlp.fc\1."),
     (r"\.out_proj\.", ".o_proj."),
 )
-"""Names of the decoder's tensors; source: `state_dict` of the networks in rfdetr/models of
+"""Rules for the decoder's tensors. Source: `state_dict` of the networks in rfdetr/models of
 github.com/roboflow/rf-detr (35ac6ab)."""
 _DINO: RenameRules = (
     (r"^0\.encoder\.(encoder\.)?", "backbone."),
@@ -50,7 +50,7 @@ _DINO: RenameRules = (
     (r"^projector\.stages\.0\.0\.", "projector.projector_layer."),
     (r"^projector\.stages\.0\.1\.", "projector.layer_norm."),
 )
-"""Names of the backbone's."""
+"""Rules for the backbone's tensors, from the same source."""
 _NAMES = TensorRules("model.backbone.", _DINO, _GROUP, outer_heads=("class_embed.", "bbox_embed."))
 
 
@@ -66,7 +66,7 @@ class RFDetr(Detr):
 
     def build_network(self, whole: Any) -> None:
         self.model, self.class_embed, self.bbox_embed = whole.model, whole.class_embed, whole.bbox_embed
-        # No output depends on this parameter, but processes would wait for its gradient.
+        # No output depends on this parameter, but DDP would wait for its gradient.
         token = getattr(self.model.backbone.backbone.embeddings, "mask_token", None)
         if token is not None:
             token.requires_grad_(False)
@@ -76,7 +76,7 @@ class RFDetr(Detr):
         return Criterion(groups=self.config.groups, weights=_WEIGHTS, classification=ia_bce_loss)
 
     def outputs(self, pixels: Tensor, noise: DenoisingQueries | None) -> Outputs:
-        """Return the decoder's outputs for normalised images [B, 3, S, S]; in training, of all groups."""
+        """Return the decoder's outputs for normalized images [B, 3, S, S]; in training, of all groups."""
         del noise  # This detector has no denoising queries.
         model, groups = self.model, self.config.groups if self.training else 1
         level = model.backbone.projector(self.backbone_levels(pixels))
@@ -86,7 +86,7 @@ class RFDetr(Detr):
         anchors = anchors.sigmoid()
         count = min(self.config.queries, memory.shape[1])
 
-        # [B, G, N, channels] of all places, then of those that become queries.
+        # [B, G, N, channels] for all locations, then for those that become queries.
         encoded = _apply_by_group(memory * valid, model.enc_output[:groups])
         norms = model.enc_output_norm[:groups]
         encoded = F.layer_norm(encoded, encoded.shape[-1:], eps=norms[0].eps)
@@ -121,7 +121,7 @@ class RFDetr(Detr):
         ).intermediate_hidden_states
 
         def sets(values: Tensor) -> Tensor:
-            """[L, B, G * Q, n] -> [B, L * G, Q, n]."""
+            """Arrange [L, B, G * Q, n] as [B, L * G, Q, n]."""
             split: Tensor = values.unflatten(2, (groups, count))
             return split.transpose(0, 1).flatten(1, 2)
 
@@ -143,7 +143,7 @@ class RFDetr(Detr):
         Source: rfdetr/util/get_param_dicts.py and rfdetr/models/backbone/backbone.py of
         github.com/roboflow/rf-detr (35ac6ab).
         """
-        # The authors count one more layer than there are blocks: `out_feature_indexes[-1] + 1`.
+        # The authors count one layer more than there are blocks: `out_feature_indexes[-1] + 1`.
         layers = self.library_config.backbone_config.num_hidden_layers + 1
         made: dict[tuple[float, bool], list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
@@ -154,7 +154,7 @@ class RFDetr(Detr):
                 number = int(inner.split(".")[2]) + 1 if inner.startswith("encoder.layer.") else number
                 scale = self.config.backbone_lr * _COMPONENT_DECAY**2
                 scale *= self.config.layer_decay ** (layers + 1 - number)
-                decays = not any(part in inner for part in _PLAIN)
+                decays = not any(part in inner for part in _NO_DECAY)
             elif name.startswith("model.decoder."):
                 scale = _COMPONENT_DECAY
             if parameter.requires_grad:
@@ -165,7 +165,7 @@ class RFDetr(Detr):
         ]
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load a detector from the hub or its authors; drop COCO's outputs without a class."""
+        """Load a detector from the hub or its authors, without COCO's unused outputs."""
         total = len(state.get("class_embed.bias", ()))
         kept = class_outputs(total, self.num_classes)
         fitting = {
