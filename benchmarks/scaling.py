@@ -76,7 +76,7 @@ def _process(rank: int, options: argparse.Namespace, port: int, results: Any) ->
         _bind(rank, options.threads)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=options.processes)
-    fused_functions.configure(options.compiled, device, tell=rank == 0)
+    fused_functions.configure(options.compiled, device, log_result=rank == 0)
     batch = random_batch(options.images, options.size, options.classes, device)[:3]
     inputs = make_batch(*batch)
     own = TrainState(Config(), options.classes, World(rank, 1, device))

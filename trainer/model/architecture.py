@@ -81,11 +81,7 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        images: Tensor,
-        boxes: Tensor,
-        labels: Tensor,
-        color: Tensor | None = None,
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
     ) -> Mapping[str, Tensor]:
         """Return the losses of a batch. Call it under autocast.
 

@@ -34,20 +34,20 @@ class _CompileState:
     compiles = False
 
 
-def configure(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
+def configure(enabled: bool, device: torch.device, *, log_result: bool = True) -> bool:
     """Enable or disable compilation of `fused` functions; return whether it is enabled and possible."""
     missing = missing_tool(device.type) if enabled else None
     _CompileState.compiles = enabled and missing is None
     if _CompileState.compiles and device.type == "cuda":
         # torch warns that functions such as pow may differ despite `_EXACT`; we use none of them.
         warnings.filterwarnings("ignore", message=".*using Triton's bundled libdevice")
-    if tell and missing:
+    if log_result and missing:
         _LOG.warning(
             "nothing is compiled, so the loss takes several times as long: %s; install it, or set "
             "train.compile=off",
             missing,
         )
-    elif tell and enabled:
+    elif log_result and enabled:
         _LOG.info("the first step compiles the loss and takes longer")
     return _CompileState.compiles
 

@@ -54,9 +54,4 @@ def download(
         folder = downloading.fetch(listed, config.data, SharedWork())
     else:
         folder = downloading.download(source, data_root, config.data)
-    return RawData(
-        data_root=data_root,
-        folder=folder,
-        recipe=recipe,
-        overrides=overrides,
-    )
+    return RawData(data_root=data_root, folder=folder, recipe=recipe, overrides=overrides)

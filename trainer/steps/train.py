@@ -56,14 +56,8 @@ def train(
         config = parsing.with_overrides(config, {MINUTES: minutes})
     config = check_and_complete(config, shards, rules, processes)
     parsing.write(_config_uri(output), config)
-    records.record_run(
-        shards,
-        output,
-        run_id=run_id,
-        image=image,
-        weights=config.model.weights,
-        overrides=shards.overrides,
-    )
+    weights, overrides = config.model.weights, shards.overrides
+    records.record_run(shards, output, run_id=run_id, image=image, weights=weights, overrides=overrides)
     launch()
     return read_result(shards, output)
 
@@ -163,11 +157,8 @@ def check_and_complete(config: Config, shards: Shards, rules: str, processes: tu
         fix=published_models.RENAME_FIX,
     )
     # The loader checks this too, but hundreds of processes take minutes to reach it.
-    batch_of = partial(
-        global_batch_size,
-        index.samples.get("train", 0),
-        batch_size=config.train.batch_size,
-    )
+    images, batch_size = index.samples.get("train", 0), config.train.batch_size
+    batch_of = partial(global_batch_size, images, batch_size=batch_size)
     minimum, maximum = processes
     batch = batch_of(processes=minimum, configured=config.train.global_batch)
     batch_of(processes=maximum, configured=batch)  # An elastic job keeps its global batch.

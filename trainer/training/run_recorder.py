@@ -40,13 +40,7 @@ class Recorder:
     After a failure no more work is done, and all later calls raise the error.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        output_uri: str,
-        log: TrainingLog,
-        best: Best | None,
-    ) -> None:
+    def __init__(self, config: Config, output_uri: str, log: TrainingLog, best: Best | None) -> None:
         """Start with the best weights so far, if any. Scores are written to the log."""
         self.best = best  # the best weights so far; read it after `wait`
         self._config, self._output, self._log = config, output_uri, log

@@ -191,7 +191,7 @@ def compile_detector(detector: Architecture, mode: str, world: World, sizes: int
     Compilation happens in the first steps. Without a GPU, "graphs" means "model". `sizes` is the number of
     input sizes. Returns whether the network runs as CUDA graphs; see `allocate_gradients`.
     """
-    supported = fused_functions.configure(mode != "off", world.device, tell=world.is_main)
+    supported = fused_functions.configure(mode != "off", world.device, log_result=world.is_main)
     if not supported or mode not in ("model", "graphs"):
         return False
     if sizes > 1:

@@ -168,11 +168,7 @@ def _merge_rows(rows: list[Tensor], levels: list[Tensor], fill: float) -> list[T
 
 
 def conv_focal_loss(
-    levels: list[Tensor],
-    weight: Tensor,
-    bias: Tensor,
-    labels: list[Tensor],
-    weights: list[Tensor],
+    levels: list[Tensor], weight: Tensor, bias: Tensor, labels: list[Tensor], weights: list[Tensor]
 ) -> Tensor:
     """Return the focal loss of the class head's last convolution, computed for a few images at a time.
 

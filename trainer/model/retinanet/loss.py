@@ -107,10 +107,7 @@ def retinanet_loss(
 
 
 def classification_loss(
-    features: list[Tensor],
-    last: nn.Conv2d,
-    targets: AnchorTargets,
-    sizes: list[int],
+    features: list[Tensor], last: nn.Conv2d, targets: AnchorTargets, sizes: list[int]
 ) -> Tensor:
     """Return the focal loss of the class head; `sizes` are the numbers of anchors of each level."""
     labels = [part.contiguous() for part in targets.labels.split(sizes, dim=1)]

@@ -71,11 +71,7 @@ class RetinaNet(Architecture):
                     module.eps = 0.0
 
     def forward(
-        self,
-        images: Tensor,
-        boxes: Tensor,
-        labels: Tensor,
-        color: Tensor | None = None,
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return the focal loss of the classes and the regression loss of the boxes."""
         features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
