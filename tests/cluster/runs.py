@@ -43,7 +43,7 @@ class Runs:
     begun: list = field(default_factory=list)
 
     def parameters(self, epochs=3, source="sample:images=48,seed=3,size=96", alone=False, **more):
-        """The pipeline's parameters for a training of a few seconds; alone without those of a training."""
+        """The pipeline's parameters for a training of a few seconds, or for the data alone."""
         parameters = {
             "source": source,
             "data_root": self.work,
@@ -54,7 +54,7 @@ class Runs:
             "launcher": self.cluster.kind.name,
             **more,
         }
-        for name in ("image", "job", "gate", "launcher") if alone else ():
+        for name in ("image", "gate") if alone else ():
             del parameters[name]
         if os.environ.get("KUBEDET_PVC"):
             parameters["claim"] = os.environ["KUBEDET_PVC"]
@@ -127,9 +127,9 @@ class Runs:
         ]
         return "\n".join(core.read_namespaced_pod_log(name, namespace, container="main") for name in names)
 
-    def trains(self, run_id):
-        """Wait until a run's job trains; returns the job's name."""
-        name = job_name(run_id)
+    def trains(self, run_id, step="train"):
+        """Wait until the job of a run's step has a running pod; returns the job's name."""
+        name = job_name(run_id, step)
         until(lambda: self.cluster.job(name) or self.is_over(run_id), f"the job {name}", MINUTES)
         assert self.cluster.job(name), f"the run ended, and the job {name} is not there"
         pods = self.cluster.pods

@@ -61,6 +61,18 @@ def test_three_data_workers_prepare_the_data_of_a_training_on_two_nodes(runs):
         assert "waiting for 3 nodes" in runs.log(run_id, step)
 
 
+@pytest.mark.parametrize("step", ["download", "shard"])
+def test_a_data_worker_whose_pod_is_deleted_is_replaced(runs, cluster, step):
+    source = f"sample:images=2400,seed={len(step)},size=256"
+    command = runs.submit("--until", "shards", data_workers=3, source=source, alone=True)
+    job = runs.trains(runs.id_of(command), step)
+    pods = until(lambda: len(pods := cluster.pods(job)) == 3 and pods, "three pods")
+    uids = {pod.metadata.uid for pod in pods}
+    cluster.delete_pod(pods[-1].metadata.name)
+    until(lambda: {pod.metadata.uid for pod in cluster.pods(job)} - uids, "a pod in its place")
+    assert command.end(MINUTES) == 0, str(command)
+
+
 def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(runs, user):
     name = f"kubedet-test-{os.getpid()}-{runs.cluster.kind.name}"
     parameters = {"source": "sample:images=48,seed=5,size=96", "gate": "coco/AP >= baseline - 1.0"}
