@@ -180,7 +180,7 @@ def test_a_gate_that_holds_back_skips_the_export_and_the_run_succeeds(runs):
 
 
 def test_a_step_that_fails_is_told_with_its_own_words_and_remedy(runs):
-    command = runs.submit("--size", "small", source=f"coco:{runs.work}/no-such-set")
+    command = runs.submit(source=f"coco:{runs.work}/no-such-set")
     assert command.end(MINUTES) == 1, str(command)
     assert "no-such-set" in command.errors and "fix:" in command.errors, str(command)
     # And in the container's end, where Kubernetes and Kubeflow's workflow show it.
@@ -193,7 +193,7 @@ def test_data_alone(runs):
     command = runs.submit("--until", "shards", source="sample:images=24,seed=6,size=96", alone=True)
     run_id = runs.id_of(command)
     assert command.end(MINUTES) == 0, str(command)
-    assert len(runs.pods(run_id)) == 6
+    assert len(runs.pods(run_id)) == 8
 
 
 def test_where_the_train_task_is_told_to_run_reaches_the_pods_that_train(runs, file, cluster):
