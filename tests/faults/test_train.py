@@ -116,7 +116,7 @@ def test_a_lost_best_checkpoint(whole, shards, tiny, tmp_path, caplog):
     (run / "best.pt").unlink()
     assert train(tiny(), shards, str(run))["best_step"] == 12
     assert (
-        "the next validation writes a new one" in caplog.text
+        "the next validation writes a new best.pt" in caplog.text
         and checkpoint.read(f"{run}/best.pt")["step"] == 12
     )
 
