@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(
+    def add_verb(
         name: str, run: Callable[[argparse.Namespace], int | None], *options: str
     ) -> argparse.ArgumentParser:
         sub = verbs.add_parser(name)
@@ -93,14 +93,14 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument(f"--{option}", required=True, metavar="URI", help=_OPTION_HELP[option])
         return sub
 
-    step = verb("step", _run_step)
+    step = add_verb("step", _run_step)
     step.add_argument("step", choices=STEPS, help="step of a run")
     step.add_argument("--input", required=True, metavar="FILE", help="JSON file with the step's arguments")
     step.add_argument("--output", required=True, metavar="FILE", help="file to write the manifest to")
-    verb("download", _run_and_print, "source", "data-root")
-    verb("shard", _run_and_print, "raw", "data-root")
-    training = verb("train", _train, "shards", "output")
-    evaluation = verb("evaluate", _run_and_print, "checkpoint", "shards", "output")
+    add_verb("download", _run_and_print, "source", "data-root")
+    add_verb("shard", _run_and_print, "raw", "data-root")
+    training = add_verb("train", _run_train, "shards", "output")
+    evaluation = add_verb("evaluate", _run_and_print, "checkpoint", "shards", "output")
     for sub in (training, evaluation):
         sub.add_argument("--data-root", default="./data_root", metavar="URI", help=_MODELS_HELP)
     training.add_argument(
@@ -114,9 +114,9 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto: resume from the newest checkpoint; none: start from scratch (default: auto)",
     )
-    verb("export", _run_and_print, "checkpoint", "shards", "output")
-    verb("weights", _run_and_print, "checkpoint", "output")
-    launch, doctor = verb("launch", _launch), verb("doctor", _doctor)
+    add_verb("export", _run_and_print, "checkpoint", "shards", "output")
+    add_verb("weights", _run_and_print, "checkpoint", "output")
+    launch, doctor = add_verb("launch", _run_launch), add_verb("doctor", _run_doctor)
     launch.add_argument("--nproc", help="processes on this machine (default: PET_NPROC_PER_NODE)")
     launch.add_argument("--heartbeat", metavar="URI", help="file that the job's launcher updates regularly")
     launch.add_argument(
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config(options: argparse.Namespace) -> Config:
+def _load_config(options: argparse.Namespace) -> Config:
     overrides = parsing.parse_overrides(options.overrides)
     if not options.config:
         return recipes.load(options.recipe, overrides)
@@ -156,16 +156,16 @@ def _run_and_print(options: argparse.Namespace) -> None:
     if options.verb == "download":
         from trainer.data.download import download
 
-        result = download(options.source, options.data_root, _config(options).data).to_json()
+        result = download(options.source, options.data_root, _load_config(options).data).to_json()
     elif options.verb == "shard":
         from trainer.data.raw_folder import read_manifest
         from trainer.data.shards import shard
 
-        result = shard(read_manifest(options.raw), options.data_root, _config(options).data).to_json()
+        result = shard(read_manifest(options.raw), options.data_root, _load_config(options).data).to_json()
     elif options.verb == "evaluate":
         from trainer.evaluators.shards import RESULT_FILES, evaluate
 
-        config = _config(options)
+        config = _load_config(options)
         outputs.claim(options.output, RESULT_FILES, [options.checkpoint])
         result = evaluate(
             options.checkpoint, options.shards, options.output, config, data_root=options.data_root
@@ -177,7 +177,7 @@ def _run_and_print(options: argparse.Namespace) -> None:
         # `claim` would add a file that the bundle's checksums do not list.
         if not storage.exists(storage.join(options.output, bundle.METADATA)):
             outputs.require_new(options.output)
-        result = export(options.checkpoint, options.shards, options.output, _config(options))
+        result = export(options.checkpoint, options.shards, options.output, _load_config(options))
     else:
         from trainer.training.checkpoint import write_weights
 
@@ -187,7 +187,7 @@ def _run_and_print(options: argparse.Namespace) -> None:
         print(json.dumps(result, indent=2, default=str))
 
 
-def _train(options: argparse.Namespace) -> None:
+def _run_train(options: argparse.Namespace) -> None:
     # A launcher on this machine has already checked the output.
     if die_with_parent.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         _check_output(options.output)
@@ -195,7 +195,7 @@ def _train(options: argparse.Namespace) -> None:
     from trainer.launching.distributed import process_group
     from trainer.training.loop import train
 
-    config = _config(options)
+    config = _load_config(options)
     with process_group():
         result = train(
             config, options.shards, options.output, resume=options.resume, data_root=options.data_root
@@ -215,7 +215,7 @@ def _check_output(uri: str) -> None:
         raise StorageError(message, fix=error.fix) from None
 
 
-def _launch(options: argparse.Namespace) -> int:
+def _run_launch(options: argparse.Namespace) -> int:
     options_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options_parser.add_argument("--output")
     output = options_parser.parse_known_args(options.arguments)[0].output
@@ -236,7 +236,7 @@ def _launch(options: argparse.Namespace) -> int:
     return launch(options.arguments, nproc, watch)
 
 
-def _doctor(options: argparse.Namespace) -> int:
+def _run_doctor(options: argparse.Namespace) -> int:
     from trainer.launching import machine_checks
 
     checks = machine_checks.print_results(

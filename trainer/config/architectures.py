@@ -38,7 +38,7 @@ ARCHITECTURES = {
 """All architectures by name."""
 
 
-def entry(name: Any) -> Entry:
+def find_entry(name: Any) -> Entry:
     """Look up an architecture; raises ConfigError for any other value."""
     if not isinstance(name, str) or name not in ARCHITECTURES:
         close = difflib.get_close_matches(str(name), ARCHITECTURES, n=1)
@@ -51,13 +51,13 @@ def entry(name: Any) -> Entry:
 
 def options_class(name: str) -> Any:
     """Return the dataclass of an architecture's options."""
-    return _load(entry(name).options)
+    return _import_object(find_entry(name).options)
 
 
 def network_class(name: str) -> Any:
     """Return the class of an architecture's network."""
     require_packages(name)
-    return _load(entry(name).network)
+    return _import_object(find_entry(name).network)
 
 
 def default_options() -> Any:
@@ -67,7 +67,7 @@ def default_options() -> Any:
 
 def require_packages(name: str) -> None:
     """Raise ConfigError if packages of an architecture are not installed; imports none of them."""
-    item = entry(name)
+    item = find_entry(name)
     missing = [package for package in item.packages if find_spec(package) is None]
     if missing:
         raise ConfigError(
@@ -82,6 +82,6 @@ def with_option(key: str) -> list[str]:
 
 
 @cache
-def _load(import_path: str) -> Any:
+def _import_object(import_path: str) -> Any:
     module, _, name = import_path.partition(":")
     return getattr(import_module(module), name)

@@ -18,7 +18,7 @@ from trainer.config.types import NO_WEIGHTS, Overrides
 
 _ARCHITECTURE = "model.architecture"
 _WEIGHTS = "model.weights"
-_EXCERPT = 40
+_EXCERPT_LENGTH = 40
 _LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
 """Libraries of published weights by the scheme of their URI."""
 _REWRITE_FIX = (
@@ -133,7 +133,7 @@ def parse_value(text: str) -> Any:
         return parse_json(text)
     except TooLargeError as error:
         raise ConfigError(
-            f"the value {text[:_EXCERPT]}... cannot be used: {error}",
+            f"the value {text[:_EXCERPT_LENGTH]}... cannot be used: {error}",
             fix="write a number, a string, or a list of them",
         ) from None
     except ValueError:

@@ -19,8 +19,8 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LOG = logging.getLogger("compile")
-_CONTRACTED = {"cpp.enable_floating_point_contract_flag": "fast"}
-_EXACT = {
+_CONTRACTION_OPTIONS = {"cpp.enable_floating_point_contract_flag": "fast"}
+_EXACT_OPTIONS = {
     "cpp.enable_floating_point_contract_flag": "off",
     # For GPUs. The first option turns off Triton's fma; its casts to bf16 do not occur here.
     "emulate_precision_casts": True,
@@ -39,7 +39,7 @@ def configure(enabled: bool, device: torch.device, *, log_result: bool = True) -
     missing = missing_tool(device.type) if enabled else None
     _CompileState.compiles = enabled and missing is None
     if _CompileState.compiles and device.type == "cuda":
-        # torch warns that functions such as pow may differ despite `_EXACT`; we use none of them.
+        # torch warns that functions such as pow may differ despite `_EXACT_OPTIONS`; we use none of them.
         warnings.filterwarnings("ignore", message=".*using Triton's bundled libdevice")
     if log_result and missing:
         _LOG.warning(
@@ -66,7 +66,7 @@ def missing_tool(device_type: str) -> str | None:
     return None
 
 
-def fused(function: _Function, options: dict[str, Any] = _CONTRACTED) -> _Function:
+def fused(function: _Function, options: dict[str, Any] = _CONTRACTION_OPTIONS) -> _Function:
     """Compile the decorated function if `configure` enabled it. The first argument must be a tensor.
 
     Shapes are dynamic in every dimension, but torch.compile compiles again for a length of 1, and if the
@@ -94,7 +94,7 @@ def fused_exactly(function: _Function) -> _Function:
 
     The compiled code has no fused multiply-add, and rounds divisions to nearest on a GPU.
     """
-    return fused(function, _EXACT)
+    return fused(function, _EXACT_OPTIONS)
 
 
 def with_eager_fallback(compiled: Callable[..., Any], function: _Function) -> _Function:

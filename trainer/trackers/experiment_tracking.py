@@ -43,7 +43,7 @@ END_SECONDS: dict[State, float] = {"finished": 60.0, "stopped": 5.0, "failed": 5
 _MAX_ROWS = 100_000
 """Maximum number of rows to keep for a tracker that does not respond; the oldest rows are dropped."""
 
-_MODULES = {
+_TRACKERS = {
     "mlflow": ("trainer.trackers.mlflow_tracker", "MlflowTracker"),
     "wandb": ("trainer.trackers.wandb_tracker", "WandbTracker"),
 }
@@ -99,7 +99,7 @@ def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: boo
     """
     trackers = {}
     for name in enabled_trackers(config):
-        module, kind = _MODULES[name]
+        module, kind = _TRACKERS[name]
         try:
             trackers[name] = getattr(import_module(module), kind)()
         except ImportError as error:
@@ -133,14 +133,14 @@ class Tracking:
         except KubedetError as error:
             _LOG.warning("%s; starting new runs at the trackers", error.message)
 
-        def started(name: str, run_id: str) -> None:
+        def save_run_id(name: str, run_id: str) -> None:
             with lock:
                 if ids.get(name) != run_id:
                     ids[name] = run_id
                     storage.write_json(uri, asdict(_RunIds(ids)))
 
         self._senders = [
-            _Sender(name, tracker, run, ids.get(name, ""), started) for name, tracker in trackers.items()
+            _Sender(name, tracker, run, ids.get(name, ""), save_run_id) for name, tracker in trackers.items()
         ]
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
@@ -169,11 +169,11 @@ class _Sender:
     """A thread that sends rows to one tracker."""
 
     def __init__(
-        self, name: str, tracker: Tracker, run: TrackedRun, run_id: str, started: Callable[[str, str], None]
+        self, name: str, tracker: Tracker, run: TrackedRun, run_id: str, save_id: Callable[[str, str], None]
     ) -> None:
         self.queue: queue.SimpleQueue[Row | tuple[State, Mapping[str, Any]]] = queue.SimpleQueue()
         self._name, self._tracker, self._run, self._run_id = name, tracker, run, run_id
-        self._on_start: Callable[[str, str], None] | None = started  # None after the start.
+        self._on_start: Callable[[str, str], None] | None = save_id  # None after the start.
         self._waiting: deque[Row] = deque(maxlen=_MAX_ROWS)
         self._failed, self._next_try = False, 0.0
         self._thread = threading.Thread(target=self._work, name=f"track-{name}", daemon=True)

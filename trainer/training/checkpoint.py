@@ -36,7 +36,7 @@ _DIGEST_PREFIX = b"sha256:"
 _DIGEST_BYTES = len(_DIGEST_PREFIX) + 64
 _END_BYTES = 22
 """Size of the last record of a zip archive, which ends with the length of the comment (APPNOTE 4.3.16)."""
-_BLOCK = 8 * 1024 * 1024
+_BLOCK_BYTES = 8 * 1024 * 1024
 _CHECKPOINT_FIX = (
     "use another checkpoint of the same run, or run its training again to resume from a valid one"
 )
@@ -166,7 +166,7 @@ def _verify_digest(path: Path, uri: str) -> bool:
         digest, left = hashlib.sha256(), file.seek(0, os.SEEK_END) - 64
         file.seek(0)
         while left:
-            block = file.read(min(_BLOCK, left))
+            block = file.read(min(_BLOCK_BYTES, left))
             digest.update(block)
             left -= len(block)
     if digest.hexdigest() != expected:

@@ -55,7 +55,7 @@ class RunningStatistics:
     def add_pass(self) -> None:
         """Add the statistics of the last forward pass."""
         if self._norms:
-            self._add(self._counts)
+            self._add_statistics(self._counts)
             self._counts = [0] * len(self._norms)
 
     @torch.no_grad()
@@ -79,11 +79,11 @@ class RunningStatistics:
         if not norm.training or not torch.is_grad_enabled():
             return
         if self._counts[number]:  # A second call in this pass is about to overwrite the buffers.
-            self._add([count * (other == number) for other, count in enumerate(self._counts)])
+            self._add_statistics([count * (other == number) for other, count in enumerate(self._counts)])
         self._counts[number] = inputs[0].numel() // inputs[0].shape[1]
 
     @torch.no_grad()
-    def _add(self, counts: Sequence[int]) -> None:
+    def _add_statistics(self, counts: Sequence[int]) -> None:
         """Add the statistics in the buffers; `counts` are the numbers of values in each layer."""
         key = tuple(counts)
         if key not in self._weights:

@@ -25,7 +25,7 @@ class Schedule:
         self._limit = 60 * config.train.minutes
         self._seconds = self._earlier = seconds
         self._started: float | None = None
-        self._share = self._agreed = self._share_of(self._seconds)
+        self._share = self._agreed = self._elapsed_share(self._seconds)
         self._first_plain_epoch = -1
         self._validated_epoch = state.validated * global_batch // images
 
@@ -50,7 +50,7 @@ class Schedule:
         position = self.position
         return round(self._state.step * self.steps / position) if position else self.steps
 
-    def measure_used_share(self) -> float:
+    def measure_elapsed_share(self) -> float:
         """Return the share of `train.minutes` that has elapsed, by the clock of this process.
 
         The clock starts with the first call, after the first step, which may include compilation.
@@ -58,9 +58,9 @@ class Schedule:
         now = time.monotonic()
         self._started = now if self._started is None else self._started
         self._seconds = self._earlier + now - self._started
-        return self._share_of(self._seconds)
+        return self._elapsed_share(self._seconds)
 
-    def set_used_share(self, share: float) -> None:
+    def set_elapsed_share(self, share: float) -> None:
         """Set the elapsed share of the time limit, the maximum over all ranks; `advance` applies it."""
         self._agreed = share
 
@@ -68,7 +68,7 @@ class Schedule:
         """Update the position after a step."""
         self._share = max(self._share, self._agreed)
 
-    def _share_of(self, seconds: float) -> float:
+    def _elapsed_share(self, seconds: float) -> float:
         return min(1.0, seconds / self._limit) if self._limit else 0.0
 
     @property
@@ -91,7 +91,7 @@ class Schedule:
         """Record that the state was validated, and update the elapsed time. A collective."""
         self._state.validated = self._state.step
         if self._limit:
-            self.set_used_share(broadcast(self.measure_used_share(), self._state.world))
+            self.set_elapsed_share(broadcast(self.measure_elapsed_share(), self._state.world))
             self.advance()
         self._validated_epoch = self._scheduled_epoch()
 

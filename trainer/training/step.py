@@ -85,7 +85,7 @@ class TrainStep:
         # One all-reduce shares non-finite losses, stop requests and the elapsed time. Its result is read
         # during the next step, so that the CPU does not wait.
         wait_for_flags = skip_if_not_finite(
-            state.optimizer, checked, (stop, self._schedule.measure_used_share()), state.world
+            state.optimizer, checked, (stop, self._schedule.measure_elapsed_share()), state.world
         )
         stopping = self.wait()
         ids = [image_id for batch in batches for image_id in batch.image_ids]
@@ -120,7 +120,7 @@ class TrainStep:
             return False
         (step, own_ids, wait_for_flags), self._pending = self._pending, None
         broken, stopping, time_share, *own_values = wait_for_flags().tolist()
-        self._schedule.set_used_share(time_share)
+        self._schedule.set_elapsed_share(time_share)
         if not broken:
             return bool(stopping)
         world, titles = self._state.world, [*self._state.detector.loss_names, "norm of the gradient"]

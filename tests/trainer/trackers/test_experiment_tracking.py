@@ -134,7 +134,7 @@ def test_trackers_are_off_unless_configured(configured, environment, names, tiny
 
 
 def test_a_tracker_that_is_not_installed_is_one_warning(tiny, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(experiment_tracking._MODULES, "wandb", ("trainer.trackers.nothing", "Nothing"))
+    monkeypatch.setitem(experiment_tracking._TRACKERS, "wandb", ("trainer.trackers.nothing", "Nothing"))
     tracking = open_tracking(tiny(train__trackers=["wandb"]), str(tmp_path), "f", resumed=False)
     tracking.add("train", {"step": 1, "loss": 1.0})
     tracking.finish("finished")

@@ -90,11 +90,11 @@ class Training:
             position = self.schedule.position, self.schedule.steps
             self.rates.append(learning_rate(*position, self.config.train) / self.config.train.lr)
             self.clock.now += step_seconds(self.clock.now / 60 / (self.config.train.minutes or 1))
-            agreed = self.schedule.measure_used_share()
+            agreed = self.schedule.measure_elapsed_share()
             self.state.step += 1
             self.state.samples += self.batch
             self.schedule.advance()
-            self.schedule.set_used_share(agreed)  # It is known one step later.
+            self.schedule.set_elapsed_share(agreed)  # It is known one step later.
             self.plain.append(self.schedule.first_plain_epoch())
             if self.schedule.validation_due():
                 self.clock.now += validation

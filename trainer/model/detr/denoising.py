@@ -14,7 +14,7 @@ from trainer.data.batch import PADDING, to_device
 from trainer.model.boxes import to_center, to_corners
 from trainer.model.global_batch import uniform
 
-_NUMBERS = 10
+_NUMBERS_PER_QUERY = 10
 """Random numbers per query: whether to redraw its label, the new label, sign and size for four sides."""
 _EPSILON = 1e-5
 
@@ -74,7 +74,7 @@ def make_denoising_queries(
     row = target.clamp(max=rows - 1)
     labels = torch.where((group < groups) & (target < rows), labels[:, row], PADDING)
     boxes = boxes[:, row]
-    noise = uniform(keys, total * _NUMBERS).view(-1, total, _NUMBERS).to(boxes.dtype)
+    noise = uniform(keys, total * _NUMBERS_PER_QUERY).view(-1, total, _NUMBERS_PER_QUERY).to(boxes.dtype)
     real = labels != PADDING
     negative = index // size % 2
     targets = torch.where(real & (negative == 0), target, PADDING)[:, None]

@@ -50,8 +50,8 @@ library_logging.disable_progress_bar()
 
 _LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
 """Noise of denoising queries; see `make_denoising_queries`."""
-_ROWS = 16  # the number of target rows in training is a multiple of this
-_ANCHOR = 0.05
+_ROW_MULTIPLE = 16  # the number of target rows in training is a multiple of this
+_FINEST_ANCHOR_SIDE = 0.05
 """Side of initial boxes on the finest level, relative to the image; it doubles with each level."""
 _MARGIN = 0.01  # locations whose initial box is closer to a border than this do not become queries
 
@@ -152,7 +152,7 @@ class Detr(Architecture):
         pixels = self.normalize(images, color)
         centered = to_center((boxes / images.shape[-1]).to(pixels.dtype))
         # Pad to a small number of shapes, and to the same shape in all processes.
-        extra = -(-max(1, context.max_targets) // _ROWS) * _ROWS - labels.shape[1]
+        extra = -(-max(1, context.max_targets) // _ROW_MULTIPLE) * _ROW_MULTIPLE - labels.shape[1]
         centered, labels = F.pad(centered, (0, 0, 0, extra)), F.pad(labels, (0, extra), value=PADDING)
         noise = None
         if self.denoising:
@@ -250,7 +250,7 @@ class Detr(Architecture):
                     rows = (torch.arange(height, dtype=exact, device=memory.device) + 0.5) / height
                     columns = (torch.arange(width, dtype=exact, device=memory.device) + 0.5) / width
                     centers = torch.cartesian_prod(rows, columns).flip(1)
-                    sides = torch.full_like(centers, _ANCHOR * 2**level)
+                    sides = torch.full_like(centers, _FINEST_ANCHOR_SIDE * 2**level)
                     parts.append(torch.cat([centers, sides], dim=1))
                 boxes = torch.cat(parts)
                 valid = ((boxes > _MARGIN) & (boxes < 1 - _MARGIN)).all(dim=-1, keepdim=True)

@@ -17,11 +17,11 @@ from trainer.model.detr.criterion import at_least_fp32
 
 INITIAL_LOGIT = -math.log(1 / 0.01 - 1)
 """Initial logit of every class: a score of 0.01 (Lin et al. 2017)."""
-_AS_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
+_INITIALIZED_BY_TRANSFORMERS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
 """Layers that transformers initializes like the authors."""
-_BOXES = re.compile(r"enc_bbox_head|decoder\.(pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\d+\.reg_conf)")
+_ZERO_HEADS = re.compile(r"enc_bbox_head|decoder\.(pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\d+\.reg_conf)")
 """Heads whose last layer starts at zero, so that boxes and scores do not change at first."""
-_CLASSES = re.compile(r"enc_score_head|decoder\.class_embed\.\d+")
+_CLASS_HEADS = re.compile(r"enc_score_head|decoder\.class_embed\.\d+")
 XAVIER = r"decoder\.(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+)|enc_output\.0"
 """Layers that are initialized as in Glorot and Bengio 2010."""
 
@@ -124,10 +124,10 @@ def initialize_weights(model: nn.Module, backbone: nn.Module, xavier: str = XAVI
     modules = {name: module for name, module in model.named_modules() if module not in excluded}
     initialize_layers(modules, xavier)
     for name, module in modules.items():
-        if isinstance(module, nn.Linear) and _CLASSES.fullmatch(name):
+        if isinstance(module, nn.Linear) and _CLASS_HEADS.fullmatch(name):
             nn.init.constant_(module.bias, INITIAL_LOGIT)
         layers = getattr(module, "layers", None)
-        if _BOXES.fullmatch(name) and isinstance(layers, nn.ModuleList):
+        if _ZERO_HEADS.fullmatch(name) and isinstance(layers, nn.ModuleList):
             for values in layers[-1].parameters():
                 nn.init.zeros_(values)
 
@@ -135,7 +135,7 @@ def initialize_weights(model: nn.Module, backbone: nn.Module, xavier: str = XAVI
 def initialize_layers(modules: Mapping[str, nn.Module], xavier: str) -> None:
     """Initialize layers with PyTorch's defaults, or with Xavier initialization if a name matches `xavier`."""
     for name, module in modules.items():
-        if name.endswith(_AS_TRANSFORMERS):
+        if name.endswith(_INITIALIZED_BY_TRANSFORMERS):
             continue
         if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, _BatchNorm)):
             module.reset_parameters()

@@ -64,7 +64,7 @@ class HybridEncoderOptions(DetrOptions):
         """Return the freezing options in use, with values that train all weights."""
         return {key: False for key in ("frozen_norm", "frozen_stem") if getattr(self, key)}
 
-    def encoder_and_decoder(self, size: Arguments, backbone: Arguments, levels: int) -> Arguments:
+    def encoder_and_decoder_arguments(self, size: Arguments, backbone: Arguments, levels: int) -> Arguments:
         """Return transformers' arguments for encoder and decoder of a published size on a backbone."""
         widths = {"encoder_hidden_dim": 256, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, **size}
         # The width is divided among eight heads.
@@ -111,7 +111,7 @@ class DFineOptions(HybridEncoderOptions):
             out_indices=[2, 3, 4][-levels:],
             use_learnable_affine_block=net in ("b0", "b2"),
         )
-        return self.encoder_and_decoder(size, backbone, levels) | {
+        return self.encoder_and_decoder_arguments(size, backbone, levels) | {
             "feat_strides": [8, 16, 32][-levels:],
             "encode_proj_layers": [levels - 1],
             "num_feature_levels": levels,
@@ -138,4 +138,4 @@ class RTDetrOptions(HybridEncoderOptions):
             "embedding_size": scale_channels([64], self.width, 2 * UNIT)[0],
             "hidden_sizes": scale_channels(outward, self.width),
         }
-        return self.encoder_and_decoder(size, backbone, levels=3)
+        return self.encoder_and_decoder_arguments(size, backbone, levels=3)

@@ -9,7 +9,7 @@ from trainer.model.detr.recipes import published_augmentation, published_trainin
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
 from trainer.model.retinanet.recipes import small
 
-Row = tuple[str, str, int, int, int, float, dict[str, Any]]
+PublishedSettings = tuple[str, str, int, int, int, float, dict[str, Any]]
 _STORAGE = "https://github.com/lyuwenyu/storage/releases/download/v0.1/"
 """Backbone weights by RT-DETR's authors, from `src/nn/backbone/presnet.py`."""
 
@@ -52,7 +52,7 @@ def dfine_finetune() -> Config:
 
 
 _DECAY = {"weight_decay": 1.25e-4, "bias_decay": 1.25e-4}
-_DFINE: dict[str, Row] = {
+_DFINE: dict[str, PublishedSettings] = {
     "n": ("42.8", "b0", 160, 12, 0, 0.5, {"lr": 8e-4, "images": 128}),
     "s": ("48.5", "b0", 132, 12, 20, 0.5, {"lr": 2e-4}),
     "m": ("52.3", "b2", 132, 12, 6, 0.1, {"lr": 2e-4}),
@@ -61,24 +61,24 @@ _DFINE: dict[str, Row] = {
 }  # fmt: skip
 """Published AP, backbone, epochs, plain epochs and draws of `published_augmentation`, learning rate of the
 backbone, and further arguments of `published_training`."""
-_RTDETR: dict[str, Row] = {
+_RTDETR: dict[str, PublishedSettings] = {
     "r18": ("48.1", "ResNet18_vd_pretrained", 120, 3, 0, 1.0, {}),
     "r34": ("49.9", "ResNet34_vd_pretrained", 120, 3, 3, 0.5, {"bias_decay": 0.0}),
     "r50": ("53.4", "ResNet50_vd_ssld_v2_pretrained", 72, 1, 3, 0.1, {}),
     "r101": ("54.3", "ResNet101_vd_ssld_pretrained", 72, 1, 3, 0.01, {}),
 }  # fmt: skip
-_TITLES = {"r18": "S", "r34": "M*", "r50": "L", "r101": "X"}  # names of RT-DETRv2's sizes
+_RTDETR_SIZE_NAMES = {"r18": "S", "r34": "M*", "r50": "L", "r101": "X"}  # names of RT-DETRv2's sizes
 _FROZEN = ("l", "x", "r50", "r101")
 """Sizes whose pretrained BatchNorm layers and first convolutions are frozen."""
 
 
-def _published(options: Any, size: str, row: Row) -> Callable[[], Config]:
+def _published_recipe(options: Any, size: str, row: PublishedSettings) -> Callable[[], Config]:
     """Return the recipe of a size with the authors' schedule and pretrained backbone."""
     score, net, epochs, plain, draws, backbone_lr, training = row
     if options is DFineOptions:
         title, weights, gpus = f"D-FINE-{size.upper()}", f"hf:timm/hgnetv2_{net}.ssld_stage1_in22k_in1k", 8
     else:
-        title, weights, gpus = f"RT-DETRv2-{_TITLES[size]}", f"{_STORAGE}{net}_from_paddle.pth", 4
+        title, weights, gpus = f"RT-DETRv2-{_RTDETR_SIZE_NAMES[size]}", f"{_STORAGE}{net}_from_paddle.pth", 4
         training = {"lr": 1e-4, "bias_decay": 1e-4, "images": 16, "warmup": 2000, "ema": 2000} | training
 
     def recipe() -> Config:
@@ -103,6 +103,6 @@ def _published(options: Any, size: str, row: Row) -> Callable[[], Config]:
     return recipe
 
 
-PUBLISHED = [_published(DFineOptions, *item) for item in _DFINE.items()]
-PUBLISHED += [_published(RTDetrOptions, *item) for item in _RTDETR.items()]
+PUBLISHED = [_published_recipe(DFineOptions, *item) for item in _DFINE.items()]
+PUBLISHED += [_published_recipe(RTDetrOptions, *item) for item in _RTDETR.items()]
 """Recipes of the published training runs; docs/published.md lists the sources."""

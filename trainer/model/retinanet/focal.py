@@ -173,8 +173,8 @@ def conv_focal_loss(
     """Return the focal loss of the class head's last convolution, computed for a few images at a time.
 
     The result is an fp32 scalar, computed in autocast's type and differentiable once. fp16 is not supported,
-    see `is_supported`. `levels` are features [B, F, h, w], `weight` is [A * C, F, 3, 3]. `labels` (a class,
-    BACKGROUND or IGNORED) and `weights` (fp32 factors of the loss) are [B, h * w * A] for each level.
+    see `supports_autocast`. `levels` are features [B, F, h, w], `weight` is [A * C, F, 3, 3]. `labels` (a
+    class, BACKGROUND or IGNORED) and `weights` (fp32 factors of the loss) are [B, h * w * A] for each level.
     """
     kind = weight.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -190,7 +190,7 @@ def conv_focal_loss(
     return loss
 
 
-def is_supported(device: torch.device) -> bool:
+def supports_autocast(device: torch.device) -> bool:
     """Return whether `conv_focal_loss` supports the current autocast type: any but fp16.
 
     It computes gradients before the loss scale is known, so they may be out of the range of fp16.

@@ -13,7 +13,7 @@ from trainer.data.batch import PADDING
 from trainer.model import boxes as box_ops
 from trainer.model.boxes import pairwise_iou
 from trainer.model.fused_functions import fused, fused_exactly
-from trainer.model.retinanet.focal import BACKGROUND, IGNORED, conv_focal_loss, focal_loss, is_supported
+from trainer.model.retinanet.focal import BACKGROUND, IGNORED, conv_focal_loss, focal_loss, supports_autocast
 
 _FOREGROUND, _BACKGROUND = 0.5, 0.4
 _OVERLAPS_AT_ONCE = 32 * 1024 * 1024
@@ -114,7 +114,7 @@ def classification_loss(
     weights = [part.contiguous() for part in targets.weights.split(sizes, dim=1)]
     assert last.bias is not None
     device = targets.labels.device
-    if is_supported(device):
+    if supports_autocast(device):
         return conv_focal_loss(features, last.weight, last.bias, labels, weights)
     total = torch.zeros((), device=device)
     for level, names, factors in zip(features, labels, weights, strict=True):

@@ -11,7 +11,7 @@ _BOXES_AT_ONCE = 2**16  # boxes in one NMS call on a GPU, which stores a bit for
 _FIRST_PREFIX = 4  # candidates that NMS tries first, as a multiple of detections_per_image
 
 
-def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+def best_anchor_class_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best pairs of anchor and class of a level: logits, anchors, labels, each [B, k], best first.
 
     The selection has two exact stages: the best k pairs only use the k anchors with the highest logits, so
@@ -41,7 +41,7 @@ def top_detections(boxes: Tensor, scores: Tensor, labels: Tensor, rows: int) -> 
     """Return the best `rows` of T candidates as graph outputs; suppressed candidates have score 0."""
     best, index = torch.topk(scores, rows, dim=1)
     real = best > 0
-    chosen = boxes.gather(1, _rows(index)) * real[:, :, None]
+    chosen = boxes.gather(1, _expand_to_boxes(index)) * real[:, :, None]
     return chosen, best, torch.where(real, labels.gather(1, index), -1), real.sum(dim=1)
 
 
@@ -54,11 +54,11 @@ def postprocess(
     """
     # A stable sort, as in torchvision: among equal scores the first candidate wins.
     scores, order = scores.sort(dim=1, descending=True, stable=True)
-    boxes, labels = boxes.gather(1, _rows(order)), labels.gather(1, order)
+    boxes, labels = boxes.gather(1, _expand_to_boxes(order)), labels.gather(1, order)
     # Shift boxes of different images and classes apart, in fp64, where a shift does not round them.
     image = torch.arange(len(labels), device=labels.device)[:, None]
     shifted = boxes.double() + ((image * classes + labels) * (image_size + 1))[:, :, None]
-    kept = _suppress(shifted, scores, config)
+    kept = _nms_mask(shifted, scores, config)
     rows, total = config.detections_per_image, kept.shape[1]
     places = torch.arange(total, device=kept.device)
     first = torch.where(kept, places, total).sort(dim=1).values[:, :rows]
@@ -66,14 +66,14 @@ def postprocess(
     real = first < total
     index = torch.where(real, first, 0)
     return Detections(
-        boxes=torch.where(real[:, :, None], boxes.gather(1, _rows(index)), 0.0),
+        boxes=torch.where(real[:, :, None], boxes.gather(1, _expand_to_boxes(index)), 0.0),
         scores=torch.where(real, scores.gather(1, index), 0.0),
         labels=torch.where(real, labels.gather(1, index), -1),
         num=real.sum(dim=1),
     )
 
 
-def _suppress(boxes: Tensor, scores: Tensor, config: RetinaNetOptions) -> Tensor:
+def _nms_mask(boxes: Tensor, scores: Tensor, config: RetinaNetOptions) -> Tensor:
     """Return which candidates NMS keeps, bool [B, T]; exact for the first `detections_per_image` kept.
 
     Whether a candidate is kept depends only on better candidates, so a prefix suffices if it yields enough
@@ -100,7 +100,7 @@ def _suppress(boxes: Tensor, scores: Tensor, config: RetinaNetOptions) -> Tensor
     return kept
 
 
-def _rows(index: Tensor) -> Tensor:
+def _expand_to_boxes(index: Tensor) -> Tensor:
     """Expand an index of rows [B, K] to their four coordinates, [B, K, 4]."""
     return index[:, :, None].expand(-1, -1, 4)
 

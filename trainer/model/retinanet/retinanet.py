@@ -26,13 +26,13 @@ from trainer.model.retinanet import weights
 from trainer.model.retinanet.backbone import build_backbone, group_norm
 from trainer.model.retinanet.loss import retinanet_loss
 from trainer.model.retinanet.options import RetinaNetOptions
-from trainer.model.retinanet.postprocess import best_pairs, nms_keep, postprocess, top_detections
+from trainer.model.retinanet.postprocess import best_anchor_class_pairs, nms_keep, postprocess, top_detections
 from trainer.model.weights import load_tensors
 
 LEVELS = 5
 ANCHOR_SCALES = (1.0, 2 ** (1 / 3), 2 ** (2 / 3))
 """Sizes of the anchors at each location, relative to the level's smallest one."""
-_CANDIDATES = 1000  # number of best pairs of anchor and class per level that NMS considers
+_MAX_CANDIDATES = 1000  # number of best pairs of anchor and class per level that NMS considers
 _EPS_FREE_WEIGHTS = "torchvision:RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
 
@@ -146,7 +146,7 @@ class RetinaNet(Architecture):
         """
         parts, start = [], 0
         for level in outputs:
-            best, anchor, label = best_pairs(level, _CANDIDATES)
+            best, anchor, label = best_anchor_class_pairs(level, _MAX_CANDIDATES)
             parts.append((best, anchor + start, label))
             start += level.shape[1] * level.shape[3]
         # Decode all levels at once: many small operators cost more than the arithmetic.

@@ -51,7 +51,7 @@ _DINO: RenameRules = (
     (r"^projector\.stages\.0\.1\.", "projector.layer_norm."),
 )
 """Rules for the backbone's tensors, from the same source."""
-_NAMES = TensorRules("model.backbone.", _DINO, _GROUP, outer_heads=("class_embed.", "bbox_embed."))
+_TENSOR_RULES = TensorRules("model.backbone.", _DINO, _GROUP, outer_heads=("class_embed.", "bbox_embed."))
 
 
 class RFDetr(Detr):
@@ -62,7 +62,7 @@ class RFDetr(Detr):
     label = "RF-DETR"
     normalizes_pixels = True
     class_head_prefixes = ("class_embed.", "model.enc_out_class_embed.")
-    tensor_rules = _NAMES
+    tensor_rules = _TENSOR_RULES
 
     def build_network(self, whole: Any) -> None:
         self.model, self.class_embed, self.bbox_embed = whole.model, whole.class_embed, whole.bbox_embed
@@ -120,14 +120,14 @@ class RFDetr(Detr):
             encoder_hidden_states=memory,
         ).intermediate_hidden_states
 
-        def sets(values: Tensor) -> Tensor:
+        def split_groups(values: Tensor) -> Tensor:
             """Arrange [L, B, G * Q, n] as [B, L * G, Q, n]."""
             split: Tensor = values.unflatten(2, (groups, count))
             return split.transpose(0, 1).flatten(1, 2)
 
         return Outputs(
-            logits=sets(self.class_embed(decoded)),
-            boxes=sets(_move_boxes(references, self.bbox_embed(decoded))),
+            logits=split_groups(self.class_embed(decoded)),
+            boxes=split_groups(_move_boxes(references, self.bbox_embed(decoded))),
             corners=None,
             references=None,
             encoder_logits=logits,

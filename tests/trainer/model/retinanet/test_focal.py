@@ -8,7 +8,7 @@ from torch import nn
 from torchvision.ops import sigmoid_focal_loss
 
 from trainer.model.retinanet import focal
-from trainer.model.retinanet.focal import BACKGROUND, IGNORED, conv_focal_loss, focal_loss, is_supported
+from trainer.model.retinanet.focal import BACKGROUND, IGNORED, conv_focal_loss, focal_loss, supports_autocast
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +93,13 @@ def test_autocast_decides_the_arithmetic_and_the_form():
     last, levels, labels, weights = head_case()
     exact = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
     with torch.autocast("cpu", torch.bfloat16):
-        assert is_supported(exact.device)
+        assert supports_autocast(exact.device)
         rounded = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
     rounded.backward()
     assert rounded.dtype == last.weight.grad.dtype == torch.float32
     assert rounded != exact and torch.allclose(rounded, exact, rtol=0.02)
     with torch.autocast("cpu", torch.float16):
-        assert not is_supported(exact.device)
+        assert not supports_autocast(exact.device)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2000, 10**9])

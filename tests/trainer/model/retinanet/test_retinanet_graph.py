@@ -51,7 +51,7 @@ def test_it_equals_the_detector(changes):
 
 
 def test_outputs_have_the_rows_there_can_be(monkeypatch):
-    monkeypatch.setattr(retinanet, "_CANDIDATES", 3)
+    monkeypatch.setattr(retinanet, "_MAX_CANDIDATES", 3)
     detector = _detector(detections_per_image=100000)
     graph = detector.deployment_graph(SIZE)
     with torch.inference_mode():
