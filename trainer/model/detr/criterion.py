@@ -89,8 +89,8 @@ class _QueryGroup(NamedTuple):
     logits: Tensor
     boxes: Tensor
     queries: slice  # position of these queries among all queries
-    own: Tensor  # int64 [B, S or 1, Q], target rows for the classes
-    learnt: Tensor  # target rows for boxes and distributions
+    class_rows: Tensor  # int64 [B, S or 1, Q], target rows for the classes
+    box_rows: Tensor  # target rows for boxes and distributions
     real: Tensor  # [Q], 0 where a query is padding, else 1
     targets: Tensor  # divisor of the classification loss: a scalar
     pairs: Tensor  # divisor of the other losses if above 0: a scalar
@@ -224,13 +224,13 @@ class Criterion:
 
     def _group_losses(self, outputs: Outputs, targets: Targets, group: _QueryGroup) -> dict[str, Tensor]:
         """Return the losses of a group except ddf; for D-FINE also `overlap`, the IoUs of pairs [B, L, Q]."""
-        truth, matched = _gather_target_boxes(targets, group.learnt)
+        truth, matched = _gather_target_boxes(targets, group.box_rows)
         overlap, generalized = iou_and_giou(group.boxes, truth)
         share = matched / group.pairs.clamp(min=1)
         quality = overlap.detach()
-        if group.own is not group.learnt:
+        if group.class_rows is not group.box_rows:
             with torch.no_grad():
-                quality, _ = iou_and_giou(group.boxes, _gather_target_boxes(targets, group.own)[0])
+                quality, _ = iou_and_giou(group.boxes, _gather_target_boxes(targets, group.class_rows)[0])
         terms = {
             self.names[0]: self._class_loss(targets, group, quality),
             "bbox": ((group.boxes - truth).abs().sum(-1) * share).sum((0, 2)),
@@ -256,9 +256,9 @@ class Criterion:
 
     def _class_loss(self, targets: Targets, group: _QueryGroup, quality: Tensor) -> Tensor:
         """Return the classification loss of each set; `quality` [B, S, Q] is the IoU with the target."""
-        batch, rows, queries = group.own.shape
-        label = targets.labels.gather(1, group.own.clamp(min=0).flatten(1)).view(batch, rows, queries)
-        value = torch.where(group.own != PADDING, quality, -1.0)[..., None]
+        batch, rows, queries = group.class_rows.shape
+        label = targets.labels.gather(1, group.class_rows.clamp(min=0).flatten(1)).view(batch, rows, queries)
+        value = torch.where(group.class_rows != PADDING, quality, -1.0)[..., None]
         index = label.clamp(min=0).expand(value.shape[:-1])[..., None]
         goal = torch.full_like(group.logits, -1.0).scatter_(-1, index, value)
         values = self._classification(group.logits, goal)
@@ -278,7 +278,7 @@ class Criterion:
         own, last = F.log_softmax(bins[:, :-1], dim=-1), F.softmax(bins[:, -1:].detach(), dim=-1)
         divergence = F.kl_div(own, last.expand_as(own), reduction="none").sum((-1, -2))
         confidence = outputs.logits[:, -1:].detach().sigmoid().amax(-1)
-        matched = torch.cat([group.learnt for group in groups], dim=-1) != PADDING
+        matched = torch.cat([group.box_rows for group in groups], dim=-1) != PADDING
         pairs, others = groups[-1].pairs, images * groups[-1].real.sum() - groups[-1].pairs
         roots = pairs.sqrt(), others.sqrt()
         means = [

@@ -105,13 +105,13 @@ class RFDetr(Detr):
             moves = F.relu(moves) if layer < 2 else moves
         boxes = _move_boxes(first, moves)
 
-        learnt = [
+        learned = [
             table.weight.unflatten(0, (-1, self.config.queries))[:groups, :count].flatten(0, 1)
             for table in (model.reference_point_embed, model.query_feat)
         ]
-        references = _move_boxes(boxes.detach().flatten(1, 2), learnt[0][None])
+        references = _move_boxes(boxes.detach().flatten(1, 2), learned[0][None])
         decoded = model.decoder(
-            inputs_embeds=learnt[1].expand(memory.shape[0], -1, -1),
+            inputs_embeds=learned[1].expand(memory.shape[0], -1, -1),
             reference_points=references,
             spatial_shapes=to_python_ints(shapes),
             spatial_shapes_list=shapes,
