@@ -157,7 +157,7 @@ def record_outcome(text: str) -> None:
 def _report(error: KubedetError) -> None:
     """Print an error, and write it to the pod's status."""
     record_outcome(str(error))
-    events.emit(events.Failed(message=str(error), exit_code=error.exit_code))
+    events.emit(events.ProcessFailed(message=str(error), exit_code=error.exit_code))
     # Print it last, so that it ends the log.
     print(f"error: {error}", file=sys.stderr, flush=True)
 

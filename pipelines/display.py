@@ -101,9 +101,9 @@ class RunProgress:
                 self.running.bar = event
                 if self.running.main_bar is None or self.running.main_bar.task == event.task:
                     self.running.main_bar = event
-            elif isinstance(event, events.Reused):
+            elif isinstance(event, events.ResultReused):
                 self.running.reused = True
-            elif isinstance(event, events.Failed) and not self.running.message:
+            elif isinstance(event, events.ProcessFailed) and not self.running.message:
                 self.running.message = event.message
 
     def finish(self) -> None:

@@ -109,7 +109,7 @@ def _environment_is_read_again():
         if module := sys.modules.get(f"trainer.storage.{name}"):
             getattr(module, function)()
     if web := sys.modules.get("trainer.storage.web"):
-        web.allowed.clear()  # Of the process: a set that another test read must allow nothing here.
+        web.allowed_places.clear()  # Of the process: a set that another test read must allow nothing here.
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def run(job: JobSpec) -> None:
     with signal_handler(forward_signal), process:
         for line in process.lines():
             reported = events.parse(line)
-            if reported is None or isinstance(reported, events.Failed):
+            if reported is None or isinstance(reported, events.ProcessFailed):
                 last.append(line)
             if reported:
                 continue

@@ -4,11 +4,11 @@ from trainer.base import events
 
 
 def failed(message, exit_code=2):
-    return events.encode(events.Failed(message=message, exit_code=exit_code)).rstrip()
+    return events.encode(events.ProcessFailed(message=message, exit_code=exit_code)).rstrip()
 
 
 def resumed(step, steps=900):
-    return events.encode(events.Resumed(step=step, steps=steps)).rstrip()
+    return events.encode(events.TrainingResumed(step=step, steps=steps)).rstrip()
 
 
 def progress(done, total, **fields):
@@ -18,5 +18,5 @@ def progress(done, total, **fields):
 
 def scored(**metrics):
     return events.encode(
-        events.Scored(metrics={f"coco/{name}": value for name, value in metrics.items()})
+        events.ValidationScored(metrics={f"coco/{name}": value for name, value in metrics.items()})
     ).rstrip()

@@ -1,4 +1,4 @@
-"""Time and threads as an argument: a simulation of a cluster passes a clock that jumps."""
+"""A clock that is passed as an argument, so that a simulated cluster can advance its time in steps."""
 
 import threading
 import time
@@ -22,11 +22,11 @@ class Clock:
         time.sleep(seconds)
 
     def start(self, work: Callable[..., object], *arguments: object) -> None:
-        """Call `work` in a thread that ends with the process."""
+        """Call `work` in a daemon thread."""
         threading.Thread(target=work, args=arguments, daemon=True).start()
 
     def condition(self) -> threading.Condition:
-        """Return a condition on which the threads of this clock can wait."""
+        """Return a condition variable for threads that use this clock."""
         return threading.Condition()
 
 

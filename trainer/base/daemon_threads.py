@@ -1,6 +1,6 @@
-"""Daemon threads for calls that wait for servers: they never delay signals or the exit of the process.
+"""Daemon threads for calls that wait for servers. They never delay signals or the exit of the process.
 
-Python joins the threads of a ThreadPoolExecutor before it exits, even if a server never responds.
+In contrast, Python waits for the threads of a ThreadPoolExecutor before it exits.
 """
 
 import os
@@ -20,7 +20,7 @@ _Task = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreadPool(Executor):
-    """An executor with daemon threads that start on demand; leaving its `with` block does not wait."""
+    """An executor whose daemon threads start on demand; leaving its `with` block does not wait for them."""
 
     def __init__(self, threads: int, name: str = "worker") -> None:
         self._max_threads, self._name = threads, name
@@ -60,7 +60,7 @@ class DaemonThreadPool(Executor):
                     future.set_result(function())
                 except BaseException as error:
                     future.set_exception(error)
-            del task, future, function  # Otherwise the result stays in memory until the next task.
+            del task, future, function  # Otherwise the result would stay in memory until the next task.
             self._idle.release()
 
 
@@ -88,7 +88,7 @@ def run_in_background(function: Callable[[], Result]) -> Result:
 
 
 def _replace_threads() -> None:
-    """A forked child does not have the threads of its parent."""
+    """Create a new pool in a forked child, which does not have its parent's threads."""
     global _background  # noqa: PLW0603
     _background = DaemonThreadPool(1000, "background")
 

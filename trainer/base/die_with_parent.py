@@ -1,4 +1,4 @@
-"""Ends a process together with its parent, even if the parent is killed."""
+"""Ends a process when its parent ends, even if the parent is killed."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ from multiprocessing import connection
 from trainer.base.errors import EXIT_RETRY
 
 LAUNCHER = "KUBEDET_LAUNCHER"
-"""Environment variable: the process id of the launcher, with which this process ends."""
+"""Environment variable: the process id of the launcher. This process exits when the launcher ends."""
 
 
 def die_with_process(sentinel: int) -> None:
@@ -23,8 +23,8 @@ def die_with_process(sentinel: int) -> None:
 def die_with_launcher() -> None:
     """Exit when the process in LAUNCHER ends; do nothing if it is unset or this is not Linux.
 
-    torchrun does not stop its workers when it is killed: they would write to the same files as the workers of
-    the next attempt.
+    If torchrun is killed, its workers go on, and would write to the same files as the workers of the next
+    attempt.
     """
     launcher = os.environ.get(LAUNCHER)
     if launcher is None or not hasattr(os, "pidfd_open"):

@@ -1,6 +1,6 @@
-"""The errors a user can cause, and the exit codes of every kubedet process.
+"""Errors that a user can cause, and the exit codes of kubedet's processes.
 
-Commands print them without a traceback. Any other exception is a bug and keeps its traceback.
+Commands print these errors without a traceback. Any other exception is a bug and is printed with one.
 """
 
 import re
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from trainer.base.safe_text import format_message, has_userinfo, redact
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-EXIT_FAILURE = 1  # a failure that the user did not cause: a traceback was printed
-EXIT_USAGE = 2  # input, configuration or environment is wrong; running again does not help
+EXIT_FAILURE = 1  # a failure that the user did not cause; a traceback is printed
+EXIT_USAGE = 2  # the input, configuration or environment is wrong; running again does not help
 EXIT_RETRY = 143
 """Stopped by SIGTERM after saving (128 + 15): running the same command again continues the work.
 
@@ -20,7 +20,7 @@ A PyTorchJob with restartPolicy ExitCode restarts pods with exit codes of 128 an
 
 
 def install_extra(extra: str) -> str:
-    """Return how to install the packages of an extra; no package index has kubedet."""
+    """Return the command that installs an optional extra; kubedet is not on a package index."""
     return f"in a checkout of kubedet: pip install '.[{extra}]'"
 
 
@@ -53,7 +53,7 @@ class DataError(KubedetError):
 
 
 class FormatError(DataError):
-    """A kubedet file with unexpected content."""
+    """A file of kubedet with unexpected content."""
 
 
 class StorageError(KubedetError):
@@ -73,7 +73,7 @@ class DamagedError(StorageError):
 
 
 class ResourceError(StorageError):
-    """Data that could not be read because memory or file descriptors ran out; the data may be intact."""
+    """Memory or file descriptors ran out while data was read; the data itself may be intact."""
 
 
 class CheckpointError(KubedetError):
@@ -81,7 +81,7 @@ class CheckpointError(KubedetError):
 
 
 class TrainingError(KubedetError):
-    """Training that cannot continue: a non-finite loss, too many processes, a lost rank."""
+    """Training that cannot continue, e.g. because of a non-finite loss or a lost rank."""
 
     exit_code = EXIT_FAILURE
 
@@ -91,7 +91,7 @@ class EvaluationError(KubedetError):
 
 
 class ExportError(KubedetError):
-    """A model that cannot be exported, or whose exported form does not match it."""
+    """A model that cannot be exported, or whose exported file gives different results."""
 
     exit_code = EXIT_FAILURE
 
@@ -103,7 +103,7 @@ class LaunchError(KubedetError):
 
 
 class Interrupted(KubedetError):
-    """Work that was stopped and continues if it is run again."""
+    """Work that was stopped; running the same command again continues it."""
 
     exit_code = EXIT_RETRY
     transient = True
@@ -116,7 +116,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def wrap_exceptions(kind: type[KubedetError], message: str, *, fix: str) -> Iterator[None]:
-    """Turn any exception of a library into a KubedetError; KubedetErrors pass unchanged."""
+    """Convert any exception of a library to a KubedetError; KubedetErrors pass unchanged."""
     try:
         yield
     except KubedetError:

@@ -1,6 +1,6 @@
-"""Events of a process for the program that started it: one JSON object per line.
+"""Events that a process reports to the program that started it, as one JSON object per line.
 
-They go to the file in KUBEDET_EVENTS or, in a pod, to the log among the other lines.
+They are written to the file in KUBEDET_EVENTS or, in a pod, to stderr between the log lines.
 """
 
 import json
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 FILE = "KUBEDET_EVENTS"
-"""Environment variable: the file, or LOG. Not a descriptor, because torchrun closes those of its workers."""
+"""Environment variable: the path of a file, or LOG. torchrun's workers do not inherit file descriptors."""
 
-LOG = "-"  # Value of that variable: to stderr, as in a pod.
+LOG = "-"  # Value of that variable: write events to stderr, as in a pod.
 
 _START = '{"event": '
 
@@ -33,7 +33,7 @@ class Progress:
     unit: str  # A plural, e.g. images.
     note: str = ""
     rate: float = 0.0  # Units per second.
-    eta: float | None = None  # Seconds to the end.
+    eta: float | None = None  # Estimated seconds until the task ends.
     end: bool = False  # Whether the task has ended.
     worked: int = 0  # Units that this process completed.
     metrics: dict[str, float] = field(default_factory=dict)  # The newest measurements, by name.
@@ -41,7 +41,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class TrainingResumed:
     """A training run continues from a checkpoint."""
 
     step: int
@@ -50,23 +50,23 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The metrics of a validation."""
+class ValidationScored:
+    """A validation computed metrics."""
 
     metrics: dict[str, float]
     event: Literal["scored"] = "scored"
 
 
 @dataclass(frozen=True)
-class Reused:
-    """The result of the step existed already."""
+class ResultReused:
+    """The result of the step already exists and is reused."""
 
     uri: str
     event: Literal["reused"] = "reused"
 
 
 @dataclass(frozen=True)
-class Failed:
+class ProcessFailed:
     """The process ends with an error, whose message is for the user."""
 
     message: str
@@ -74,7 +74,7 @@ class Failed:
     event: Literal["failed"] = "failed"
 
 
-Event = Progress | Resumed | Scored | Reused | Failed
+Event = Progress | TrainingResumed | ValidationScored | ResultReused | ProcessFailed
 
 
 @cache
@@ -84,20 +84,20 @@ def _adapter() -> "TypeAdapter[Event]":
     return TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
-def go_to_file() -> bool:
-    """Return whether events go to a file, whose reader then shows the progress instead of the log."""
+def is_file_set() -> bool:
+    """Return whether events are written to a file; the log then shows no progress."""
     return os.environ.get(FILE, LOG) not in ("", LOG)
 
 
 def encode(event: Event) -> str:
-    """Return an event as a line."""
+    """Encode an event as a line."""
     return json.dumps({"event": event.event, **asdict(event)}) + "\n"
 
 
 def emit(event: Event) -> None:
-    """Write an event if KUBEDET_EVENTS is set. A full disk is not an error."""
+    """Write an event if KUBEDET_EVENTS is set; write errors are ignored."""
     line = encode(event)
-    if go_to_file():
+    if is_file_set():
         # One short write to a file opened for appending is atomic between processes.
         with suppress(OSError), open(os.environ[FILE], "a") as file:
             file.write(line)

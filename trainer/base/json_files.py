@@ -1,7 +1,7 @@
-"""kubedet's JSON files: written with their own hash as the last key, and read strictly.
+"""Reads and writes kubedet's JSON files, whose last key is the hash of the file.
 
-`"file_sha256"` is the hash of the whole text with 64 zeros in its place, so copies can be checked too. Files
-of other programs have no such key.
+`"file_sha256"` is the hash of the whole text with 64 zeros in place of the hash, so a copy of the file can be
+checked too. Files of other programs do not have this key.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 Model = TypeVar("Model")
 
 STRICT: "ConfigDict" = {"extra": "forbid", "strict": True}
-"""Settings of pydantic's types for the content of files."""
+"""Pydantic configuration of the types of files: no unknown keys and no conversions."""
 
 _CHECKSUM_KEY = "file_sha256"
 _BLANK_CHECKSUM = "0" * 64
-# Also matches a key or hash with a flipped bit, which then differs from the actual one.
+# Also matches a key or hash with a flipped bit, so that this is reported as damage.
 _CHECKSUM_PATTERN = re.compile(rb'"([^"]{11})":\s*"([^"]{64})"\s*\}\s*$')
 _TAIL_BYTES = 400
 _EXCERPT = 60
@@ -29,7 +29,7 @@ _WRITE_AGAIN = "run the command that writes it again"
 
 
 def encode(obj: Any, indent: int | None = None) -> bytes:
-    """Return an object as JSON; a mapping gets its hash."""
+    """Encode an object as JSON; a mapping gets its hash as the last key."""
     if not isinstance(obj, dict):
         return json.dumps(obj, ensure_ascii=False, indent=indent).encode()
     rest = {key: value for key, value in obj.items() if key != _CHECKSUM_KEY}
@@ -38,17 +38,17 @@ def encode(obj: Any, indent: int | None = None) -> bytes:
     return data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + 64 :]
 
 
-def unseal(uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> bytes:
+def strip_hash(uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> bytes:
     """Check the hash of a JSON file and return the text without it; text without a hash is unchanged."""
-    sealed = _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES))
-    if not sealed:
+    match = _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES))
+    if not match:
         return data
-    blank = data[: sealed.start(2)] + _BLANK_CHECKSUM.encode() + data[sealed.end(2) :]
+    blank = data[: match.start(2)] + _BLANK_CHECKSUM.encode() + data[match.end(2) :]
     actual = hashlib.sha256(blank).hexdigest()
-    if sealed[1] != _CHECKSUM_KEY.encode() or sealed[2] != actual.encode():
-        expected = sealed[2].decode("ascii", "replace")
+    if match[1] != _CHECKSUM_KEY.encode() or match[2] != actual.encode():
+        expected = match[2].decode("ascii", "replace")
         raise DamagedError(f"{uri} is damaged: its sha256 is {actual}, not {expected}", fix=remedy)
-    return data[: sealed.start()].rstrip().removesuffix(b",") + b"}"
+    return data[: match.start()].rstrip().removesuffix(b",") + b"}"
 
 
 def parse(kind: type[Model], uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> Model:
@@ -61,20 +61,20 @@ def parse(kind: type[Model], uri: str, data: bytes, remedy: str = _WRITE_AGAIN) 
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(kind).validate_json(unseal(uri, data, remedy), strict=True)
+        return TypeAdapter(kind).validate_json(strip_hash(uri, data, remedy), strict=True)
     except ValidationError as error:
         raise translate_validation(error, uri, remedy) from None
 
 
 def validate(kind: type[Model], value: Any, where: str, remedy: str) -> Model:
-    """Validate a value as `parse` does; errors call it `where`."""
+    """Validate a value as `parse` does; `where` names it in errors."""
     return parse(kind, where, json.dumps(value, default=repr).encode(), remedy)
 
 
 def translate_validation(error: "ValidationError", where: str, remedy: str) -> DataError | DamagedError:
     """Convert pydantic's error to one that names the file, the key and the remedy."""
     errors = error.errors(include_url=False)
-    # A file of another version differs in other keys, too.
+    # A file of another version has other invalid keys too.
     first = next((item for item in errors if item["loc"] in (("version",), ("form",))), errors[0])
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
     value = repr(first["input"])
@@ -93,8 +93,8 @@ def translate_validation(error: "ValidationError", where: str, remedy: str) -> D
 
 
 def decode(uri: str, data: bytes) -> Any:
-    """Return the content of a JSON file, without its hash; raise DamagedError as `parse` does."""
+    """Parse a JSON file without a type, and drop its hash; raise DamagedError as `parse` does."""
     try:
-        return json.loads(unseal(uri, data))
+        return json.loads(strip_hash(uri, data))
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{uri} is not JSON: {error}", fix=_WRITE_AGAIN) from error

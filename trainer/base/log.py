@@ -1,7 +1,7 @@
-"""Log lines and progress of every process.
+"""Logging and progress of every process.
 
-Progress is a bar on a terminal, or a plain line every ten seconds elsewhere, and an event for programs (see
-`trainer.base.events`): `kubedet run` draws the bars of its steps from it.
+Progress is shown as a bar on a terminal and as a line every ten seconds elsewhere. It is also emitted as an
+event (see `trainer.base.events`), from which `kubedet run` draws the bars of its steps.
 """
 
 import logging
@@ -21,15 +21,15 @@ from trainer.base.safe_text import format_message, redact
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-_PLAIN_INTERVAL = 10.0
-_FILE_INTERVAL = 0.2
+_LINE_SECONDS = 10.0
+_EVENT_SECONDS = 0.2
 _RATE_SECONDS = 30.0
 _MAX_RATE = 100_000.0  # higher rates, right after the start, are not shown
 _OWN_LOGGERS = ("trainer.", "components.", "operations.", "pipelines.", "kubedet.")
 
 
 class _Formatter(logging.Formatter):
-    """Writes `12:34:56 download: message`, sanitized and without secrets in addresses."""
+    """Formats records as `12:34:56 download: message`, sanitized and with secrets in addresses redacted."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(part)s: %(message)s", "%H:%M:%S")
@@ -61,7 +61,7 @@ def setup(level: int = logging.INFO) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-Sink = Callable[["Bar", bool], None]  # shows the state of one task's bar; true marks the last call
+Sink = Callable[["Bar", bool], None]  # displays a bar; the flag is true on the last call
 
 
 class Bar:
@@ -89,18 +89,18 @@ class Bar:
         self.skip(amount)
 
     def skip(self, amount: int = 1) -> None:
-        """Count units that an earlier run finished; they do not affect the rate."""
+        """Count units that an earlier run finished; they do not count toward the rate."""
         self.done += amount
         self.show()
 
     def show(self, *, end: bool = False) -> None:
-        """Show the state."""
+        """Pass the current state to the sink."""
         if self._sink:
             self._sink(self, end)
 
     @property
     def rate(self) -> float:
-        """Units per second of this process in the last half minute."""
+        """Units per second of this process over the last 30 seconds."""
         return self._rate_since(self._marks[0])
 
     def _rate_since(self, mark: tuple[float, int]) -> float:
@@ -108,13 +108,13 @@ class Bar:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to the end at this rate; None if unknown."""
+        """Estimated seconds until the task ends; None if unknown."""
         if self.total is None or self._worked == self._marks[0][1]:
             return None
         return max(self.total - self.done, 0) / self.rate
 
     def state(self, *, end: bool = False) -> Progress:
-        """Return the state as an event, with the mean rate at the end."""
+        """Return the state as an event; `end` gives the mean rate of the whole task."""
         return Progress(
             task=self.task,
             done=self.done,
@@ -131,13 +131,13 @@ class Bar:
 
 @contextmanager
 def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: bool = True) -> Iterator[Bar]:
-    """Show the progress of a task: a bar on a terminal, or plain lines; and report it as events.
+    """Show the progress of a task as a bar on a terminal or as log lines, and emit it as events.
 
-    The unit is a plural, e.g. "images"; `total` is None if unknown; `done` counts units of an earlier run.
+    `unit` is a plural, e.g. "images"; `total` is None if unknown; `done` counts units of an earlier run.
     """
-    in_file = events.go_to_file()
-    terminal = _Terminal() if shown and not in_file and sys.stderr.isatty() else None
-    next_time, lock = time.monotonic() + (0.0 if in_file else _PLAIN_INTERVAL), threading.Lock()
+    has_file = events.is_file_set()
+    terminal = _Terminal() if shown and not has_file and sys.stderr.isatty() else None
+    next_time, lock = time.monotonic() + (0.0 if has_file else _LINE_SECONDS), threading.Lock()
 
     def show(bar: Bar, end: bool) -> None:
         if terminal:
@@ -149,9 +149,9 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
     def write(bar: Bar, end: bool) -> None:
         nonlocal next_time
         if end or time.monotonic() >= next_time:
-            next_time = time.monotonic() + (_FILE_INTERVAL if in_file else _PLAIN_INTERVAL)
+            next_time = time.monotonic() + (_EVENT_SECONDS if has_file else _LINE_SECONDS)
             state = bar.state(end=end)
-            if not in_file:
+            if not has_file:
                 logging.getLogger("kubedet").info(format_progress(state))
             events.emit(state)
 
@@ -165,7 +165,7 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
 
 @contextmanager
 def log_activity(logger: logging.Logger, text: str) -> Iterator[None]:
-    """Log every ten seconds what is in progress and for how long."""
+    """Log every ten seconds which activity is in progress, and for how long."""
     start = time.monotonic()
     with _call_periodically(lambda: logger.info("%s, %s", text, format_duration(time.monotonic() - start))):
         yield
@@ -177,7 +177,7 @@ def _call_periodically(function: Callable[[], None]) -> Iterator[None]:
     ended = threading.Event()
 
     def run() -> None:
-        while not ended.wait(_PLAIN_INTERVAL):
+        while not ended.wait(_LINE_SECONDS):
             function()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -197,7 +197,7 @@ class _Terminal:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
 
-        # On a narrow terminal the numbers are shown in full and the rest is cut.
+        # On a narrow terminal the numbers stay complete and the rest is truncated.
         fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._bars = Progress(
             TextColumn("{task.description}", table_column=fixed),

@@ -43,7 +43,7 @@ def missing_error(uri: str) -> MissingError:
 def check_resources(error: BaseException, title: str = "an image", verb: str = "read") -> None:
     """Raise ResourceError if a decoder failed because memory or file descriptors ran out.
 
-    Decoders raise the same types for corrupt data, so an intact file would be reported as corrupt.
+    Decoders raise the same exceptions for corrupt data, so an intact file could be reported as corrupt.
     """
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_MESSAGES):
         raise ResourceError(
@@ -57,7 +57,7 @@ def check_resources(error: BaseException, title: str = "an image", verb: str = "
 
 @contextmanager
 def name_resource_errors(title: str) -> Iterator[None]:
-    """Add the file's name to ResourceErrors of functions that only see its bytes; translate MemoryErrors."""
+    """Add a file's name to ResourceErrors, and convert MemoryErrors to ResourceErrors."""
     try:
         yield
     except MemoryError as error:
@@ -68,7 +68,7 @@ def name_resource_errors(title: str) -> Iterator[None]:
 
 @contextmanager
 def translate_oserror(uri: str, verb: str) -> Iterator[None]:
-    """Turn an OSError into a StorageError that names the URI and the remedy."""
+    """Convert an OSError to a StorageError that names the URI and the remedy."""
     try:
         yield
     except FileNotFoundError as error:
@@ -86,7 +86,7 @@ def translate_oserror(uri: str, verb: str) -> Iterator[None]:
 
 @contextmanager
 def translate_named_oserrors() -> Iterator[None]:
-    """Turn OSErrors that name a file or report exhausted resources into StorageErrors.
+    """Convert OSErrors that name a file or report exhausted resources to StorageErrors.
 
     For the outermost level of a program.
     """
@@ -94,7 +94,7 @@ def translate_named_oserrors() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (*_EXHAUSTED_ERRNOS, errno.ENOSPC, errno.EDQUOT) and not error.filename:
-            message = f"this process cannot go on: {error.strerror}"
+            message = f"this process cannot continue: {error.strerror}"
             raise ResourceError(message, fix=_REMEDIES[error.errno]) from error
         if error.errno is None or not isinstance(error.filename, str | bytes) or not error.filename:
             raise

@@ -1,4 +1,4 @@
-"""Mixed precision, as far as the device supports it."""
+"""Mixed precision with the data types that the device supports."""
 
 import logging
 import platform
@@ -12,13 +12,13 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the autocast context of the configured precision."""
-    dtype = _DTYPES[effective(device.type, precision)]
+    dtype = _DTYPES[select_precision(device.type, precision)]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 @cache
-def effective(device_type: str, precision: str) -> str:
-    """Return the precision to use: fp32 instead of bf16 if the processor would only emulate bf16."""
+def select_precision(device_type: str, precision: str) -> str:
+    """Return the precision to use: fp32 instead of bf16 if the device could only emulate bf16."""
     if precision != "bf16":
         return precision
     if device_type == "cpu" and not _cpu_has_bf16():
@@ -36,6 +36,6 @@ def _cpu_has_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:
-    """Return the loss scaler, which is only enabled for fp16."""
+def grad_scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:
+    """Return a loss scaler, which is only enabled for fp16."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

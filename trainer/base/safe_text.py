@@ -18,18 +18,21 @@ _SIGNATURE = re.compile(
     r"(?i)([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|sig|token|access_token)=)"
     r"[^&\s]+"
 )
-_JOINERS = {"\u200c", "\u200d"}  # format characters that are part of words (Persian, Indic scripts) and emoji
+_JOINERS = {
+    "\u200c",
+    "\u200d",
+}  # format characters that occur within words (Persian, Indic scripts) and emoji
 
 
 class TooLargeError(ValueError):
-    """A text that is nested too deeply, holds too many values, or is too long."""
+    """A text that is too long, is nested too deeply, or contains too many values."""
 
 
 def redact(text: str) -> str:
     """Remove user names, passwords and signatures from the addresses in a text.
 
-    A password may contain any character, so everything up to the last @ is removed. `http://host:9000/a@b` is
-    a correct address and is kept.
+    A password may contain any character, so everything before the last @ is removed. `http://host:9000/a@b`
+    is a valid address without a password and is kept.
     """
     if "://" in text and "@" in text:
         words = _SPACES.split(text)
@@ -56,7 +59,7 @@ def _userinfo_start(word: str) -> int | None:
 def to_one_line(text: str) -> str:
     """Replace line breaks, tabs, control characters and bidirectional controls by spaces.
 
-    Letters and their accents are composed.
+    The result is in Unicode's composed form (NFC).
     """
     characters = list(unicodedata.normalize("NFC", text))
     for number, character in enumerate(characters):
@@ -74,20 +77,20 @@ def make_printable(text: str) -> str:
 def format_message(text: str) -> str:
     """Sanitize a message with `make_printable` and indent all lines after the first.
 
-    So a line break in a name cannot fake another message.
+    A line break in a name thus cannot imitate another message.
     """
     return make_printable(re.sub(r"\n(?!\s)", "\n  ", text))
 
 
 def display_width(text: str) -> int:
-    """Return the number of terminal columns of a text; a Chinese character takes two."""
+    """Return the number of terminal columns that a text occupies; a Chinese character takes two."""
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
 def align(text: str, width: int, *, right: bool = False) -> str:
-    """Fit a text into one line of `width` columns: pad it with spaces or cut it with `…`."""
+    """Fit a text into one line of `width` columns: pad it with spaces, or truncate it with `…`."""
     from rich.cells import set_cell_size
 
     line = to_one_line(text)
@@ -103,7 +106,7 @@ def parse_digits(text: str) -> int | None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; raises TooLargeError if it is nested too deeply or too large, else ValueError."""
+    """Parse JSON; raise TooLargeError if it is too large or too deep, ValueError if invalid."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -112,13 +115,13 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str | bytes, max_length: int, *, plain_text: bool = False) -> Any:
-    """Parse YAML strictly: JSON's values only, no duplicate keys and no aliases. Dates remain text.
+    """Parse YAML with JSON's types only; reject duplicate keys and aliases. Dates remain text.
 
     With `plain_text`, numbers, `true` and `null` remain text too. Parsing 100,000 characters may take 1 s.
 
     Raises:
         TooLargeError: it has more than `max_length` characters or bytes, or is too deep or large.
-        ValueError: it is not such YAML; the message has one line.
+        ValueError: it is invalid; the message has one line.
     """
     import yaml
 
@@ -142,7 +145,7 @@ def parse_yaml(text: str | bytes, max_length: int, *, plain_text: bool = False) 
 
 
 def _yaml_problem(error: Any) -> str:
-    """Return the message of PyYAML's error as one line, with the number of the text's line."""
+    """Return the message of PyYAML's error as one line, with the line number."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())

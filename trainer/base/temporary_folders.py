@@ -1,4 +1,4 @@
-"""Temporary files and folders. If a process is killed, a later one removes its leftovers."""
+"""Temporary files and folders. A new process removes the leftovers of killed ones."""
 
 import hashlib
 import os
@@ -17,14 +17,14 @@ _OWNER = re.compile(r"[.-](\d+)-([0-9a-f]{8})-\w+(\.tmp)?$")
 
 
 class TemporaryFolder:
-    """A folder that is removed by `close`, with this object, or at the end of the process."""
+    """A folder that is removed when `close` is called, this object is collected or the process ends."""
 
     def __init__(self) -> None:
-        """Create it, after removing folders of killed processes."""
-        _sweep(tempfile.gettempdir())
-        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-{_machine()}-"))
+        """Remove the folders of killed processes, and create a new one."""
+        _remove_left_overs(tempfile.gettempdir())
+        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-{_machine_id()}-"))
         self.close = weakref.finalize(self, _remove, self.path, os.getpid())
-        """Remove it now."""
+        """Removes the folder immediately."""
 
 
 @contextmanager
@@ -38,23 +38,23 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def temporary_suffix() -> str:
-    """Return the end of a temporary file's name, which identifies this process."""
-    return f".{os.getpid()}-{_machine()}-{secrets.token_hex(4)}.tmp"
+    """Return a suffix for names of temporary files that identifies this process."""
+    return f".{os.getpid()}-{_machine_id()}-{secrets.token_hex(4)}.tmp"
 
 
 def is_left_over(name: str) -> bool:
-    """Return whether a name is that of a temporary file or folder of an ended process on this machine."""
+    """Return whether a name belongs to a temporary file or folder of a process that ended on this machine."""
     owner = _OWNER.search(name)
-    return owner is not None and owner[2] == _machine() and not os.path.exists(f"/proc/{owner[1]}")
+    return owner is not None and owner[2] == _machine_id() and not os.path.exists(f"/proc/{owner[1]}")
 
 
 def _remove(path: Path, process: int) -> None:
-    if os.getpid() == process:  # Not in a forked child.
+    if os.getpid() == process:  # A forked child must not remove it.
         shutil.rmtree(path, ignore_errors=True)
 
 
 @cache
-def _sweep(system_folder: str) -> None:
+def _remove_left_overs(system_folder: str) -> None:
     with suppress(OSError), os.scandir(system_folder) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX) and is_left_over(entry.name):
@@ -64,10 +64,10 @@ def _sweep(system_folder: str) -> None:
 
 
 @cache
-def _machine() -> str:
+def _machine_id() -> str:
     """Return an id of this boot and container, within which process ids are unique."""
     try:
         parts = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
     except OSError:
-        return "unknown"  # It matches no name: files stay.
+        return "unknown"  # It matches no name, so no file is removed.
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:8]

@@ -36,9 +36,9 @@ def available_cores() -> int:
 
 
 def threads_per_process(processes: int, cores: int = 0) -> int:
-    """Return OMP_NUM_THREADS for processes that share the cores (0: `available_cores`).
+    """Return OMP_NUM_THREADS for processes that share `cores` cores (0: `available_cores`).
 
-    torchrun would set it to 1; PyTorch would start one thread per core in each process.
+    torchrun sets it to 1 by default; without it, each process starts one thread per core.
     """
     return max(1, (cores or available_cores()) // max(processes, 1))
 
@@ -51,7 +51,7 @@ def run(
     processes: bool,
     max_pending: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Result]:
-    """Yield function(task) of each task as it finishes, in no fixed order.
+    """Yield the result of function(task) for each task as it finishes, in no fixed order.
 
     The workers are threads, or spawned processes that receive pickled functions and tasks. A single
     worker runs in this thread. Tasks are consumed as workers become free; at most `max_pending()` are in
@@ -63,7 +63,7 @@ def run(
     executor: Executor
     if processes:
         context = get_context("spawn")
-        executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
+        executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_init_worker)
     else:
         executor = DaemonThreadPool(workers)
     # `futures.wait` would scan all pending tasks each time.
@@ -107,7 +107,7 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _begin_worker() -> None:
+def _init_worker() -> None:
     """Ignore Ctrl-C, which the parent handles, and exit when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()

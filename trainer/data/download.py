@@ -151,7 +151,7 @@ def find_finished(planned: RawManifest, config: DataConfig) -> RawManifest | Non
         return None
     check(manifest, config)
     logger.info("raw images of %s are there already: %s", manifest.source, manifest.uri)
-    events.emit(events.Reused(uri=manifest.uri))
+    events.emit(events.ResultReused(uri=manifest.uri))
     return manifest
 
 

@@ -38,7 +38,7 @@ from trainer.data.shard_folder import (
     read_index,
     read_sidecars,
 )
-from trainer.storage.cache import FOLDER, LIMIT, CacheBusy, CopyCache
+from trainer.storage.cache import FOLDER_VARIABLE, LIMIT_VARIABLE, CacheBusy, CopyCache
 
 _PIECE = 4 * 1024 * 1024
 _MAX_DOWNLOADS = 2
@@ -93,8 +93,8 @@ class ShardCache(CopyCache):
                     "(%s sets the folder, %s the most gigabytes)",
                     self.folder,
                     error.strerror or error,
-                    FOLDER,
-                    LIMIT,
+                    FOLDER_VARIABLE,
+                    LIMIT_VARIABLE,
                 )
             return False
         return True

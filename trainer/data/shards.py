@@ -132,7 +132,7 @@ def find_finished(raw: RawManifest, data_root: str, config: DataConfig) -> Shard
         logger.warning("%s: missing or damaged: %s%s; writing them again", uri, shown, more)
         return None
     logger.info("shards of %s are there already: %s", raw.source, uri)
-    events.emit(events.Reused(uri=uri))
+    events.emit(events.ResultReused(uri=uri))
     raw.check(f"shards of {raw.source}", Problems(dict(index.problems), {}), config.max_bad_fraction)
     return index
 

@@ -33,9 +33,9 @@ def read_progress(lines: Iterable[str]) -> TrainingProgress | None:
             eta = 0.0 if event.done >= (event.total or 0) else event.eta
             share, seconds = percent(event.done, event.total or 0), None if eta is None else round(eta)
             metrics |= event.metrics
-        elif isinstance(event, events.Resumed):
+        elif isinstance(event, events.TrainingResumed):
             share, seconds = percent(event.step, event.steps), None
-        elif isinstance(event, events.Scored) and AP in event.metrics:
+        elif isinstance(event, events.ValidationScored) and AP in event.metrics:
             metrics[AP] = event.metrics[AP]
     if share is None:
         return None

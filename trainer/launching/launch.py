@@ -115,10 +115,10 @@ def _run_and_report(config: LaunchConfig, program: Any, program_arguments: list[
             rank, failure = worker_failures.first_cause(result.failures)
             message, code = worker_failures.explain(rank, failure), worker_failures.exit_code(failure)
             if not worker_failures.caused_by_lost_peer(failure):
-                if not events.go_to_file():
+                if not events.is_file_set():
                     print(message, file=sys.stderr, flush=True)
                 text = message.removeprefix("error: ")
-                events.emit(events.Failed(message=text, exit_code=code))
+                events.emit(events.ProcessFailed(message=text, exit_code=code))
                 return code
     print(message, file=sys.stderr, flush=True)
     _wait_for_peers(config)

@@ -49,9 +49,9 @@ def node_grace() -> int:
 def report_error(error: KubedetError) -> None:
     """Report an error to torchrun if it runs this process, else to stderr and as an event."""
     if not _write_error_file(str(error), exit_code=error.exit_code):
-        if not events.go_to_file():  # The reader of the file shows the error.
+        if not events.is_file_set():  # The reader of the file shows the error.
             print(f"error: {error}", file=sys.stderr, flush=True)
-        events.emit(events.Failed(message=str(error), exit_code=error.exit_code))
+        events.emit(events.ProcessFailed(message=str(error), exit_code=error.exit_code))
 
 
 def is_lost_peer(error: Exception) -> bool:

@@ -1,7 +1,7 @@
 """Files behind URIs: local paths, object stores (s3://, minio://, gs://) and, read-only, http(s)://.
 
 Writes are atomic. Local files are handled here; the modules for servers are imported on first use and do not
-import this module. Unless documented otherwise, functions raise StorageErrors.
+import this module. All functions may raise StorageError.
 """
 
 import errno
@@ -43,7 +43,7 @@ __all__ = [
     "OBJECT_STORES", "WEB", "FileState", "absolute", "check_hash", "check_uri", "escapes_folder",
     "is_local", "join", "local_path", "open_file", "parent", "scheme",
 ]  # fmt: skip
-"""Of `uris`; the other functions are defined here."""
+"""Imported from `uris`; the other functions are defined here."""
 
 Content = TypeVar("Content")
 
@@ -55,7 +55,7 @@ _NO_HARD_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLIN
 def state(uri: str) -> FileState | None:
     """Return size, modification time and ETag of a file, or None if it does not exist."""
     if not is_local(uri):
-        found: FileState | None = _server(uri).state(uri)
+        found: FileState | None = _remote_module(uri).state(uri)
         return found
     with translate_oserror(uri, "read"):
         try:
@@ -64,7 +64,7 @@ def state(uri: str) -> FileState | None:
             if error.errno in _NOT_FOUND_ERRNOS:
                 return None
             raise
-    return _state(status) if stat.S_ISREG(status.st_mode) else None
+    return _to_file_state(status) if stat.S_ISREG(status.st_mode) else None
 
 
 def exists(uri: str) -> bool:
@@ -80,8 +80,8 @@ def size(uri: str) -> int:
 
 
 def read_bytes(uri: str, *, sha256: str = "") -> bytes:
-    """Return a file's content. Its hash must equal `sha256` or, by default, the store's hash, if any."""
-    return bytes(_content(uri, sha256))
+    """Return a file's content after comparing its hash with `sha256`, by default the store's hash, if any."""
+    return bytes(_read_buffer(uri, sha256))
 
 
 def read_allowed(uri: str) -> bytes:
@@ -104,7 +104,7 @@ def read_range(uri: str, start: int, length: int) -> bytes:
             file.seek(start)
             data = file.read(length)
     else:
-        data = _server(uri).read_range(uri, start, length)
+        data = _remote_module(uri).read_range(uri, start, length)
     if len(data) != length:
         fix = "it is truncated: run the command that writes it again"
         raise StorageError(f"{uri} ends before byte {start + length}", fix=fix)
@@ -112,26 +112,26 @@ def read_range(uri: str, start: int, length: int) -> bytes:
 
 
 def open_reader(uri: str) -> IO[bytes]:
-    """Open a seekable file for reading; only a few pieces of a remote file are held in memory."""
+    """Open a file for reading and seeking; only a few pieces of a remote file are held in memory."""
     if not is_local(uri):
-        reader: IO[bytes] = _server(uri).open_reader(uri)
+        reader: IO[bytes] = _remote_module(uri).open_reader(uri)
         return reader
     with translate_oserror(uri, "read"):
         return local_path(uri).open("rb")
 
 
 def read_json(uri: str) -> Any:
-    """Return the content of a JSON file; see `json_files.decode`."""
+    """Read a JSON file; see `json_files.decode`."""
     return _read_parsed(uri, json_files.decode)
 
 
 def read_model(uri: str, kind: type[Model], remedy: str) -> Model:
-    """Return the content of a JSON file as a pydantic type; see `json_files.parse`."""
+    """Read a JSON file as a pydantic type; see `json_files.parse`."""
     return _read_parsed(uri, lambda uri, data: json_files.parse(kind, uri, data, remedy))
 
 
 def _read_parsed(uri: str, parse: Callable[[str, bytes], Content]) -> Content:
-    """Return the parsed content of a file, which is read again if it was damaged during the transfer."""
+    """Read and parse a file; read it again if it was damaged during the transfer."""
     for _ in range(0 if is_local(uri) else 3):
         with suppress(DamagedError):
             return parse(uri, read_bytes(uri))
@@ -141,17 +141,17 @@ def _read_parsed(uri: str, parse: Callable[[str, bytes], Content]) -> Content:
 def write_bytes(uri: str, data: bytes | memoryview, *, sync: bool = True, confirm: bool = False) -> None:
     """Write a file atomically.
 
-    `sync` flushes it to a local disk; `confirm` reads it back from a store and writes it again if it differs.
+    `sync` flushes a local file to the disk; `confirm` reads a remote one back, and rewrites it if it differs.
     """
     if not is_local(uri):
-        _server(uri).write(uri, BytesIO(data), confirm=confirm)
+        _remote_module(uri).write(uri, BytesIO(data), confirm=confirm)
         return
     with new_file(uri, sync=sync) as path:
         path.write_bytes(data)
 
 
 def touch(uri: str) -> None:
-    """Set the modification time of a file to now, so that `kubedet data prune` keeps it as recently used."""
+    """Set a file's modification time to now, so that `kubedet data prune` keeps it as recently used."""
     if is_local(uri):
         with translate_oserror(uri, "write"):
             os.utime(local_path(uri))
@@ -160,18 +160,18 @@ def touch(uri: str) -> None:
 
 
 def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
-    """Write an object as JSON with its hash as the last key, atomically, and confirm it."""
+    """Write an object as JSON with its hash as the last key, and confirm it; see `write_bytes`."""
     write_bytes(uri, json_files.encode(obj, indent), confirm=True)
 
 
 def create(uri: str, data: bytes) -> bool:
-    """Write a file only if there is none; return whether it was written.
+    """Write a file only if it does not exist; return whether it was written.
 
-    Of several writers one succeeds; in stores without conditional writes (`If-None-Match`), the last one.
+    Of several concurrent writers, one succeeds. In stores without `If-None-Match`, the last one wins.
     """
     if not is_local(uri):
-        return bool(_server(uri).write(uri, BytesIO(data), create=True))
-    with _temporary(uri) as (temporary, target):
+        return bool(_remote_module(uri).write(uri, BytesIO(data), create=True))
+    with _temporary_file(uri) as (temporary, target):
         temporary.write_bytes(data)
         _flush_to_disk(temporary)
         try:
@@ -181,7 +181,7 @@ def create(uri: str, data: bytes) -> bool:
         except OSError as error:
             if error.errno not in _NO_HARD_LINK_ERRNOS:
                 raise
-            try:  # Take the name first; for a moment the file is empty.
+            try:  # Reserve the name first; the file is empty for a moment.
                 os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             except FileExistsError:
                 return False
@@ -195,13 +195,13 @@ def create(uri: str, data: bytes) -> bool:
 def new_file(
     uri: str, *, sync: bool = True, sha256: Callable[[], str] | None = None, confirm: bool = False
 ) -> Iterator[Path]:
-    """Yield a temporary path; its content is written to the URI when the block ends without an exception.
+    """Yield a temporary path; the file is moved to the URI when the block ends without an exception.
 
-    `sha256` returns the content's hash after the block, if the caller knows it; for `sync` and `confirm`
-    see `write_bytes`.
+    `sha256` is called after the block and returns the content's hash, if the caller knows it. For `sync` and
+    `confirm`, see `write_bytes`.
     """
     if is_local(uri):
-        with _temporary(uri) as (temporary, target):
+        with _temporary_file(uri) as (temporary, target):
             yield temporary
             if sync:
                 _flush_to_disk(temporary)
@@ -212,23 +212,23 @@ def new_file(
         with translate_oserror(uri, "write"):
             yield path
         with path.open("rb") as file:
-            _server(uri).write(uri, file, sha256=sha256() if sha256 else "", confirm=confirm)
+            _remote_module(uri).write(uri, file, sha256=sha256() if sha256 else "", confirm=confirm)
 
 
 def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
-    """Copy a local file to a URI, atomically; `confirm`: see `write_bytes`."""
+    """Copy a local file to a URI atomically; for `confirm`, see `write_bytes`."""
     if not is_local(uri):
         with translate_oserror(str(source), "read"), Path(source).open("rb") as file:
-            _server(uri).write(uri, file, confirm=confirm)
+            _remote_module(uri).write(uri, file, confirm=confirm)
         return
     with new_file(uri) as path, translate_oserror(str(source), "read"):
         shutil.copyfile(source, path)
 
 
 def local_copy(uri: str, *, sha256: str = "") -> Path:
-    """Return a local file with the URI's content: itself if local, else a cached download of this version.
+    """Return the path of a local file, or of the cached download of a remote one.
 
-    Its hash must equal `sha256` or, by default, the store's hash, if any.
+    The content's hash must equal `sha256` or, by default, the store's hash, if any.
     """
     if is_local(uri):
         path = local_path(uri)
@@ -244,8 +244,8 @@ def local_copy(uri: str, *, sha256: str = "") -> Path:
     raise missing_error(uri)
 
 
-def forget_copy(uri: str) -> None:
-    """Remove the cached copy of a file, because it is damaged."""
+def drop_copy(uri: str) -> None:
+    """Remove the damaged cached copy of a file."""
     from trainer.storage import cache
 
     if remote := state(uri):
@@ -253,9 +253,9 @@ def forget_copy(uri: str) -> None:
 
 
 def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
-    """Yield the files under a folder by relative name, as they are found; none if it is missing."""
+    """Yield the relative names and states of the files under a folder; none if it is missing."""
     if not is_local(uri):
-        yield from _server(uri).scan(uri, recursive)
+        yield from _remote_module(uri).scan(uri, recursive)
         return
     with translate_oserror(uri, "list"):
         folder = local_path(uri)
@@ -264,7 +264,7 @@ def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]
 
 
 def list_files(uri: str) -> list[str]:
-    """Return the sorted relative names of all files under a folder; none if it is missing."""
+    """Return the sorted relative names of all files under a folder; [] if it is missing."""
     return sorted(name for name, _ in scan(uri))
 
 
@@ -276,14 +276,14 @@ def list_states(uri: str, *, recursive: bool = False) -> dict[str, FileState]:
 def delete(uri: str) -> None:
     """Delete a file, if it exists."""
     if not is_local(uri):
-        _server(uri).delete(uri)
+        _remote_module(uri).delete(uri)
         return
     with translate_oserror(uri, "delete"):
         local_path(uri).unlink(missing_ok=True)
 
 
 def remove_stale(uri: str) -> None:
-    """Remove temporary files of killed writers under a local folder; wait an hour for other machines."""
+    """Remove temporary files of killed writers under a folder; those of other machines after an hour."""
     if not is_local(uri):
         return
     for path in local_path(uri).rglob(".*.tmp"):
@@ -300,8 +300,8 @@ def check_writable(uri: str) -> None:
     delete(probe)
 
 
-def _server(uri: str) -> Any:
-    """Return the module for files on servers."""
+def _remote_module(uri: str) -> Any:
+    """Return the module that handles files on servers."""
     if scheme(uri) not in (*OBJECT_STORES, *WEB):
         raise StorageError(
             f"unknown scheme {scheme(uri)!r} in {uri}",
@@ -312,10 +312,10 @@ def _server(uri: str) -> Any:
     return objects
 
 
-def _content(uri: str, sha256: str) -> Any:
+def _read_buffer(uri: str, sha256: str) -> Any:
     """Return a file's content as a buffer."""
     if not is_local(uri):
-        return _server(uri).read_buffer(uri, sha256)
+        return _remote_module(uri).read_buffer(uri, sha256)
     with translate_oserror(uri, "read"), open_file(local_path(uri)) as file:
         data = file.read()
     if sha256:
@@ -323,13 +323,13 @@ def _content(uri: str, sha256: str) -> Any:
     return data
 
 
-def _state(status: os.stat_result) -> FileState:
+def _to_file_state(status: os.stat_result) -> FileState:
     return FileState(status.st_size, status.st_mtime, str(status.st_mtime_ns))
 
 
 @contextmanager
-def _temporary(uri: str) -> Iterator[tuple[Path, Path]]:
-    """Yield a temporary path and the final one; after an error, remove the temporary file."""
+def _temporary_file(uri: str) -> Iterator[tuple[Path, Path]]:
+    """Yield a temporary path and the final one; remove the temporary file after an error."""
     target = local_path(uri)
     # A name has at most 255 bytes.
     name = os.fsdecode(os.fsencode(target.name)[:100])
@@ -350,7 +350,7 @@ def _flush_to_disk(path: Path) -> None:
 
 
 def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
-    """Yield the files in a folder, except those that are deleted meanwhile."""
+    """Yield the files in a folder; skip those that are deleted during the scan."""
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -358,7 +358,7 @@ def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, Fil
                     if recursive and not entry.is_symlink():
                         yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", recursive)
                 elif not (entry.name.startswith(".") and entry.name.endswith(".tmp")) and entry.is_file():
-                    yield prefix + entry.name, _state(entry.stat())
+                    yield prefix + entry.name, _to_file_state(entry.stat())
             except OSError as error:
                 if error.errno not in _NOT_FOUND_ERRNOS:
                     raise

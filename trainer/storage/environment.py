@@ -1,7 +1,7 @@
-"""Server settings from environment variables: addresses, keys, proxies and certificates; retry policy.
+"""Server settings from environment variables (addresses, keys, proxies, certificates), and timeouts.
 
-docs/data.md lists the variables of each scheme. Without keys, s3:// and minio:// use a pod's role, else the
-credentials file of the AWS tools, else they are anonymous. obstore reads the variables for gs://.
+docs/data.md lists the variables of each scheme. Without keys, s3:// and minio:// use the pod's role, the
+credentials file of the AWS tools, or anonymous access, in this order. obstore reads the variables for gs://.
 """
 
 import os
@@ -29,7 +29,7 @@ GOOGLE_CREDENTIALS_FIX = (  # what to do without credentials for gs://
     "GOOGLE_SKIP_SIGNATURE=true"
 )
 
-_CONNECTIONS = 64  # connections to a server that are kept open
+_CONNECTIONS = 64  # idle connections per server that are kept open
 _CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PROXY = re.compile(
     r"((https?|socks[45][ah]?)://)?([^/@\s]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?/?",
@@ -45,12 +45,12 @@ _ROLE_VARIABLES = (
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to wait for servers, in seconds."""
+    """Timeouts for servers, in seconds."""
 
-    connect: float = 10.0  # for a connection
-    read_timeout: float = 30.0  # without a byte of an answer
-    first: float = 15.0  # for the first answer of a server to this process: its address may be wrong
-    total: float = 300.0  # for one request with all its retries
+    connect: float = 10.0  # to establish a connection
+    read_timeout: float = 30.0  # between two bytes of a response
+    first: float = 15.0  # for the first response of a server, whose address may be wrong
+    total: float = 300.0  # for one request, including retries
     wait: float = 10.0  # between two retries, at most
 
 
@@ -61,9 +61,9 @@ class Settings(NamedTuple):
     """Connection settings of an S3 store."""
 
     url: str  # http(s)://host[:port]
-    region: str  # "" if the bucket's region has to be asked for
+    region: str  # "" if the server has to be asked for the bucket's region
     keys: "Provider | None"  # None for anonymous requests
-    client: "Minio"  # for what obstore cannot do: buckets and checks
+    client: "Minio"  # for operations that obstore lacks: buckets and checks
 
 
 def settings(kind: str) -> Settings:
@@ -71,7 +71,7 @@ def settings(kind: str) -> Settings:
     from minio import Minio
     from minio.credentials import AWSConfigProvider, IamAwsProvider, StaticProvider
 
-    endpoint = _value(kind, "ENDPOINT_URL_S3", "ENDPOINT") or _value(kind, "ENDPOINT_URL")
+    endpoint = _read_setting(kind, "ENDPOINT_URL_S3", "ENDPOINT") or _read_setting(kind, "ENDPOINT_URL")
     if not endpoint and kind == "minio":
         fix = "set MINIO_ENDPOINT, e.g. minio-service.kubeflow:9000"
         raise StorageError("minio:// URIs need an endpoint", fix=fix)
@@ -79,10 +79,13 @@ def settings(kind: str) -> Settings:
     if endpoint and "://" not in endpoint:
         endpoint = f"{'https' if _is_true('MINIO_SECURE') else 'http'}://{endpoint}"
     endpoint = endpoint or AMAZON
-    region = _value(kind, "REGION") or _value(kind, "DEFAULT_REGION")
+    region = _read_setting(kind, "REGION") or _read_setting(kind, "DEFAULT_REGION")
     if AMAZON.removeprefix("https://") not in endpoint:
-        region = region or "us-east-1"  # The name that stores with one region use.
-    key, secret = _value(kind, "ACCESS_KEY_ID", "ACCESS_KEY"), _value(kind, "SECRET_ACCESS_KEY", "SECRET_KEY")
+        region = region or "us-east-1"  # The default name of a store with one region.
+    key, secret = (
+        _read_setting(kind, "ACCESS_KEY_ID", "ACCESS_KEY"),
+        _read_setting(kind, "SECRET_ACCESS_KEY", "SECRET_KEY"),
+    )
     if bool(key) != bool(secret):
         fix = "set both, or neither for anonymous access"
         raise StorageError(f"{kind}:// needs both an access key and its secret", fix=fix)
@@ -120,7 +123,7 @@ def google_url() -> str:
 
 
 def web_client(url: str) -> PoolManager:
-    """Return urllib3's connections for the few requests that obstore cannot make."""
+    """Return a urllib3 client for the few requests that obstore cannot make."""
     proxy, trusted = find_proxy(url), None
     if proxy or url.lower().startswith("https:"):
         trusted = ssl.create_default_context(cadata=ca_certificates())
@@ -129,7 +132,7 @@ def web_client(url: str) -> PoolManager:
 
 
 def find_proxy(url: str) -> str:
-    """Return the environment's proxy for an address; "" for none."""
+    """Return the environment's proxy for a URL; "" if there is none."""
     address = urlsplit(url)
     if proxy_bypass(address.hostname or ""):
         return ""
@@ -160,8 +163,8 @@ def ca_certificates() -> str:
         ) from error
 
 
-def _value(kind: str, name: str, minio_name: str = "") -> str:
-    """Return a setting from MinIO's variable for minio://, else from Amazon's."""
+def _read_setting(kind: str, name: str, minio_name: str = "") -> str:
+    """Return a setting from the MINIO_ variable for minio://, or else from the AWS_ variable."""
     own = os.environ.get(f"MINIO_{minio_name or name}") if kind == "minio" else ""
     return own or os.environ.get(f"AWS_{name}", "")
 

@@ -1,8 +1,8 @@
 """Files in object stores and on web servers: read, written, listed and deleted.
 
-A bucket is looked up once, with the environment of that time, and reached through obstore. Large files are
-read in pieces, several at a time and all of one version. The content is compared with the sha256 that the
-caller knows, or with the attribute `sha256` of our objects. If it differs it is read again.
+Buckets are accessed through obstore; their settings are read from the environment once. Large files are read
+in pieces, several at a time and all of the same version. The content's hash is compared with the expected one
+or with the `sha256` attribute of the object; on a mismatch the file is read again.
 """
 
 import hashlib
@@ -38,23 +38,25 @@ from trainer.storage.retries import (
     BUSY,
     MAX_TRIES,
     RETRY_FIX,
-    Corrupt,
-    RangePastEnd,
+    CorruptError,
+    RangePastEndError,
     RangesNotSupported,
-    Transient,
+    TransientError,
     changed_error,
     probe,
     retry,
 )
 from trainer.storage.uris import WEB, FileState, check_digest, check_uri, scheme
 
-PIECE = 4 * 1024 * 1024  # bytes of one read request: enough to hide 20 ms of latency, few enough to repeat
-THREADS = 16  # pieces of one file that are read concurrently
-AHEAD = 8  # pieces that a sequential reader fetches ahead
-PART = 8 * 1024 * 1024  # bytes of one write request; more if an object would have too many parts
+PIECE_BYTES = (
+    4 * 1024 * 1024
+)  # of one read request: large enough to hide 20 ms of latency, small enough to repeat
+READ_THREADS = 16  # pieces of one file that are read concurrently
+PIECES_AHEAD = 8  # pieces that a sequential reader fetches ahead
+PART_BYTES = 8 * 1024 * 1024  # of one write request; more if an object would have too many parts
 _MAX_PARTS = 10_000
 _UPLOAD_THREADS = 6
-_ABORT_SECONDS = 5.0  # how long an interrupted upload may take to remove its parts, which no listing shows
+_ABORT_SECONDS = 5.0  # how long an interrupted upload may take to remove its parts
 _BLOCK_BYTES = 1024 * 1024
 _CREDENTIAL_SECONDS = 10.0  # how long to wait for a cloud's metadata server
 _REFUSED_FIX = "check the permissions of these keys; for a public bucket set AWS_SKIP_SIGNATURE=true"
@@ -76,7 +78,7 @@ _FIXES = {  # by the codes of S3 (https://docs.aws.amazon.com/AmazonS3/latest/AP
     "QuotaExceeded": "the bucket's quota is used up: free space or raise it",
     "XMinioStorageFull": "the store's disk is full: free space there",
 }
-_TRANSIENT = (  # of status 400 or 404, which obstore does not retry; the next try may succeed
+_TRANSIENT = (  # codes with status 400 or 404, which obstore does not retry; a retry may succeed
     "BadDigest", "IncompleteBody", "InvalidPart", "NoSuchUpload", "OperationAborted", "RequestTimeout",
     "XAmzContentSHA256Mismatch",
 )  # fmt: skip
@@ -86,8 +88,8 @@ class Location:
     """The bucket or container of a URI."""
 
     reader: ObjectStore  # for short requests: objects of a few megabytes, parts, listings
-    writer: ObjectStore  # for long requests: while a body is sent, no byte of an answer arrives
-    supports_ranges = True  # some stores answer with the whole object
+    writer: ObjectStore  # for long requests: no response arrives while the body is sent
+    supports_ranges = True  # false if the store sends whole objects only
 
     def __init__(self, uri: str) -> None:
         check_uri(uri)
@@ -118,7 +120,7 @@ class Location:
             is_known = isinstance(error, StorageError) or kind != "gs"
             if is_known or not (isinstance(error, Exception) or is_panic(error)):
                 raise
-            if not http_status(error):  # Otherwise the server knows us.
+            if not http_status(error):  # With a status the credentials were found.
                 reason = str(error).partition("\n")[0].strip()[:300] or "no server gives credentials"
                 problem = StorageError(f"cannot use gs://: {reason}", fix=environment.GOOGLE_CREDENTIALS_FIX)
                 raise probe(self.server, uri, 5.0) or problem from error
@@ -127,7 +129,7 @@ class Location:
 def _store(
     kind: str, bucket: str, server: str, options: dict[str, Any], read_timeout: float, longest: float
 ) -> ObjectStore:
-    """Return obstore's store for requests of at most `longest` seconds."""
+    """Create an obstore client; its requests take at most `longest` seconds."""
     waits, proxy = environment.RETRIES, environment.find_proxy(server)
     client: Any = {
         "allow_http": True,
@@ -137,7 +139,7 @@ def _store(
         "read_timeout": timedelta(seconds=read_timeout),
         "timeout": timedelta(seconds=longest),
     }
-    if kind == "gs":  # The metadata server is on this machine, not behind a proxy.
+    if kind == "gs":  # The metadata server is never behind a proxy.
         client["proxy_excludes"] = "169.254.169.254,metadata.google.internal"
     if proxy:
         client["proxy_url"] = proxy
@@ -164,15 +166,15 @@ def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:
             raise StorageError(message, fix="check the network, or set AWS_REGION") from error
         options["region"] = answer.headers.get("x-amz-bucket-region", "") or "us-east-1"
     if settings.url != environment.AMAZON:
-        # Of the two names of this option, the one that the environment cannot override.
+        # The environment cannot override this option's name, in contrast to aws_endpoint_url.
         options["aws_endpoint_url_s3"] = settings.url
     provider = settings.keys
-    if provider is None:  # An unsigned request needs a checksum of its body.
+    if provider is None:  # Anonymous: an unsigned request needs a checksum of its body.
         return {**options, "skip_signature": True, "checksum_algorithm": "SHA256"}
 
     def keys() -> dict[str, Any]:
         current = provider.retrieve()
-        # The provider renews expiring keys, so obstore has to ask it again soon.
+        # The provider renews expiring keys, so obstore has to call this function again soon.
         soon = datetime.now(UTC) + timedelta(minutes=10)
         return {
             "access_key_id": current.access_key,
@@ -185,11 +187,11 @@ def _s3_options(settings: environment.Settings, bucket: str) -> dict[str, Any]:
 
 
 _locations: dict[str, "Future[Location]"] = {}
-_process = 0  # that has used a bucket: obstore's threads do not exist in its forked children
+_process = 0  # the process that uses buckets: forked children do not have obstore's threads
 
 
 def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
-    """Return the bucket, which is looked up once for all threads, and the key of an object, not decoded."""
+    """Return the bucket of a URI, created once for all threads, and the key of the object, not decoded."""
     global _process  # noqa: PLW0603 (of this process)
     if _process not in (0, os.getpid()):
         raise StorageError(
@@ -221,14 +223,14 @@ def locate(uri: str, *, folder: bool = False) -> tuple[Location, str]:
 
 
 def forget_locations() -> None:
-    """Read the environment again when a bucket is used next."""
+    """Drop all buckets, so that the environment is read again on the next use."""
     _locations.clear()
     web.reset_clients()
 
 
 @contextmanager
 def translate_errors(location: Location, uri: str, verb: str) -> Iterator[None]:
-    """Convert obstore errors to StorageErrors; log if the store does not respond."""
+    """Convert obstore's errors to StorageErrors, and log if the store does not respond."""
     try:
         with outages.report_outages(location.server):
             yield
@@ -237,31 +239,31 @@ def translate_errors(location: Location, uri: str, verb: str) -> Iterator[None]:
             error
         ):
             raise
-        problem = translate(error, location.kind, uri, verb)
+        problem = translate_error(error, location.kind, uri, verb)
         if isinstance(problem, RangesNotSupported):
             location.supports_ranges = False
-        elif not isinstance(problem, MissingError | Transient):
-            forget_locations()  # The environment may be corrected, in a notebook.
+        elif not isinstance(problem, MissingError | TransientError):
+            forget_locations()  # In a notebook the user may correct the environment.
             if problem.transient and not http_status(error):
                 problem = probe(location.server, uri, 5.0) or problem
         raise problem from error
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether obstore crashed on its input; its exception class cannot be imported."""
+    """Return whether obstore panicked; the exception class cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 
 def http_status(error: BaseException) -> int:
-    """Return the HTTP status of an obstore error; 0 if there was no answer."""
+    """Return the HTTP status in an obstore error; 0 if there was no response."""
     match = re.search(r"status code: (\d{3})", str(error))
     if match:
         return int(match[1])
     return 301 if "redirect without LOCATION" in str(error) else 0
 
 
-def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageError:
-    """Convert an obstore error to one that names the URI and the remedy."""
+def translate_error(error: BaseException, kind: str, uri: str, verb: str) -> StorageError:
+    """Convert an obstore error to a StorageError that names the URI and the remedy."""
     text, status = str(error), http_status(error)
     if isinstance(error, exceptions.PreconditionError) or status in (412, 416):
         return changed_error(uri, status)
@@ -273,7 +275,7 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
             "the store received different bytes than were sent: check the network and the proxies on the "
             "way to it"
         )
-        return Transient(f"cannot {verb} {uri}: {code}", fix=fix)
+        return TransientError(f"cannot {verb} {uri}: {code}", fix=fix)
     if isinstance(error, FileNotFoundError) or status == 404:
         if code != "NoSuchBucket" and verb in ("read", "delete"):
             return missing_error(uri)
@@ -297,23 +299,23 @@ def translate(error: BaseException, kind: str, uri: str, verb: str) -> StorageEr
     return StorageError(f"cannot {verb} {uri}: {reason}", fix=fix, transient=transient)
 
 
-class _File:
-    """A remote file; the request for its first piece also returns its size."""
+class _RemoteFile:
+    """A remote file of one version. The first request returns its size and its first piece."""
 
     def __init__(self, uri: str) -> None:
-        self.uri, self._get = uri, web.read_part if scheme(uri) in WEB else _part
+        self.uri, self._get = uri, web.read_part if scheme(uri) in WEB else _read_part
         self.has_parts, self.size, self.sha256, self._etag, self._via = True, -1, "", "", ""
         self._unread: web.Part | None = None
         try:
-            start = self._get(uri, 0, PIECE)
-        except (RangesNotSupported, RangePastEnd):  # An empty file has no ranges.
+            start = self._get(uri, 0, PIECE_BYTES)
+        except (RangesNotSupported, RangePastEndError):  # An empty file has no ranges.
             self.has_parts = False
         else:
             self.size, self.sha256, self._etag, self._via = start.size, start.sha256, start.etag, start.uri
             self._unread = start
 
     def piece(self, start: int, stop: int) -> Any:
-        """Return the bytes from `start` to `stop`, of the same version."""
+        """Return the bytes from `start` to `stop`; raise if the file has changed."""
         data: Any = b""
         while len(data) < stop - start:  # A proxy may truncate an answer.
             begin, part = start + len(data), None
@@ -328,19 +330,19 @@ class _File:
             data = bytes(data) + bytes(part.data) if data else part.data
         return data
 
-    def pieces(self, start: int, stop: int, ahead: int = THREADS) -> Iterator[Any]:
-        """Yield bytes in pieces; read the next `ahead` pieces concurrently."""
+    def pieces(self, start: int, stop: int, ahead: int = READ_THREADS) -> Iterator[Any]:
+        """Yield a range in pieces; the next `ahead` pieces are read concurrently."""
         fetched: deque[Future[Any]] = deque()
         begin = start
-        with DaemonThreadPool(min(ahead, 1 + (stop - start) // PIECE), "read") as threads:
+        with DaemonThreadPool(min(ahead, 1 + (stop - start) // PIECE_BYTES), "read") as threads:
             while fetched or begin < stop:
                 while begin < stop and len(fetched) <= ahead:
-                    fetched.append(threads.submit(self.piece, begin, min(begin + PIECE, stop)))
-                    begin += PIECE
+                    fetched.append(threads.submit(self.piece, begin, min(begin + PIECE_BYTES, stop)))
+                    begin += PIECE_BYTES
                 yield wait_for(fetched.popleft())
 
-    def blocks(self, sha256: str = "", ahead: int = THREADS) -> Iterator[Any]:
-        """Yield the content in buffers, in order, and check its hash before the last one."""
+    def blocks(self, sha256: str = "", ahead: int = READ_THREADS) -> Iterator[Any]:
+        """Yield the content in order, and check its hash before the last buffer."""
         known, blocks = self.sha256, self.pieces(0, self.size, ahead)
         if not self.has_parts:
             known, blocks = _stream(self.uri)
@@ -350,14 +352,14 @@ class _File:
                 digest.update(block)
                 received += len(block)
                 if received == self.size:
-                    check_digest(self.uri, digest.hexdigest(), expected, Corrupt)
+                    check_digest(self.uri, digest.hexdigest(), expected, CorruptError)
             yield block
-        if expected and not 0 < received == self.size:  # It was a stream, or has no blocks.
-            check_digest(self.uri, digest.hexdigest(), expected, Corrupt)
+        if expected and not 0 < received == self.size:  # The size was unknown, or the file is empty.
+            check_digest(self.uri, digest.hexdigest(), expected, CorruptError)
 
 
-def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web.Part:
-    """Request a part of an object; see `web.read_part`."""
+def _read_part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web.Part:
+    """Read a range of an object; see `web.read_part`."""
     location, key = locate(uri)
     if not location.supports_ranges:
         raise RangesNotSupported(uri)
@@ -372,7 +374,7 @@ def _part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> web
 
 
 def _stream(uri: str) -> tuple[str, Iterator[Any]]:
-    """Return the hash that an object carries, and all bytes of a file as they arrive."""
+    """Return the `sha256` attribute of an object ("" if none), and a stream of its content."""
     if scheme(uri) in WEB:
         return "", web.stream(uri)
     location, key = locate(uri)
@@ -388,73 +390,73 @@ def _stream(uri: str) -> tuple[str, Iterator[Any]]:
 
 @retry
 def read_buffer(uri: str, sha256: str = "") -> Any:
-    """Return a file's content as a buffer; its hash must be `sha256` unless that is ""."""
-    file = _File(uri)
-    if not file.has_parts or file.size > PIECE:
+    """Return a file's content as a buffer, after comparing its hash with `sha256` unless that is ""."""
+    file = _RemoteFile(uri)
+    if not file.has_parts or file.size > PIECE_BYTES:
         return b"".join(file.blocks(sha256))
     data = file.piece(0, file.size)
     if expected := sha256 or file.sha256:
-        check_digest(uri, hashlib.sha256(data).hexdigest(), expected, Corrupt)
+        check_digest(uri, hashlib.sha256(data).hexdigest(), expected, CorruptError)
     return data
 
 
 @retry
 def read_range(uri: str, start: int, length: int) -> bytes:
-    """Return `length` bytes from `start` on, or as many as there are."""
-    if length <= PIECE:
+    """Return `length` bytes from `start` on; fewer if the file ends before."""
+    if length <= PIECE_BYTES:
         try:
-            get = web.read_part if scheme(uri) in WEB else _part
+            get = web.read_part if scheme(uri) in WEB else _read_part
             return bytes(get(uri, start, start + length).data)
-        except RangePastEnd:
+        except RangePastEndError:
             return b""
         except RangesNotSupported:
             pass
-    file = _File(uri)
+    file = _RemoteFile(uri)
     if not file.has_parts:
         return b"".join(file.blocks())[start : start + length]
     return b"".join(file.pieces(start, min(start + length, file.size)))
 
 
 @retry
-def copy(uri: str, path: Path, sha256: str = "") -> None:
-    """Write a file's content to a local path; its hash must be `sha256` unless that is ""."""
+def download(uri: str, path: Path, sha256: str = "") -> None:
+    """Download a file to a local path, and compare its hash with `sha256` unless that is ""."""
     with path.open("wb") as file:
-        file.writelines(_File(uri).blocks(sha256))
+        file.writelines(_RemoteFile(uri).blocks(sha256))
 
 
 @retry
 def open_reader(uri: str) -> IO[bytes]:
-    """Return a seekable binary file; if a server only sends complete files, the file is copied to disk."""
-    file = _File(uri)
-    if file.has_parts and file.size <= PIECE:
+    """Open a file for reading and seeking; download it first if the server only sends complete files."""
+    file = _RemoteFile(uri)
+    if file.has_parts and file.size <= PIECE_BYTES:
         return io.BytesIO(b"".join(file.blocks()))
     if file.has_parts:
-        return io.BufferedReader(_Reader(file), PIECE)
+        return io.BufferedReader(_Reader(file), PIECE_BYTES)
     with tempfile.NamedTemporaryFile(prefix="kubedet-") as copied:
-        copy(uri, Path(copied.name))
+        download(uri, Path(copied.name))
         return open(copied.name, "rb")
 
 
 class _Reader(io.RawIOBase):
-    """A file of a server, for one thread.
+    """A remote file as a raw stream for one thread.
 
-    If it is read from start to end, its hash is checked before its last bytes.
+    If it is read from start to end, its hash is checked before the last bytes are returned.
     """
 
-    def __init__(self, file: _File) -> None:
+    def __init__(self, file: _RemoteFile) -> None:
         super().__init__()
         self._file, self._position = file, 0
-        self._blocks = self._read_on()
-        self._rest = memoryview(b"")  # Of the last block.
+        self._blocks = self._read_from_position()
+        self._rest = memoryview(b"")  # Unread bytes of the last block.
 
-    def _read_on(self) -> Generator[Any, None, None]:
-        """Yield the bytes from the position on; from within the file, first a piece alone."""
+    def _read_from_position(self) -> Generator[Any, None, None]:
+        """Yield the bytes from the current position on; after a seek, the first piece is read alone."""
         start, size = self._position, self._file.size
         if start == 0:
-            yield from self._file.blocks(ahead=AHEAD)
+            yield from self._file.blocks(ahead=PIECES_AHEAD)
         elif start < size:
-            yield self._file.piece(start, min(start + PIECE, size))
-            yield from self._file.pieces(min(start + PIECE, size), size, AHEAD)
+            yield self._file.piece(start, min(start + PIECE_BYTES, size))
+            yield from self._file.pieces(min(start + PIECE_BYTES, size), size, PIECES_AHEAD)
 
     def readable(self) -> bool:
         return True
@@ -478,7 +480,7 @@ class _Reader(io.RawIOBase):
             try:
                 self._rest = memoryview(next(self._blocks, b""))
             except BaseException:
-                self._restart()  # Else the next read would find the end of the file.
+                self._restart()  # Otherwise the next read would report the end of the file.
                 raise
         view = memoryview(buffer).cast("B")
         data, self._rest = self._rest[: len(view)], self._rest[len(view) :]
@@ -492,12 +494,12 @@ class _Reader(io.RawIOBase):
 
     def _restart(self) -> None:
         self._blocks.close()
-        self._blocks, self._rest = self._read_on(), memoryview(b"")
+        self._blocks, self._rest = self._read_from_position(), memoryview(b"")
 
 
 @retry
 def state(uri: str) -> FileState | None:
-    """Return a file's size, time and ETag as the server reports them, or None if it is missing."""
+    """Return a file's size, modification time and ETag; None if it is missing."""
     if scheme(uri) in WEB:
         return web.state(uri)
     location, key = locate(uri)
@@ -506,13 +508,13 @@ def state(uri: str) -> FileState | None:
             return _file_state(obstore.head(location.reader, key))
         except Exception as error:
             if http_status(error) in (301, 307, 400, 403):
-                obstore.get(location.reader, key)  # The answer to a HEAD has no reason.
+                obstore.get(location.reader, key)  # The response to a HEAD request does not give the reason.
             raise
     return None
 
 
 def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
-    """Yield the objects under a prefix by relative name, page by page."""
+    """Yield the relative names and states of the objects under a prefix."""
     location, prefix = locate(uri, folder=True)
     skip, last, tries = len(prefix) + 1 if prefix else 0, None, 1
     with translate_errors(location, uri, "list"):
@@ -526,7 +528,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
             try:
                 while metas := run_in_background(partial(next, pages, None)):
                     for meta in metas:
-                        if meta["path"][skip:]:  # Otherwise it is a console's marker of the folder itself.
+                        if meta["path"][skip:]:  # Skip the marker of the folder itself.
                             yield meta["path"][skip:], _file_state(meta)
                     last, tries = metas[-1]["path"], 1
                 tries = 0
@@ -536,14 +538,14 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
                     raise
     if last is not None or location.kind == "gs":
         return
-    try:  # obstore reports an empty listing if the response is not from a store, e.g. a web page.
+    try:  # obstore reports an empty listing if the response is e.g. a web page.
         client = environment.settings(location.kind).client
         next(iter(client.list_objects(uri.split("/")[2], prefix=prefix)), None)
     except (MinioException, ParseError, ValueError) as error:
         fix = "check that the endpoint is an S3 endpoint, not a console or a proxy's page"
         raise StorageError(f"cannot list {uri}: the response is not from an object store", fix=fix) from error
     except HTTPError:
-        pass  # obstore had an answer.
+        pass  # obstore's request did succeed.
 
 
 def _file_state(meta: "obstore.ObjectMeta") -> FileState:
@@ -564,9 +566,9 @@ def delete(uri: str) -> None:
 def write(
     uri: str, source: IO[bytes], *, sha256: str = "", confirm: bool = False, create: bool = False
 ) -> bool:
-    """Write an object with its sha256 as an attribute; the store checks each request's hash.
+    """Write an object with its sha256 as an attribute; the store verifies the hash of each request.
 
-    `confirm` reads it back, and writes it again if it differs. `create` writes it only if there is none.
+    `confirm` reads it back, and rewrites it if it differs. `create` writes it only if it does not exist.
     Returns whether it was written.
     """
     location, key = locate(uri)
@@ -586,8 +588,8 @@ def write(
     def send() -> bool:
         put = partial(obstore.put, location.writer, key, attributes={"Content-Type": kind, "sha256": sha256})
         source.seek(0)
-        if size > 2 * PART:
-            length = max(PART, -(-size // _MAX_PARTS))
+        if size > 2 * PART_BYTES:
+            length = max(PART_BYTES, -(-size // _MAX_PARTS))
             put(parts(length), chunk_size=length, max_concurrency=_UPLOAD_THREADS)
             return True
         try:
@@ -609,13 +611,13 @@ def write(
                 written = send()
         finally:
             ended.set()
-        if confirm:  # Stores have lost or altered what they acknowledged.
+        if confirm:  # Some stores lose or alter objects that they acknowledged.
             try:
-                for _ in _File(uri).blocks(sha256):
+                for _ in _RemoteFile(uri).blocks(sha256):
                     pass
-            except (MissingError, Corrupt) as error:
-                raise Transient(
-                    f"{uri} was written, and the store acknowledged it, but it is lost or altered",
+            except (MissingError, CorruptError) as error:
+                raise TransientError(
+                    f"{uri} is missing or differs, although the store acknowledged it",
                     fix="check the store's log and disks, and run again to write it again",
                 ) from error
         return written
@@ -623,7 +625,7 @@ def write(
     try:
         return attempt()
     except BaseException:
-        # The upload may go on in another thread: it removes its parts when its source fails.
+        # The upload may continue in another thread; it removes its parts when reading the source fails.
         interrupted.set()
         ended.wait(_ABORT_SECONDS)
         raise

@@ -1,4 +1,4 @@
-"""Protects files that kubedet did not write from being replaced."""
+"""Prevents commands from replacing files that kubedet did not write."""
 
 import json
 import os
@@ -8,15 +8,15 @@ from contextlib import suppress
 from trainer import storage
 from trainer.base.errors import ConfigError
 
-RECORD = ".kubedet-files"  # in a folder of results: a JSON list of the names that kubedet wrote there
+RECORD = ".kubedet-files"  # in an output folder: a JSON list of the names that kubedet wrote there
 
 
 def claim(folder: str, names: Iterable[str], inputs: Iterable[str] = ()) -> None:
-    """Refuse to replace files that kubedet did not write or that a command reads, and record the names.
+    """Check that outputs replace neither other files nor inputs, and record their names.
 
     Args:
-        folder: URI of the folder of the results.
-        names: files and folders that are going to be written there.
+        folder: URI of the output folder.
+        names: files and folders that the command will write there.
         inputs: URIs that the command reads.
 
     Raises:
@@ -31,7 +31,7 @@ def claim(folder: str, names: Iterable[str], inputs: Iterable[str] = ()) -> None
     for name in sorted(wanted):
         uri, problem = storage.join(folder, name), ""
         if not read.isdisjoint((_canonical(uri), _canonical(folder))):
-            problem = f"{uri} is or belongs to an input of the command, and would be replaced"
+            problem = f"{uri} is an input of the command or part of one, and would be replaced"
         elif name not in known and (found := _first_file(uri)):
             problem = f"{found} was not written by kubedet, and would be replaced"
         if problem:
@@ -46,7 +46,7 @@ def claim_file(uri: str, inputs: Iterable[str] = ()) -> None:
 
 
 def require_new(folder: str) -> None:
-    """Refuse a folder that already contains files, which may be the user's."""
+    """Raise ConfigError if a folder already contains files, which may be the user's."""
     if found := _first_file(folder):
         problem = f"{folder} already exists and may contain your changes ({found})"
         raise ConfigError(problem, fix="choose another folder with -o, or delete this one")
@@ -57,7 +57,7 @@ def _canonical(uri: str) -> str:
 
 
 def _first_file(uri: str) -> str:
-    """Return the URI of a file or of the first one in a folder; "" if there is none."""
+    """Return the URI of a file, or of the first file in a folder; "" if there is none."""
     if storage.exists(uri):
         return uri
     first = next((name for name, _ in storage.scan(uri) if name != RECORD), "")

@@ -1,4 +1,4 @@
-"""Server errors, which of them are transient, and how reads and writes are retried."""
+"""Server errors, and retries of reads and writes after transient ones."""
 
 import random
 import ssl
@@ -16,7 +16,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 MAX_TRIES = 4
-BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which the same request may succeed
+BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses of requests that may succeed when retried
 RETRY_FIX = "check the network and the server, and run again: finished work is kept"
 _NETWORK_FIX = (
     "check the address (the endpoint in the environment), HTTP_PROXY and NO_PROXY, this machine's DNS, and "
@@ -24,17 +24,17 @@ _NETWORK_FIX = (
 )
 
 
-class Transient(StorageError):
-    """Bytes were truncated, altered or from two versions: the next attempt may succeed."""
+class TransientError(StorageError):
+    """Truncated or altered bytes, or a file that changed while it was read: a retry may succeed."""
 
     transient = True
 
 
-class RangePastEnd(Transient):
+class RangePastEndError(TransientError):
     """The file ends before the requested range."""
 
 
-class Corrupt(Transient, DamagedError):
+class CorruptError(TransientError, DamagedError):
     """The bytes do not have the expected hash."""
 
     transient = False
@@ -44,9 +44,9 @@ class RangesNotSupported(StorageError):
     """The server only sends complete files."""
 
 
-def changed_error(uri: str, status: int = 0) -> Transient:
-    """Return the error for a file that changed while it was read; `status` is that of the HTTP response."""
-    kind = RangePastEnd if status == 416 else Transient
+def changed_error(uri: str, status: int = 0) -> TransientError:
+    """Return the error for a file that changed while it was read; `status` is the HTTP status, if any."""
+    kind = RangePastEndError if status == 416 else TransientError
     return kind(f"{uri} changed while it was read", fix="run again when no other process is writing to it")
 
 
@@ -68,7 +68,7 @@ def no_answer_error(uri: str, error: BaseException) -> StorageError:
 
 
 def probe(server: str, uri: str, seconds: float) -> StorageError | None:
-    """Send a HEAD request to a server; return an error that names `uri` if it does not respond in time."""
+    """Send a HEAD request to a server; return an error that names `uri` if there is no response in time."""
     try:
         client, seconds = environment.web_client(server), max(seconds, 0.1)
         timeout = urllib3.Timeout(connect=min(seconds, environment.RETRIES.connect), read=seconds)
@@ -81,14 +81,14 @@ def probe(server: str, uri: str, seconds: float) -> StorageError | None:
 
 
 def retry(action: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate a read or write to retry it after Transient errors; signals are handled during the wait."""
+    """Decorate a function to retry it after a TransientError; signals are handled while it waits."""
 
     def call_with_retries(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         def run() -> Result:
             for number in range(1, MAX_TRIES):
                 try:
                     return action(*args, **kwargs)
-                except Transient:
+                except TransientError:
                     time.sleep(random.uniform(0, min(environment.RETRIES.wait, 0.2 * 2**number)))
             return action(*args, **kwargs)
 

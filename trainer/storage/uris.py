@@ -1,4 +1,4 @@
-"""The parts of URIs, the state of files, and their hashes."""
+"""Parses URIs, and checks the state and hashes of files."""
 
 import hashlib
 import os
@@ -23,12 +23,12 @@ class FileState(NamedTuple):
     """The state of a file."""
 
     size: int  # bytes
-    modified: float | None  # seconds since 1970; None if it is not reported; listings may be more precise
+    modified: float | None  # seconds since 1970; None if the server does not report it
     etag: str  # the store's ETag; for a local file, the modification time in nanoseconds
 
     @property
     def version(self) -> str:
-        """The ETag, or the modification time without one; it changes with the content."""
+        """The ETag, or else the modification time: text that changes with the content."""
         return self.etag or ("" if self.modified is None else str(self.modified))
 
 
@@ -58,19 +58,19 @@ def local_path(uri: str) -> Path:
     try:
         if b"\0" in os.fsencode(path):
             raise ValueError
-    except ValueError:  # Also UnicodeEncodeError.
+    except ValueError:  # This includes UnicodeEncodeError.
         fix = "use letters, digits, '.', '_' and '-'"
         raise StorageError(f"{path!r} is not a valid file name", fix=fix) from None
     return Path(os.path.abspath(path))
 
 
 def absolute(uri: str) -> str:
-    """Return the canonical form of the URI: a local one as an absolute path, others without a final slash."""
+    """Return a local URI as an absolute path, and any other without a trailing slash."""
     return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
 
 
 def escapes_folder(name: str) -> bool:
-    """Return whether a relative name is empty, absolute, or leads out of the folder it is joined to."""
+    """Return whether a relative name is empty, absolute, or points outside the folder it is joined to."""
     plain = name.replace("\\", "/")
     pieces = set(plain.split("/"))
     return plain.startswith("/") or ".." in pieces or "\0" in name or not pieces - {"", "."}
@@ -85,12 +85,12 @@ def join(uri: str, *parts: str) -> str:
 
 
 def parent(uri: str) -> str:
-    """Return the folder of the URI's file."""
+    """Return the URI of the folder that contains a file."""
     return os.path.dirname(absolute(uri)) if is_local(uri) else uri.rstrip("/").rpartition("/")[0]
 
 
 def host_or_bucket(uri: str) -> str:
-    """Return host and port of a web address as urllib3 reads them, or scheme and bucket of an object."""
+    """Return host and port of a web address, as urllib3 parses it, or scheme and bucket of an object."""
     from urllib3.exceptions import HTTPError
     from urllib3.util import parse_url
 
@@ -107,7 +107,7 @@ def host_or_bucket(uri: str) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Refuse a malformed URI; sends no request."""
+    """Raise an error if a URI is malformed, without sending a request."""
     refuse_userinfo(uri, "the URI")
     kind = scheme(uri)
     if kind in WEB:
@@ -130,7 +130,7 @@ def check_digest(uri: str, digest: str, expected: str, kind: type[DamagedError] 
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading; refuse FIFOs and devices, which never end."""
+    """Open a regular file for reading; reject FIFOs and devices, which may never end."""
     opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
     file = open(path, "rb", opener=opener)  # noqa: SIM115 (the caller closes it)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -143,7 +143,7 @@ _hashes: dict[tuple[str, int, int, int], str] = {}  # by path, inode, size and m
 
 
 def check_hash(path: Path, uri: str, sha256: str) -> None:
-    """Check the hash of a local copy of a URI; an unchanged file is hashed only once."""
+    """Check the hash of the local copy of a URI; an unchanged file is hashed only once."""
     with translate_oserror(uri, "read"), open_file(path) as file:
         status = os.fstat(file.fileno())
         key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)

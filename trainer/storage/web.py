@@ -1,9 +1,9 @@
 """Reads files of web servers, only from hosts on an allow-list.
 
-Authors of annotations choose addresses, and servers choose redirects. Either could lead to a server inside
-the cluster, or to a bucket that the pod's keys open. So an address from data, and each redirect, must be on a
-host or in a bucket that the user named in the source or in data.allow_hosts, or on a host of a well-known
-public data set. obstore would follow any redirect; here urllib3 asks for one address at a time.
+Addresses in annotations, and redirects of servers, could lead to a server inside the cluster or to a bucket
+that the pod's keys can access. So their host or bucket must be named by the user, in the source or in
+data.allow_hosts, or belong to a well-known public data set. obstore follows any redirect, so urllib3 is used
+here, and each redirect is checked.
 """
 
 import re
@@ -27,21 +27,21 @@ from trainer.storage.retries import (
     MAX_TRIES,
     RETRY_FIX,
     RangesNotSupported,
-    Transient,
+    TransientError,
     changed_error,
     no_answer_error,
     retry,
 )
 from trainer.storage.uris import OBJECT_STORES, WEB, FileState, host_or_bucket, is_local, scheme
 
-MAX_BYTES = 64 * 1024 * 1024  # of a file whose address comes from data
-KNOWN_HOSTS = (  # of published data sets and weights; a name that begins with a dot stands for all below it
+MAX_BYTES = 64 * 1024 * 1024  # largest file whose address comes from data
+KNOWN_HOSTS = (  # of published data sets and weights; a leading dot includes all subdomains
     "images.cocodataset.org", ".staticflickr.com", "storage.googleapis.com",
     "open-images-dataset.s3.amazonaws.com", "huggingface.co", ".huggingface.co", ".hf.co",
     "download.pytorch.org", "github.com", ".githubusercontent.com",
 )  # fmt: skip
 _BLOCK_BYTES = 1024 * 1024
-_MIN_BYTES_PER_SECOND = 50_000.0  # of an answer that takes longer than a request may
+_MIN_BYTES_PER_SECOND = 50_000.0  # of a response that takes longer than a request may
 _MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PLACE = re.compile(
@@ -49,8 +49,8 @@ _PLACE = re.compile(
 )
 _CONNECTION_ERRORS = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 
-allowed: set[str] = set()
-"""What the user named to this process: `host`, `host:port` or `s3://bucket`."""
+allowed_places: set[str] = set()
+"""Hosts and buckets that the user named: `host`, `host:port` or `s3://bucket`."""
 _tokens: dict[str, str] = {}  # by host and port
 
 
@@ -60,17 +60,17 @@ class AddressNotAllowed(StorageError):
 
 def allow(uris: Iterable[str], hosts: Iterable[str] = ()) -> None:
     """Add the servers and buckets of URIs that the user named, and entries of data.allow_hosts."""
-    allowed.update(host_or_bucket(uri) for uri in uris if not is_local(uri))
+    allowed_places.update(host_or_bucket(uri) for uri in uris if not is_local(uri))
     for text in hosts:
         place = text.lower().rstrip("/")
         if not _PLACE.fullmatch(place):
             fix = "write host, host:port, or a bucket such as s3://bucket"
             raise ConfigError(f"data.allow_hosts: cannot use {text!r}", fix=fix)
-        allowed.add(place)
+        allowed_places.add(place)
 
 
 def check_allowed(uri: str) -> None:
-    """Refuse an address from data or of a redirect that is not on the allow-list."""
+    """Raise AddressNotAllowed unless an address from data or a redirect is on the allow-list."""
     if is_local(uri):
         return
     if has_userinfo(uri):
@@ -83,7 +83,7 @@ def check_allowed(uri: str) -> None:
         )
     place = host_or_bucket(uri)
     host = place.rpartition(":")[0] if scheme(uri) in WEB else place
-    if not (host in allowed or _contains(allowed, place)) and not any(
+    if not (host in allowed_places or _covers(allowed_places, place)) and not any(
         host.endswith(known) if known.startswith(".") else host == known for known in KNOWN_HOSTS
     ):
         fix = f"if you trust it: --set 'data.allow_hosts=[\"{host}\"]'"
@@ -92,13 +92,13 @@ def check_allowed(uri: str) -> None:
         )
 
 
-def _contains(places: set[str], place: str) -> bool:
-    """Return whether `places` contain a place; port 80 includes 443, since servers redirect to it."""
+def _covers(places: set[str], place: str) -> bool:
+    """Return whether `places` include a host or bucket; port 80 includes 443, as servers redirect to it."""
     return place in places or (place.endswith(":443") and f"{place.removesuffix('443')}80" in places)
 
 
 class Part(NamedTuple):
-    """A requested part of a file."""
+    """Part of a file, as a server returned it."""
 
     uri: str  # after redirects
     size: int  # of the whole file
@@ -108,7 +108,7 @@ class Part(NamedTuple):
 
 
 def read_part(uri: str, start: int, stop: int, etag: str = "", via: str = "") -> Part:
-    """Read bytes of a file at an address from the user, of version `etag`; `via` is its redirect."""
+    """Read a range of a file at an address from the user; check its `etag`. `via` is its redirect."""
     headers = {"Range": f"bytes={start}-{stop - 1}"}
     if etag and not etag.startswith("W/"):  # A weak ETag cannot be used with ranges.
         headers["If-Match"] = etag
@@ -123,13 +123,13 @@ def read_part(uri: str, start: int, stop: int, etag: str = "", via: str = "") ->
 
 
 def stream(uri: str) -> Iterator[bytes]:
-    """Yield the content of a file at an address from the user as it arrives."""
+    """Stream the content of a file at an address from the user."""
     with _open_response("GET", uri) as (response, _):
         yield from _blocks(response, uri)
 
 
 def state(uri: str) -> FileState | None:
-    """Return a file's size (0 if unknown), time and ETag as reported, or None if it is missing."""
+    """Return a file's size (0 if unknown), modification time and ETag; None if it is missing."""
     try:
         with _open_response("HEAD", uri) as (response, _):
             pass
@@ -163,15 +163,15 @@ def _open_response(
 ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str]]:
     """Follow redirects; yield the final response and its address.
 
-    The host of an address from the user is allowed; that of one `from_data`, and of redirects, must be on
-    the list.
+    The host of an address from the user is allowed. Redirects and addresses `from_data` must be on the
+    allow-list.
     """
     if not from_data:
         refuse_userinfo(uri, "the address")
     hops, own = [uri], "" if from_data else host_or_bucket(uri)
     while True:
         place = host_or_bucket(hops[-1])
-        if not _contains({own}, place):
+        if not _covers({own}, place):
             check_allowed(hops[-1])
         token = "" if from_data else _tokens.get(place, "")
         authorization = {"Authorization": f"Bearer {token}"} if token else {}
@@ -185,7 +185,7 @@ def _open_response(
             if not target and response.status < 300:
                 yield response, hops[-1]
             if response.length_remaining is not None and response.length_remaining <= _BLOCK_BYTES:
-                response.drain_conn()  # Then the connection can be used again.
+                response.drain_conn()  # So that the connection can be reused.
         finally:
             response.close()
         if not target:
@@ -251,7 +251,7 @@ def _client(origin: str) -> urllib3.PoolManager:
 
 
 def use_token(origin: str, token: str) -> None:
-    """Send a token with each request to a server that the user named."""
+    """Send a bearer token with each request to a server that the user named."""
     _tokens[host_or_bucket(origin)] = token
 
 
@@ -272,4 +272,4 @@ def _blocks(response: urllib3.BaseHTTPResponse, uri: str) -> Iterator[bytes]:
                 raise StorageError(message, fix=RETRY_FIX, transient=True)
     except _CONNECTION_ERRORS as error:
         message = f"cannot read {uri}: the connection was interrupted ({error})"
-        raise Transient(message, fix=RETRY_FIX) from error
+        raise TransientError(message, fix=RETRY_FIX) from error

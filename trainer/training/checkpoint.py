@@ -171,7 +171,7 @@ def _verify_digest(path: Path, uri: str) -> bool:
             left -= len(block)
     if digest.hexdigest() != expected:
         if not storage.is_local(uri):
-            storage.forget_copy(uri)
+            storage.drop_copy(uri)
         raise DamagedCheckpoint(
             f"checkpoint {uri} is damaged: its sha256 is {digest.hexdigest()}, not {expected}",
             fix=_CHECKPOINT_FIX,

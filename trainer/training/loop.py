@@ -132,7 +132,7 @@ class _Run:
                 self.global_batch,
                 world.size,
             )
-            events.emit(events.Resumed(step=self.state.step, steps=steps))
+            events.emit(events.TrainingResumed(step=self.state.step, steps=steps))
         self.ended_early = False
         self.sums = torch.zeros(len(self.state.detector.loss_names) + 2, device=world.device)
         """Sums in this process since the last logged row: total loss, each loss, gradient norm."""

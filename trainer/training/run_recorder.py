@@ -108,7 +108,7 @@ class Recorder:
         metrics = evaluate_coco(self._truth, predictions, engine=evaluation.engine).metrics
         shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("coco/AP", "coco/AP50"))
         _LOG.info("epoch %d: %s", state["epoch"], shown)
-        events.emit(events.Scored(metrics=metrics))
+        events.emit(events.ValidationScored(metrics=metrics))
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
         if not self.best or metrics[evaluation.metric] > self.best.metrics[evaluation.metric]:
             self._write_best(metrics)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import ConfigError
-from trainer.base.precision import scaler
+from trainer.base.precision import grad_scaler
 from trainer.config.schema import Config
 from trainer.launching.distributed import World, gather
 from trainer.model.architecture import Architecture, build
@@ -59,7 +59,7 @@ class TrainState:
         if train.ema_decay:
             self.ema = MovingAverage(self.detector, train.ema_decay, train.ema_ramp, train.ema_steps)
         self.statistics = RunningStatistics(self.detector, world)
-        self.scaler = scaler(world.device, config.train.precision)
+        self.scaler = grad_scaler(world.device, config.train.precision)
         self.parameters = [p for p in self.detector.parameters() if p.requires_grad]
         self.step = 0  # completed optimizer steps
         self.samples = 0  # samples used by all processes: the position in the sample order

@@ -372,7 +372,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             file = published_file(uri)
             _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")
             path = temporary / "weights"
-            objects.copy(file.url, path)
+            objects.download(file.url, path)
             if fault := _find_fault(path, file):
                 raise StorageError(
                     f"{file.url} differs from the published file; perhaps a proxy responded: {fault}"

@@ -210,9 +210,9 @@ class Watch:
                 continue
             rank = self._ranks.get(event.pod, 0)
             reported = events.parse(event.text)
-            if isinstance(reported, events.Resumed):
+            if isinstance(reported, events.TrainingResumed):
                 self._restarts.resume(reported.step)
-            if reported is None or isinstance(reported, events.Failed):
+            if reported is None or isinstance(reported, events.ProcessFailed):
                 self._last.setdefault(rank, deque(maxlen=LAST_LINES)).append(event.text)
             if reported:
                 continue

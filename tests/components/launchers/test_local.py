@@ -56,8 +56,8 @@ def test_a_gpus_memory_grows_in_one_piece(monkeypatch):
 
 def test_a_failure_keeps_its_own_message_and_code(program):
     job = program(
-        "import sys; from trainer.base import events; "
-        "events.emit(events.Failed(message='no such thing\\n  fix: make one', exit_code=2)); sys.exit(2)"
+        "import sys; from trainer.base.events import ProcessFailed, emit; "
+        "emit(ProcessFailed(message='no such thing\\n  fix: make one', exit_code=2)); sys.exit(2)"
     )
     with pytest.raises(LaunchError) as caught:
         local.run(job)

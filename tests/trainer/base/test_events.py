@@ -8,9 +8,9 @@ from trainer.base import events
 
 
 def test_a_metric_that_is_not_a_number_is_read_back():
-    event = events.Scored(metrics={"coco/AP": 0.3, "coco/APs": math.nan})
+    event = events.ValidationScored(metrics={"coco/AP": 0.3, "coco/APs": math.nan})
     read = events.parse(events.encode(event))
-    assert isinstance(read, events.Scored) and math.isnan(read.metrics["coco/APs"])
+    assert isinstance(read, events.ValidationScored) and math.isnan(read.metrics["coco/APs"])
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_redirects_of_the_users_own_server_are_looked_at_too(servers, tmp_path):
 @pytest.mark.slow
 def test_a_slow_server_is_never_waited_for_in_silence(servers, tmp_path, monkeypatch, caplog):
     """Its annotations and its images take 1.2 s an answer; a line comes every 0.3 s."""
-    monkeypatch.setattr(log, "_PLAIN_INTERVAL", 0.3)
+    monkeypatch.setattr(log, "_LINE_SECONDS", 0.3)
     monkeypatch.delenv(events.FILE, raising=False)
     form = tmp_path / "x.json"
     server, _ = servers("127.0.0.1", answers := {}, delay=1.2)

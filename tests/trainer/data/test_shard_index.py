@@ -16,7 +16,7 @@ from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import shard_index
 from trainer.data.shard_index import ShardCache, ShardDataset
-from trainer.storage.cache import FOLDER, CacheBusy
+from trainer.storage.cache import FOLDER_VARIABLE, CacheBusy
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000, val_fraction=0.0)
 NAMES = [f"{number}.jpg" for number in range(20)]
@@ -217,5 +217,5 @@ def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
     (message,) = [record.getMessage() for record in caplog.records]
-    assert ": File too large; images are read" in message and FOLDER in message
+    assert ": File too large; images are read" in message and FOLDER_VARIABLE in message
     assert cache.fetch(*store[0])

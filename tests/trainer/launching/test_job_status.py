@@ -38,7 +38,7 @@ def test_lines_without_steps(lines):
 def test_a_training_reports_its_progress(shards, tiny, tmp_path, monkeypatch):
     file = tmp_path / "events"
     monkeypatch.setenv(events.FILE, str(file))
-    monkeypatch.setattr(log, "_FILE_INTERVAL", 0.0)  # A line after every step.
+    monkeypatch.setattr(log, "_EVENT_SECONDS", 0.0)  # A line after every step.
     train(tiny(), shards, str(tmp_path))
     lines = file.read_text().splitlines()
     rows = {(row["kind"], row["step"]): row for row in read_rows(str(tmp_path))}

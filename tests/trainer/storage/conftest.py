@@ -19,7 +19,7 @@ from minio import Minio
 from minio.error import MinioException
 
 from benchmarks import local_store
-from trainer.storage.cache import FOLDER
+from trainer.storage.cache import FOLDER_VARIABLE
 from trainer.storage.environment import settings
 
 __all__ = ["hurried", "proxy"]
@@ -53,7 +53,7 @@ def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of local copies."""
-    monkeypatch.setenv(FOLDER, str(tmp_path / "copies"))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "copies"))
     return tmp_path / "copies"
 
 

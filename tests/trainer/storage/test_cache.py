@@ -14,7 +14,7 @@ from web_server import WebServer
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
 from trainer.storage import cache
-from trainer.storage.cache import FOLDER, LIMIT, CopyCache
+from trainer.storage.cache import FOLDER_VARIABLE, LIMIT_VARIABLE, CopyCache
 
 SIZE = 100_000
 NAMES = [f"{digit:064x}.tar" for digit in range(4)]
@@ -45,15 +45,15 @@ def server():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The folder of copies, with room for two and a half."""
-    monkeypatch.setenv(FOLDER, str(tmp_path / "copies"))
-    monkeypatch.setenv(LIMIT, str(2.5 * SIZE / 1e9))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "copies"))
+    monkeypatch.setenv(LIMIT_VARIABLE, str(2.5 * SIZE / 1e9))
     yield tmp_path / "copies"
     let_go()
 
 
 def let_go():
-    while cache._held:
-        os.close(cache._held.popitem()[1])
+    while cache._locked_copies:
+        os.close(cache._locked_copies.popitem()[1])
 
 
 def kept(folder):
@@ -117,14 +117,14 @@ def test_copies_are_private(server, folder):
 
 
 def test_settings_of_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setenv(LIMIT, "1.5")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(LIMIT_VARIABLE, "1.5")
     assert CopyCache().folder == tmp_path and CopyCache().limit() == 1_500_000_000
-    monkeypatch.delenv(LIMIT)
+    monkeypatch.delenv(LIMIT_VARIABLE)
     assert 0 < CopyCache().limit() <= 100 * 10**9
     for wrong in ("many", "-1", "inf"):
-        monkeypatch.setenv(LIMIT, wrong)
-        with pytest.raises(ConfigError, match=LIMIT):
+        monkeypatch.setenv(LIMIT_VARIABLE, wrong)
+        with pytest.raises(ConfigError, match=LIMIT_VARIABLE):
             CopyCache()
 
 
@@ -132,7 +132,7 @@ def test_settings_of_the_environment(monkeypatch, tmp_path):
 def test_a_pod_leaves_its_node_enough_disk(monkeypatch, tmp_path, free, alone, in_a_pod):
     disk = SimpleNamespace(total=500 * 10**9, free=free * 10**9)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: disk)
-    monkeypatch.delenv(LIMIT, raising=False)
+    monkeypatch.delenv(LIMIT_VARIABLE, raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert CopyCache(tmp_path).limit() == alone * 10**9
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -183,7 +183,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 
 
 def test_a_default_folder_of_another_user_is_refused(monkeypatch, tmp_path):
-    monkeypatch.delenv(FOLDER, raising=False)
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
     folder = CopyCache().folder
     assert folder.parent == tmp_path
@@ -192,4 +192,4 @@ def test_a_default_folder_of_another_user_is_refused(monkeypatch, tmp_path):
     Path(tmp_path, f"kubedet-cache-{theirs}").mkdir()
     with pytest.raises(StorageError, match="belongs to another user") as caught:
         CopyCache()
-    assert FOLDER in str(caught.value)
+    assert FOLDER_VARIABLE in str(caught.value)

@@ -10,7 +10,7 @@ from trainer.storage import outages
 
 
 def test_a_store_that_is_away_is_named_until_it_is_back(monkeypatch, caplog):
-    for name, value in {"SLOW_SECONDS": 0.2, "_EVERY": 0.05, "_process": 0}.items():
+    for name, value in {"SLOW_SECONDS": 0.2, "_CHECK_SECONDS": 0.05, "_process": 0}.items():
         monkeypatch.setattr(outages, name, value)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

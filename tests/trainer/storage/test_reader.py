@@ -17,7 +17,7 @@ KB = 1024
 
 @pytest.fixture
 def data(bucket, monkeypatch):
-    monkeypatch.setattr(objects, "PIECE", 64 * KB)
+    monkeypatch.setattr(objects, "PIECE_BYTES", 64 * KB)
     content = os.urandom(1000 * KB + 7)
     (bucket / "big").write_bytes(content)
     return content
@@ -42,7 +42,7 @@ def test_anywhere(proxy, data):
 
 
 def test_memory_holds_a_window(proxy, data, monkeypatch):
-    monkeypatch.setattr(objects, "AHEAD", 3)
+    monkeypatch.setattr(objects, "PIECES_AHEAD", 3)
     with storage.open_reader("s3://bucket/big") as file:
         file.read(100_000)
         assert len(proxy.requests) <= 7
@@ -57,7 +57,7 @@ def test_damage_shows_before_the_end(proxy, data):
 
 
 def test_an_error_is_no_end(proxy, data, monkeypatch):
-    monkeypatch.setattr(objects, "AHEAD", 1)
+    monkeypatch.setattr(objects, "PIECES_AHEAD", 1)
     with storage.open_reader("s3://bucket/big") as file:
         start = file.read(100 * KB)
         storage.write_bytes("s3://bucket/big", data[1:])

@@ -21,7 +21,7 @@ KB = 1024
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(objects, "PIECE", 64 * KB)
+    monkeypatch.setattr(objects, "PIECE_BYTES", 64 * KB)
 
 
 @pytest.fixture

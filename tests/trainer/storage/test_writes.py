@@ -24,7 +24,7 @@ KB = 1024
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(objects, "PART", 64 * KB)
+    monkeypatch.setattr(objects, "PART_BYTES", 64 * KB)
 
 
 def sent(proxy, method, part=""):
@@ -110,7 +110,7 @@ def test_a_slow_link_takes_a_large_part(bucket, hurried, monkeypatch):
                     time.sleep(0.005)
                 connection.sendall(answer)
 
-    monkeypatch.setattr(objects, "PART", 12 * 2**20)
+    monkeypatch.setattr(objects, "PART_BYTES", 12 * 2**20)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KB)
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
