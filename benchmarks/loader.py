@@ -81,7 +81,7 @@ def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
     ]
     # Smallest sides that the decoder must return (0: the stored size), and final sides in the loader.
     halved = [view.crop[:1:-1] if view.divisor > 1 else (0, 0) for view in views]
-    sizes = [view.place[:1:-1] for view in views]
+    sizes = [view.target[:1:-1] for view in views]
 
     def limit(scaled: bool, resized: bool, part: slice) -> None:
         for jpeg, minimum, sides in zip(jpegs[part], halved[part], sizes[part], strict=True):
@@ -249,7 +249,7 @@ def resume(folder: Path) -> tuple[float, float]:
     start, cpu = time.perf_counter(), time.process_time()
     dataset = ShardDataset(str(folder), "train")
     stream = SampleStream(dataset.shard_sizes, seed=0)
-    dataset.expect(stream.ahead(6 * len(dataset) + len(dataset) // 2))
+    dataset.prefetch(stream.next_window(6 * len(dataset) + len(dataset) // 2))
     return time.perf_counter() - start, time.process_time() - cpu
 
 

@@ -238,7 +238,7 @@ class Pruning:
                 images = f"images/{uri.rstrip('/').rpartition('/')[2]}"
                 self._keep(images, f"raw/{name} has its images")
                 if raw_manifest.MANIFEST in raw.files:
-                    table = raw_folder.read_images(raw_folder.read_manifest(raw.uri))
+                    table = raw_folder.read_image_table(raw_folder.read_manifest(raw.uri))
                     needed[images].update(table["place"].tolist())
                 else:
                     self._knows_images = False  # The images are being downloaded.

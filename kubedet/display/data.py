@@ -36,7 +36,7 @@ def show_report(report: "Report", arguments: Mapping[str, Any], *, json: bool = 
     first = next(iter(report.statistics))
     pairs = zip(report.classes, report.statistics[first].boxes_of_class, strict=True)
     print_list(f"classes without a box in {first}", [to_one_line(name) for name, boxes in pairs if not boxes])
-    print(f"images that were read: {report.looked_at.images:,}\n")
+    print(f"images that were read: {report.sampled.images:,}\n")
     for warning in report.warnings:
         print_safe(f"warning: {warning}")
     _show_problems(report)

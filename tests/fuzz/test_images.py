@@ -30,7 +30,7 @@ def read_all(data: bytes) -> None:
     """Read bytes in all ways in which images are read; what cannot be one has a reason each time."""
     for read in (
         lambda: images.read_upright(data, MOST_PIXELS),
-        lambda: images.measure(data),
+        lambda: images.read_header(data),
         lambda: images.normalize(data, 64, 90, decode=True),
     ):
         try:

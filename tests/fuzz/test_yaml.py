@@ -29,7 +29,7 @@ READERS = {
     "space": of_space,
     "recipe": recipes.read_recipe,
     "job": job_options._from_file,
-    "yolo": lambda path: yolo.YoloSource(path.removesuffix("/data.yaml")).describe(),
+    "yolo": lambda path: yolo.YoloSource(path.removesuffix("/data.yaml")).read_description(),
 }
 
 

@@ -12,12 +12,12 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the autocast context of the configured precision."""
-    dtype = _DTYPES[select_precision(device.type, precision)]
+    dtype = _DTYPES[resolve(device.type, precision)]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 @cache
-def select_precision(device_type: str, precision: str) -> str:
+def resolve(device_type: str, precision: str) -> str:
     """Return the precision to use: fp32 instead of bf16 if the device could only emulate bf16."""
     if precision != "bf16":
         return precision

@@ -18,10 +18,7 @@ _SIGNATURE = re.compile(
     r"(?i)([?&](?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|sig|token|access_token)=)"
     r"[^&\s]+"
 )
-_JOINERS = {
-    "\u200c",
-    "\u200d",
-}  # format characters that occur within words (Persian, Indic scripts) and emoji
+_JOINERS = {"\u200c", "\u200d"}  # format characters within words (Persian, Indic scripts) and emoji
 
 
 class TooLargeError(ValueError):

@@ -36,7 +36,7 @@ _DROPPED = -2  # The label of a class that data.classes leaves out.
 
 @dataclass
 class AnnotationTables:
-    """The result of `build`: fields of `trainer.data.raw_manifest.RawManifest`."""
+    """The result of `write_tables`: fields of `trainer.data.raw_manifest.RawManifest`."""
 
     categories: list[Category]
     hierarchy: dict[str, list[int]]
@@ -45,7 +45,7 @@ class AnnotationTables:
     warnings: list[str]
 
 
-def build(
+def write_tables(
     listing: Listing, config: DataConfig, folder: str, where: str, excluded: frozenset[str]
 ) -> AnnotationTables:
     """Write `<folder>/<split>.parquet` for each split of a source's listing, whose `problems` grow.
@@ -53,7 +53,7 @@ def build(
     Images whose key or file name is in `excluded` are left out; `where` names the source in messages.
     """
     categories, labels = _select_classes(listing, config.classes)
-    meaning = AnnotationChecker(
+    checker = AnnotationChecker(
         [category.name for category in categories], listing.box_format, names=not config.classes
     )
     splits, tables = {}, {}
@@ -74,7 +74,7 @@ def build(
         first = 1
         for split, draft, chosen in _assign_splits(drafts, config):
             boxes_of_label: Counter[int] = Counter()
-            rows = _number_rows(draft, chosen, first, boxes_of_label, partial(meaning.add, split))
+            rows = _number_rows(draft, chosen, first, boxes_of_label, partial(checker.add, split))
             tables[split] = write_table(storage.join(folder, f"{split}.parquet"), rows)
             splits[split] = SplitCounts(int(chosen.sum()), boxes_of_label.total())
             first += splits[split].images
@@ -90,8 +90,8 @@ def build(
         problem = f"no training image has a box of {', '.join(without_boxes[:20])}"
         fix = "check that boxes are of these images and of listed classes, or change data.classes"
         raise DataError(problem, fix=fix)
-    found = meaning.findings(list(listing.splits))
-    found.check(where)
+    found = checker.findings(list(listing.splits))
+    found.raise_errors(where)
     unknown = sorted(name for name in excluded - found_names if not SHA256.fullmatch(name))
     if unknown:
         found.warnings.append(
@@ -116,7 +116,7 @@ def check_listed_boxes(
 ) -> None:
     """Check the boxes of a source that are unusable by its annotations alone."""
     cases = problems.cases()
-    bad = Problems.of({reason: cases[reason] for reason in cases if reason in reasons.UNLISTED_BOXES})
+    bad = Problems.from_cases({reason: cases[reason] for reason in cases if reason in reasons.UNLISTED_BOXES})
     boxes = sum(split.boxes for split in splits.values()) + sum(bad.counts.values())
     bad.check(where, images=0, boxes=boxes, max_bad_fraction=config.max_bad_fraction)
 
@@ -126,7 +126,7 @@ class _SplitDraft:
     """A labeled split without ids; several images may have the same key."""
 
     path: Path
-    keys: np.ndarray  # uint64 [rows]: `image_keys.key_number` of each key.
+    keys: np.ndarray  # uint64 [rows]: `image_keys.key_hash` of each key.
     fractions: np.ndarray  # float64 [rows]: hashes that decide which rows go to val.
     kept: np.ndarray  # bool [rows]: rows with a labeled box, or with none if that is allowed.
 
@@ -150,15 +150,15 @@ def _draft_split(
             batch = listed
             if excluded:
                 names = listed.column("file_name").to_pylist()
-                matches = [excluded.intersection((name, image_keys.stem(name))) for name in names]
+                matches = [excluded.intersection((name, image_keys.make_key(name))) for name in names]
                 batch = listed.filter(pa.array([not match for match in matches]))
                 for name, match in zip(names, matches, strict=True):
                     if match:
                         problems.add(reasons.IMAGE_EXCLUDED, name)
                         found_names |= match
             boxes = _relabel_boxes(batch.column("boxes"), labels)
-            stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
-            numbers.extend(map(image_keys.key_number, stems))
+            stems = [image_keys.make_key(name) for name in batch.column("file_name").to_pylist()]
+            numbers.extend(map(image_keys.key_hash, stems))
             fractions.extend(image_keys.hash_fraction(key, "val") for key in stems)
             labeled_before = np.append(0, np.cumsum(boxes.values.field("category").to_numpy() >= 0))
             filled.append(np.diff(labeled_before[boxes.offsets.to_numpy()]) > 0)

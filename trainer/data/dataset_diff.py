@@ -62,9 +62,9 @@ def _digests(raw: RawManifest) -> np.ndarray:
     for split in raw.splits:
         table = raw.table(split)
         for block in range(table.blocks):
-            rows = table.batch(block, [*_IMAGE_COLUMNS, *_ANNOTATION_COLUMNS])
+            rows = table.read_block(block, [*_IMAGE_COLUMNS, *_ANNOTATION_COLUMNS])
             images = list(zip(*(rows[name].to_pylist() for name in _IMAGE_COLUMNS), strict=True))
-            numbers = [image_keys.key_number(f"{split}/{key}") for key, *_ in images]
+            numbers = [image_keys.key_hash(f"{split}/{key}") for key, *_ in images]
             places = [int(image_keys.path_digest(image_keys.image_path(*image)), 16) for image in images]
             parts.append(np.array([numbers, places, _annotation_digests(rows)], np.uint64))
     columns = np.concatenate(parts, axis=1)

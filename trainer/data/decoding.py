@@ -1,6 +1,6 @@
-"""Decodes stored samples, and tolerates a few images that are damaged inside.
+"""Decodes stored samples, and tolerates a few damaged images.
 
-Sharding reads only headers unless `data.decode_check` is set, so such damage shows up during training.
+Unless `data.decode_check` is set, sharding reads only headers, so damaged images may reach training.
 """
 
 import logging
@@ -29,13 +29,13 @@ _REMEDY = (
 
 
 class ScratchBuffer(threading.local):
-    """Buffers of each thread, for the one image that it draws at a time."""
+    """Reusable buffers of each thread, which draws one image at a time."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, np.ndarray] = {}
 
     def __call__(self, use: str, height: int, width: int) -> np.ndarray:
-        """Return uint8 [height, width, 3], contiguous: the same memory for the same use."""
+        """Return a contiguous uint8 [height, width, 3]; buffers of the same use share memory."""
         size = height * width * 3
         if len(self._buffers.get(use, ())) < size:
             self._buffers[use] = np.empty(size, np.uint8)
@@ -43,9 +43,9 @@ class ScratchBuffer(threading.local):
 
 
 def decode(jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool = False) -> Tensor:
-    """Decode a JPEG of a size in pixels to uint8 RGB (or BGR) [3, H, W] in the memory format channels_last.
+    """Decode a JPEG of this size to uint8 RGB (or BGR) [3, H, W] in the memory format channels_last.
 
-    Its sides are divided by `divisor` (1, 2, 4 or 8) and rounded up. Damage is a ValueError.
+    The sides are divided by `divisor` (1, 2, 4 or 8) and rounded up. Raises ValueError if it is damaged.
     """
     pixels = np.empty((-(-height // divisor), -(-width // divisor), 3), np.uint8)
     decode_into(pixels, jpeg, divisor, bgr=bgr)
@@ -57,7 +57,7 @@ def decode_into(
 ) -> None:
     """Decode a JPEG into contiguous uint8 [H, W, 3] of the divided size; see `decode`.
 
-    If it is damaged inside and not `strict`, as much as possible is decoded.
+    If it is damaged and not `strict`, as much as possible is decoded.
     """
     min_sides = pixels.shape[:2] if divisor > 1 else (0, 0)
     try:
@@ -71,7 +71,7 @@ def decode_into(
         ).shape[:2]
     except (ValueError, MemoryError) as error:
         check_resources(error)
-        # If the image does not fit into the buffer, the decoder's message counts bytes; ours shows the sizes.
+        # If the image does not fit into the buffer, report the sizes in pixels instead of bytes.
         shape = simplejpeg.decode_jpeg_header(jpeg, *min_sides)[:2]
         if shape == pixels.shape[:2]:
             raise
@@ -92,19 +92,19 @@ def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, Record]:
 class Decoder:
     """Decodes and draws the samples of a split for any number of threads, and counts the damaged ones.
 
-    A damaged image is decoded as far as possible; one that cannot be decoded at all is gray. Both are logged
-    once. The result depends on the bytes alone, so a resumed run sees the same.
+    A damaged image is decoded as far as possible; one that cannot be decoded at all becomes gray. Each is
+    logged once. The result depends only on the bytes, so a resumed run gets the same images.
     """
 
     def __init__(self, dataset: ShardDataset, max_bad_fraction: float, *, pin: bool = False) -> None:
-        """Prepare for a split with this share of damaged images at most; `pin` uses pinned memory."""
+        """Create a decoder that allows this share of damaged images; `pin` uses pinned memory."""
         self._dataset, self._max_bad_fraction, self._pin = dataset, max_bad_fraction, pin
         self._damaged: dict[int, str] = {}
         self._lock = threading.Lock()
         self._scratch = ScratchBuffer()
 
-    def squares(self, count: int, size: int) -> Tensor:
-        """Return uint8 [count, size, size, 3], to be filled by `draw` and `compose`."""
+    def allocate_squares(self, count: int, size: int) -> Tensor:
+        """Allocate uint8 [count, size, size, 3], which `draw` and `compose` fill."""
         return torch.empty((count, size, size, 3), dtype=torch.uint8, pin_memory=self._pin)
 
     def draw(
@@ -112,10 +112,10 @@ class Decoder:
     ) -> list[bool]:
         """Decode samples (by their indices in the split) and draw a view of each into uint8 [N, S, S, 3].
 
-        The same object several times in a row is decoded once: its views have one divisor and no flip.
-        Returns which of them could be decoded; the squares of the others are gray.
+        If the same sample object follows itself, it is decoded once; its views have one divisor and no flip.
+        Returns which samples could be decoded; the squares of the others are gray.
         """
-        # All are prepared before the first is decoded: see `Drawing`.
+        # All drawings are prepared before the first image is decoded, see `Drawing`.
         drawings = [
             self._prepare(record, view, canvas)
             for (_, record), view, canvas in zip(samples, views, squares.numpy(), strict=True)
@@ -123,10 +123,10 @@ class Decoder:
         decoded: list[bool] = []
         for number, (index, sample, drawing) in enumerate(zip(indices, samples, drawings, strict=True)):
             if number and sample is samples[number - 1] and decoded[-1]:
-                drawing.finish()  # Another window of the pixels that are decoded already.
+                drawing.finish()  # Another window of the image that was just decoded.
                 decoded.append(True)
             else:
-                decoded.append(self._finish(index, sample, drawing))
+                decoded.append(self._decode_and_draw(index, sample, drawing))
         return decoded
 
     def compose(
@@ -143,11 +143,11 @@ class Decoder:
                 covers_all = (height, width) == layer.shape[:2]
                 canvas = layer if covers_all else self._scratch("tile", height, width)
                 drawing = self._prepare(sample[1], tile.view, canvas)
-                decoded[-1].append(self._finish(tile.sample, sample, drawing))
+                decoded[-1].append(self._decode_and_draw(tile.sample, sample, drawing))
                 if not covers_all:
                     layer[top : top + height, left : left + width] = canvas
             if number:
-                # In integers, so that the result is the same on every machine.
+                # Integer arithmetic gives the same result on every machine.
                 mean = target * np.uint16(picture.share)
                 mean += layer * np.uint16(256 - picture.share)
                 mean += 128
@@ -160,7 +160,7 @@ class Decoder:
         pixels, spare = self._scratch("image", *sides), self._scratch("spare", *canvas.shape[:2])
         return Drawing(pixels, view, canvas, spare)
 
-    def _finish(self, index: int, sample: Sample, drawing: Drawing) -> bool:
+    def _decode_and_draw(self, index: int, sample: Sample, drawing: Drawing) -> bool:
         """Decode a sample as far as possible and draw it; return whether any pixels could be decoded."""
         (data, record), view = sample, drawing.view
         try:
@@ -170,15 +170,15 @@ class Decoder:
             try:
                 decode_into(drawing.pixels, data, view.divisor, bgr=view.flip, strict=False)
             except ValueError:
-                self._count(index, record["file_name"], str(error), "an empty picture takes its place")
+                self._count_damaged(index, record["file_name"], str(error), "a gray image is used instead")
                 drawing.square.fill(view.fill)
                 return False
-            self._count(index, record["file_name"], str(error), "it is used as far as it can be decoded")
+            self._count_damaged(index, record["file_name"], str(error), "its decodable part is used")
         drawing.finish()
         return True
 
-    def _count(self, index: int, name: str, reason: str, consequence: str) -> None:
-        """Log a damaged image the first time; raise DataError if too many are damaged."""
+    def _count_damaged(self, index: int, name: str, reason: str, consequence: str) -> None:
+        """Count a damaged image, log it the first time, and raise DataError if there are too many."""
         dataset = self._dataset
         shard = dataset.shards[int(dataset.samples["shard"][index])].name
         with self._lock:

@@ -28,7 +28,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import annotations, plausibility, raw_folder, raw_manifest, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.image_fetching import (
-    LIST_AT_ONCE_BELOW,
+    ONE_LISTING_LIMIT,
     SHA256,
     Failure,
     ImageFetcher,
@@ -112,13 +112,15 @@ def plan(source: str, data_root: str, config: DataConfig, excluded: list[str] | 
             found = raw_folder.read_manifest(uri, raw_manifest.PLAN)
             for split in found.splits:
                 storage.local_copy(storage.join(uri, f"{split}.parquet"), sha256=found.tables.get(split, ""))
-            annotations.check_listed_boxes(Problems.of(found.problems), origin.uri, found.splits, config)
+            annotations.check_listed_boxes(
+                Problems.from_cases(found.problems), origin.uri, found.splits, config
+            )
             return found
         except (DamagedError, FormatError, MissingError) as error:
             logger.warning("%s; repairing it from the source", error.message)
     storage.remove_stale(uri)
     with log_activity(logger, f"reading the annotations of {origin.uri}"):
-        built = annotations.build(listing, config, uri, origin.uri, frozenset(excluded))
+        built = annotations.write_tables(listing, config, uri, origin.uri, frozenset(excluded))
     planned = RawManifest(
         "plan",
         VERSION,
@@ -134,19 +136,19 @@ def plan(source: str, data_root: str, config: DataConfig, excluded: list[str] | 
     planned.write()
     for warning in built.warnings:
         logger.warning("%s", warning)
-    logger.info("listed %s: %s images in %s", planned.source, _image_counts(planned), uri)
+    logger.info("listed %s: %s images in %s", planned.source, _format_image_counts(planned), uri)
     return planned
 
 
-def find_finished(planned: RawManifest, config: DataConfig) -> RawManifest | None:
+def find_complete(planned: RawManifest, config: DataConfig) -> RawManifest | None:
     """Return the manifest if all images of the source are stored, else None."""
     manifest = _find_manifest(planned)
     if manifest is None or manifest.unfetched:
         return None
     storage.touch(storage.join(manifest.uri, raw_manifest.MANIFEST))
-    fetched = raw_folder.read_images(manifest)
+    fetched = raw_folder.read_image_table(manifest)
     fetched = fetched[fetched["bytes"] > 0]
-    stored = StoredImages(manifest.images, at_once=len(fetched) <= LIST_AT_ONCE_BELOW)
+    stored = StoredImages(manifest.images, one_listing=len(fetched) <= ONE_LISTING_LIMIT)
     if (stored.sizes(fetched["place"]) != fetched["bytes"]).any():
         return None
     check(manifest, config)
@@ -161,7 +163,7 @@ def _find_manifest(planned: RawManifest) -> RawManifest | None:
         return None
     try:
         manifest = raw_folder.read_manifest(planned.uri)
-        raw_folder.read_images(manifest)
+        raw_folder.read_image_table(manifest)
     except (DamagedError, FormatError, MissingError) as error:
         logger.warning("%s; repairing it", error.message)
         return None
@@ -174,7 +176,7 @@ def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawMani
     Images that failed in an earlier call are requested again. If the source is down, and an earlier download
     was good enough without them, they are left out again.
     """
-    if manifest := work.run_on_first(lambda: find_finished(planned, config)):
+    if manifest := work.on_first(lambda: find_complete(planned, config)):
         return manifest
     known, known_failures = read_reports(planned)
     parts = work.take_parts("images", count_parts(planned))
@@ -194,7 +196,7 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
     """Write and return the manifest of the images that were fetched."""
     fetched, failed = read_reports(planned, complete=True)
     failures = sorted(failed.values())
-    problems = Problems.of(planned.problems)
+    problems = Problems.from_cases(planned.problems)
     for failure in failures:
         problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
     for copy in _unlabeled_copies(planned, fetched):
@@ -206,11 +208,11 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
         boxes = listed.boxes
         if not is_stored.all():
             table = planned.table(split)
-            lists = [table.batch(block, ["boxes"])["boxes"] for block in range(table.blocks)]
+            lists = [table.read_block(block, ["boxes"])["boxes"] for block in range(table.blocks)]
             counts = np.concatenate([pc.list_value_length(boxes).to_numpy() for boxes in lists])
             boxes = int(counts[is_stored].sum())
         splits[split] = SplitCounts(int(is_stored.sum()), boxes)
-    content = raw_folder.write_images(planned.uri, fetched)
+    content = raw_folder.write_image_table(planned.uri, fetched)
     text = io.StringIO()
     columns = Failure._fields[:-1]
     csv.writer(text, lineterminator="\n").writerows(
@@ -233,7 +235,7 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
     manifest.write()
     summary = f" ({problems.summary()})" if problems.counts else ""
     logger.info(
-        "raw images of %s: %s in %s%s", manifest.source, _image_counts(manifest), manifest.uri, summary
+        "raw images of %s: %s in %s%s", manifest.source, _format_image_counts(manifest), manifest.uri, summary
     )
     return manifest
 
@@ -251,20 +253,20 @@ def _unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterator[str
         for block in range(table.blocks):
             rows = np.flatnonzero(in_split[block * raw_folder.BLOCK :][: raw_folder.BLOCK])
             if len(rows):
-                columns = table.batch(block, ["image_id", "file_name", "boxes"]).take(rows).to_pydict()
+                columns = table.read_block(block, ["image_id", "file_name", "boxes"]).take(rows).to_pydict()
                 for image_id, name, boxes in zip(*columns.values(), strict=True):
                     images.append((fetched["sha256"][image_id - 1].tobytes(), f"{split}/{name}", bool(boxes)))
         first += listed.images
     yield from plausibility.unlabeled_copies(images)
 
 
-def _image_counts(raw: RawManifest) -> str:
+def _format_image_counts(raw: RawManifest) -> str:
     return ", ".join(f"{split.images} {name}" for name, split in raw.splits.items())
 
 
 def check(manifest: RawManifest, config: DataConfig) -> None:
     """Check raw images against the current configuration, and warn about classes without boxes."""
-    problems = Problems.of(manifest.problems)
+    problems = Problems.from_cases(manifest.problems)
     manifest.check(manifest.source, problems, config.max_bad_fraction)
     if "train" not in manifest.splits or not manifest.splits["train"].images:
         raise DataError(f"{manifest.source}: no training image could be read", fix="check the source")

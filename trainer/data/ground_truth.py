@@ -31,7 +31,7 @@ class Classes:
             for parent in higher:
                 self._below.setdefault(parent, set()).add(label)
 
-    def verified(self, answers: Mapping[str, int]) -> list[int]:
+    def verified_labels(self, answers: Mapping[str, int]) -> list[int]:
         """Return the labels known to be present in an image or absent from it, given 1 or 0 by name.
 
         Presence implies the classes above, absence the classes below.
@@ -42,7 +42,7 @@ class Classes:
                 labels |= {label} | (self._above if present else self._below).get(label, set())
         return sorted(labels)
 
-    def labels(self, names: Iterable[str]) -> list[int]:
+    def labels_of(self, names: Iterable[str]) -> list[int]:
         """Return the labels of classes by their names; other names are left out."""
         return sorted(self._labels[name] for name in names if name in self._labels)
 
@@ -62,15 +62,15 @@ class GroundTruthWriter:
             self._block = block
         self._pending += rows
 
-    def json(self) -> bytes:
-        """Return `ground_truth` of all samples as JSON."""
+    def to_json(self) -> bytes:
+        """Return `to_coco` of all samples as JSON."""
         self._flush()
         lists = "".join(f', "{name}": [{", ".join(parts)}]' for name, parts in self._parts.items())
         header = json.dumps(self._classes.header, ensure_ascii=False)[:-1]
         return f"{header}{lists}}}".encode()
 
     def _flush(self) -> None:
-        truth = ground_truth(self._pending, self._classes, self._boxes)
+        truth = to_coco(self._pending, self._classes, self._boxes)
         for name, parts in self._parts.items():
             if truth[name]:
                 parts.append(json.dumps(truth[name], ensure_ascii=False)[1:-1])
@@ -78,7 +78,7 @@ class GroundTruthWriter:
         self._pending = []
 
 
-def ground_truth(rows: Iterable[IndexedRecord], classes: Classes, boxes_before: int = 0) -> dict[str, Any]:
+def to_coco(rows: Iterable[IndexedRecord], classes: Classes, boxes_before: int = 0) -> dict[str, Any]:
     """Return samples in COCO's format, in the order of their ids; labels are the category ids.
 
     Beyond COCO's fields, images may have "verified", the labels that people looked for in them, and LVIS's
@@ -92,11 +92,11 @@ def ground_truth(rows: Iterable[IndexedRecord], classes: Classes, boxes_before: 
     ]
     for image in images:
         if "verified" in image.get("extra", {}):
-            image["verified"] = classes.verified(image["extra"]["verified"])
+            image["verified"] = classes.verified_labels(image["extra"]["verified"])
         if "not_exhaustive" in image.get("extra", {}):
             absent = [name for name, answer in image["extra"].get("verified", {}).items() if not answer]
-            image["neg_category_ids"] = classes.labels(absent)
-            image["not_exhaustive_category_ids"] = classes.labels(image["extra"]["not_exhaustive"])
+            image["neg_category_ids"] = classes.labels_of(absent)
+            image["not_exhaustive_category_ids"] = classes.labels_of(image["extra"]["not_exhaustive"])
     annotations: list[dict[str, Any]] = [
         {"image_id": row["image_id"], **annotation} for row in rows for annotation in row["annotations"]
     ]

@@ -40,7 +40,7 @@ _PART, _MIN_PARTS, _MAX_PARTS = 200, 4, 256
 """Images of a part, as far as that gives a number of parts between these: the report of what was fetched
 costs a few milliseconds."""
 _READERS = 16
-LIST_AT_ONCE_BELOW = 10_000  # Images up to which one listing is faster than one for each folder.
+ONE_LISTING_LIMIT = 10_000  # Images up to which one listing is faster than one for each folder.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _MAX_FAILURES_IN_A_ROW = 50  # Failures in a row, plus two a connection, by which the source counts as down.
 _PATH_COLUMNS = ("key", "file_name", "origin", "version")
@@ -183,7 +183,7 @@ class ImageFetcher:
         self._source = sources.parse(planned.source, config)
         self._excluded = frozenset(filter(SHA256.fullmatch, planned.excluded))
         self._tables = {split: planned.table(split) for split in planned.splits}
-        self._stored = StoredImages(planned.images, at_once=planned.listed_images <= LIST_AT_ONCE_BELOW)
+        self._stored = StoredImages(planned.images, one_listing=planned.listed_images <= ONE_LISTING_LIMIT)
         cores = config.processes or worker_pool.available_cores()
         self._workers = cores if self._source.cpu_bound else config.threads
         self.open_parts: dict[int, _PendingPart] = {}
@@ -198,14 +198,14 @@ class ImageFetcher:
         """Fetch the images of some parts."""
         total = self._planned.listed_images
         with progress("download", total, "images") as bar:
-            self._copy_all(self._pending_images(parts, bar), min(self._workers, total), bar)
+            self._fetch_all(self._pending_images(parts, bar), min(self._workers, total), bar)
             retried, self._retried = self._retried, []
             bar.done -= len(retried)
             self._patience = len(retried) + self._in_a_row + 1  # All may fail again.
             for image in retried:
                 del self._failures[image.image_id], self.open_parts[image.part].failures[image.image_id]
             self._is_retrying = True
-            self._copy_all(retried, self._workers, bar)
+            self._fetch_all(retried, self._workers, bar)
         if self._lost:
             logger.warning(
                 "repaired %s: %d stored images were missing or cut off, and were fetched again",
@@ -263,11 +263,11 @@ class ImageFetcher:
                 at = begin + block * raw_folder.BLOCK  # First image of the block.
                 if at >= end:
                     return
-                rows = table.batch(block, _COLUMNS).slice(max(first - at, 0))
+                rows = table.read_block(block, _COLUMNS).slice(max(first - at, 0))
                 yield split, rows.slice(0, end - max(first, at)).to_pylist()
             begin += len(table)
 
-    def _copy_all(self, images_to_copy: Iterable[_Image], workers: int, bar: Bar) -> None:
+    def _fetch_all(self, images_to_copy: Iterable[_Image], workers: int, bar: Bar) -> None:
         """Copy images, by threads, or by processes if the source is CPU-bound, and count the outcomes."""
         mean_size, fetched = 1.0, 0
         copied = worker_pool.run(
@@ -306,7 +306,7 @@ class ImageFetcher:
                 problem = f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}"
                 fix = "check the source and the network, and run again: fetched images are kept"
                 raise SourceUnreachable(problem, fix=fix)
-        problems, listed = Problems.of(self._planned.problems), self._planned.listed_images
+        problems, listed = Problems.from_cases(self._planned.problems), self._planned.listed_images
         allowed = max(reasons.EXAMPLES, self._config.max_bad_fraction * listed)
         if len(self._failures) + problems.total(reasons.BAD_IMAGES) > allowed:
             for one in self._failures.values():
@@ -395,7 +395,7 @@ def _find_fault(origin: str, data: bytes) -> str:
     """Return why bytes are not stored as an image; "" if they are. Servers may send pages instead."""
     try:
         if storage.scheme(origin) in storage.WEB:
-            images.measure(data)
+            images.read_header(data)
     except images.UnreadableImage as error:
         return f"{origin} gave {len(data)} bytes: {error}"
     return "" if data else "the file is empty"
@@ -412,9 +412,9 @@ def refetch(source_text: str, origin: str, config: DataConfig) -> bytes:
 class StoredImages:
     """The stored images, in 12 bytes each: there may be millions."""
 
-    def __init__(self, images_uri: str, *, at_once: bool) -> None:
+    def __init__(self, images_uri: str, *, one_listing: bool) -> None:
         folders = (storage.join(images_uri, f"{number:02x}") for number in range(256))
-        uris = [images_uri] if at_once else folders
+        uris = [images_uri] if one_listing else folders
         listings = list(worker_pool.run(_list_stored, uris, _LISTERS, processes=False))
         digests = np.concatenate([digest for digest, _ in listings])
         order = np.argsort(digests, kind="stable")

@@ -40,9 +40,9 @@ _FORMATS = ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF"]
 _PERCENTILES = (0.1, 99.9)
 """Percentiles of a 16-bit image that become black and white, so that a few broken pixels do not matter."""
 
-SHARES = (-2, -2)  # annotated size of an image whose boxes are fractions of its stored sides
+STORED_SHARES = (-2, -2)  # annotated size of an image whose boxes are fractions of its stored sides
 
-SHARES_UPRIGHT = (-3, -3)  # annotated size of an image whose boxes are fractions of its displayed sides
+DISPLAYED_SHARES = (-3, -3)  # annotated size of an image whose boxes are fractions of its displayed sides
 
 _ORIENTATION = 0x0112
 _TRANSPOSES = {
@@ -77,7 +77,7 @@ class NormalizedImage:
     orientation: int  # Exif orientation that was applied, 1 to 8; 1 is none
 
     @property
-    def turned(self) -> bool:
+    def swaps_sides(self) -> bool:
         """Whether the orientation exchanges width and height."""
         return self.orientation >= 5
 
@@ -152,7 +152,7 @@ def read_upright(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     return Image.fromarray(np.asarray(image))  # Drops the orientation of the file's metadata.
 
 
-def measure(data: bytes) -> NormalizedImage:
+def read_header(data: bytes) -> NormalizedImage:
     """Return the stored and displayed sizes of an image from its header; `jpeg` is empty."""
     image = _open(data)
     orientation, stored = _orientation(image), image.size
@@ -160,27 +160,27 @@ def measure(data: bytes) -> NormalizedImage:
     return NormalizedImage(b"", *displayed, *stored, orientation)
 
 
-def place_box(
+def to_pixels(
     bbox: list[float], image: NormalizedImage, annotated_width: int, annotated_height: int
 ) -> list[float]:
     """Return an annotated box [x, y, width, height] in pixels of the normal image.
 
     Boxes belong to the displayed image, which labeling tools show. If the annotated size is that of the
-    stored pixels, they are turned. If it has the same proportions, the image was resized after it was
-    annotated, and the boxes are scaled; sides below 2 pixels, 0 and -1 are no size that a resized image had
-    (see `sources.source.annotated_side`). With SHARES or SHARES_UPRIGHT they are fractions of the image's
-    sides.
+    stored pixels, the boxes are rotated. If only its proportions match, the image was resized after it was
+    annotated, and the boxes are scaled; sides below 2 pixels do not count as a size (see
+    `sources.source.annotated_side`). For STORED_SHARES and DISPLAYED_SHARES, boxes are fractions of the
+    image's sides.
     """
     annotated = (annotated_width, annotated_height)
     stored = (image.stored_width, image.stored_height)
-    displayed = stored[::-1] if image.turned else stored
+    displayed = stored[::-1] if image.swaps_sides else stored
     base = displayed
-    if annotated in (SHARES, SHARES_UPRIGHT):
-        sides = stored if annotated == SHARES else displayed
+    if annotated in (STORED_SHARES, DISPLAYED_SHARES):
+        sides = stored if annotated == STORED_SHARES else displayed
         bbox = [value * side for value, side in zip(bbox, 2 * sides, strict=True)]
     elif annotated not in (stored, displayed) and _is_proportional(annotated, displayed):
         base = annotated
-    if annotated == SHARES or annotated == stored != displayed:
+    if annotated == STORED_SHARES or annotated == stored != displayed:
         bbox = _rotate_box(bbox, *stored, image.orientation)
     scale_x, scale_y = image.width / base[0], image.height / base[1]
     if scale_x == 1 and scale_y == 1:
@@ -203,12 +203,12 @@ def find_size_problem(
     """
     annotated = (annotated_width, annotated_height)
     stored = (image.stored_width, image.stored_height)
-    if 0 in annotated or annotated in (stored, SHARES, SHARES_UPRIGHT):
+    if 0 in annotated or annotated in (stored, STORED_SHARES, DISPLAYED_SHARES):
         return ""
     if annotated != stored[::-1]:
-        displayed = stored[::-1] if image.turned else stored
+        displayed = stored[::-1] if image.swaps_sides else stored
         return reasons.IMAGE_RESIZED if _is_proportional(annotated, displayed) else reasons.SIZE_DIFFERS
-    if image.turned:
+    if image.swaps_sides:
         return ""
     return reasons.SIZE_EXCHANGED if are_inside(boxes, image.width, image.height) else reasons.IMAGE_ROTATED
 

@@ -13,7 +13,7 @@ from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import plausibility, raw_manifest, source_names, sources, statistics
 from trainer.data import problem_counts as reasons
-from trainer.data.images import SHARES, SHARES_UPRIGHT, UnreadableImage, normalize, place_box
+from trainer.data.images import DISPLAYED_SHARES, STORED_SHARES, UnreadableImage, normalize, to_pixels
 from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, count_size_problem
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, to_bbox
@@ -62,7 +62,7 @@ class Report:
     read_as: str = ""  # How a source was interpreted.
     fingerprint: str = ""  # Empty for a source.
     errors: list[tuple[str, str]] = field(default_factory=list)  # Problems and remedies.
-    looked_at: SampledImages = SampledImages()
+    sampled: SampledImages = SampledImages()
     max_bad_fraction: float = 0.0  # Of images and boxes; with more the download fails.
 
 
@@ -129,26 +129,26 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
     if isinstance(view, ShardIndex):
         return _describe_shards(view)
     config = config or DataConfig()
-    meaning = AnnotationChecker(view.names, view.listing.box_format, names=not config.classes)
+    checker = AnnotationChecker(view.names, view.listing.box_format, names=not config.classes)
     in_rows = Problems()
     sample: dict[str, list[RawRow]] = {}
     described = {}
     for split in view.splits:
         limit = view.sample_size if images is None else images
-        described[split], sample[split] = _read_rows(view, split, meaning, limit, in_rows)
-    problems = Problems.of(view.listing.problems.cases())
+        described[split], sample[split] = _read_rows(view, split, checker, limit, in_rows)
+    problems = Problems.from_cases(view.listing.problems.cases())
     problems.merge(in_rows.cases())
     in_images, hashes, copies = _read_images(view, sample)
     problems.merge(in_images.cases())
     for copy in copies:
         problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
     sampled = SampledImages(sum(map(len, sample.values())), in_images.cases())
-    found = meaning.findings()
+    found = checker.findings()
     if not found.errors:  # Their consequences would be reported as well.
         in_samples = check_samples(problems, described, sampled.images)
         found.errors += in_samples.errors
         found.warnings += in_samples.warnings
-    found.warnings += plausibility.near_duplicates(hashes, lambda split, row: sample[split][row]["file_name"])
+    found.warnings += plausibility.duplicate_warnings(hashes, lambda split, n: sample[split][n]["file_name"])
     return Report(
         kind="source",
         uri=view.uri,
@@ -160,7 +160,7 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
         examples=problems.examples,
         warnings=found.warnings,
         errors=found.errors,
-        looked_at=sampled,
+        sampled=sampled,
         max_bad_fraction=config.max_bad_fraction,
     )
 
@@ -170,7 +170,7 @@ def check(report: Report) -> None:
 
     The error has no examples: the report has them.
     """
-    Findings(report.errors).check(report.uri)
+    Findings(report.errors).raise_errors(report.uri)
     if report.kind != "source":
         return
     problems = Problems(report.problems, report.examples)
@@ -183,9 +183,9 @@ def check(report: Report) -> None:
         max_bad_fraction=report.max_bad_fraction,
         examples=False,
     )
-    Problems.of(report.looked_at.problems).check(
+    Problems.from_cases(report.sampled.problems).check(
         f"{report.uri}, of which some images were read",
-        images=report.looked_at.images,
+        images=report.sampled.images,
         boxes=0,
         max_bad_fraction=report.max_bad_fraction,
         examples=False,
@@ -221,7 +221,7 @@ def _describe_shards(index: ShardIndex) -> Report:
 
 
 def _read_rows(
-    view: SourceView, split: str, meaning: AnnotationChecker, limit: int, problems: Problems
+    view: SourceView, split: str, checker: AnnotationChecker, limit: int, problems: Problems
 ) -> tuple[SplitStatistics, list[RawRow]]:
     """Count and check the rows of a split, a block at a time, and choose those whose images are read.
 
@@ -233,18 +233,18 @@ def _read_rows(
     sample: list[RawRow] = []
     with log.progress(f"inspect {split}", None, "images") as bar:
         for batch in view.listing.splits[split].batches():
-            meaning.add(split, batch)
+            checker.add(split, batch)
             rows: list[RawRow] = batch.to_pylist()
             sound = [row for row in rows if not row["fault_reason"]]
             sample += [row for row in sound if storage.scheme(row["origin"]) not in storage.WEB]
-            sample.sort(key=_order)
+            sample.sort(key=_sample_order)
             del sample[limit:]
             for row in rows:
                 if row["fault_reason"]:
                     problems.add(row["fault_reason"], f"{row['file_name']}: {row['fault_detail']}")
             for in_pixels in (True, False):
                 chosen = [row for row in sound if has_size(row) is in_pixels]
-                part = statistics.compute_statistics(cleaned_samples(chosen, labels, problems), labels)
+                part = statistics.compute_statistics(clean_samples(chosen, labels, problems), labels)
                 if not in_pixels:
                     for name in _PIXEL_HISTOGRAMS:
                         part.histogram(name)[:] = [0] * len(part.histogram(name))
@@ -253,7 +253,7 @@ def _read_rows(
     return total, sample
 
 
-def _order(row: RawRow) -> tuple[int, str]:
+def _sample_order(row: RawRow) -> tuple[int, str]:
     size = row["version"].partition(" ")[0] or row["file_name"]
     return zlib.crc32(size.encode()), row["file_name"]
 
@@ -279,7 +279,7 @@ def _read_images(
             files.append((hashlib.sha256(data).digest(), f"{split}/{name}", bool(row["boxes"])))
             image = normalize(data, _MAX_SIDE, _JPEG_QUALITY)
             hashes[split][number] = plausibility.picture_hash(image.jpeg)
-            boxes = [place_box(to_bbox(box), image, *size) for box in row["boxes"]]
+            boxes = [to_pixels(to_bbox(box), image, *size) for box in row["boxes"]]
             count_size_problem(name, image, size, boxes, found)
         except MissingError as error:
             found.add(reasons.IMAGE_MISSING, f"{name}: {error.message}")
@@ -301,14 +301,14 @@ def _read_images(
 def has_size(row: RawRow) -> bool:
     """Return whether a row has the size of its image in pixels."""
     size = (row["width"], row["height"])
-    return min(size) > 1  # Of 1 x 1 the image is believed, see `place_box`.
+    return min(size) > 1  # Of 1 x 1 the image is believed, see `to_pixels`.
 
 
-def cleaned_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iterator[AnnotatedImage]:
+def clean_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iterator[AnnotatedImage]:
     """Yield rows with the boxes that cleaning keeps; unknown sizes are replaced by a large one."""
     for row in rows:
         width, height, unit = row["width"], row["height"], 1
-        if (width, height) in (SHARES, SHARES_UPRIGHT):
+        if (width, height) in (STORED_SHARES, DISPLAYED_SHARES):
             width, height, unit = _ASSUMED_SIDE, _ASSUMED_SIDE, _ASSUMED_SIDE
         elif not has_size(row):
             width = height = 2**31

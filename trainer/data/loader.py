@@ -1,7 +1,7 @@
-"""Batches for training and evaluation, decoded by threads ahead of the device.
+"""Loads batches for training and evaluation; threads decode images ahead of the device.
 
-Decoding and resizing release the interpreter's lock, so threads reach nearly the decoder's limit without the
-copies and the start-up time of worker processes.
+Decoding and resizing release the GIL, so threads are nearly as fast as worker processes, and need neither
+their copies nor their start-up time.
 """
 
 from collections import deque
@@ -19,13 +19,13 @@ from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder
 from trainer.data.sample_order import SamplePosition, SampleStream, count_forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
-from trainer.data.tiles import Window, windows
-from trainer.data.transforms import Scales, sample_draws, transform_boxes, whole_view
+from trainer.data.tiles import Window, tiling
+from trainer.data.transforms import Scales, full_view, random_numbers, transform_boxes
 from trainer.launching.distributed import World
 
-_ANNOUNCEMENTS_PER_WINDOW = 8  # how often in a window of shards the next ones are announced
-_BATCHES_AHEAD = 64  # batches of an evaluation after which the next shards are announced
-_MAX_IMAGES_PER_TASK = 8  # most images of a thread's task
+_ANNOUNCEMENTS_PER_WINDOW = 8  # how often per window of shards the next ones are prefetched
+_BATCHES_AHEAD = 64  # batches of an evaluation after which the next shards are prefetched
+_MAX_IMAGES_PER_TASK = 8  # most images in one task of a thread
 _NO_TARGETS = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
 
 
@@ -35,13 +35,13 @@ class LoadedSample(NamedTuple):
     image_id: int
     boxes: np.ndarray  # fp32 [M, 4], x1 y1 x2 y2 in pixels of the square
     labels: np.ndarray  # int64 [M]
-    scales: Scales  # pixels of the square for one pixel of the stored image
+    scales: Scales  # pixels of the square per pixel of the stored image
     color: np.ndarray | None  # fp32 [3, 4], or None
-    window: Window = (0, 0, 0, 0)  # of the image, in an evaluation
+    window: Window = (0, 0, 0, 0)  # part of the image that is shown, in an evaluation
 
 
 class TrainLoader:
-    """Endless training batches of one rank; `passes` of them make a step."""
+    """Yields endless training batches of one rank; a step consists of `passes` batches."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class TrainLoader:
         epochs: int | None = None,
         weights: np.ndarray | None = None,
     ) -> None:
-        """Prepare to read `global_batch` samples a step on all ranks, at most `batch_size` in a pass.
+        """Set the samples per step of all ranks (`global_batch`), and per pass at most (`batch_size`).
 
-        `max_bad_fraction` of the samples may be damaged; `epochs` is None if the training has no end; for
+        Up to `max_bad_fraction` of the samples may be damaged. `epochs` is None for endless training. For
         `weights` see `image_weights`.
         """
         self._dataset, self._config, self._world = dataset, config, world
@@ -70,7 +70,7 @@ class TrainLoader:
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="decode")
 
     def batches(self, start: int) -> Generator[Batch, None, None]:
-        """Yield the batches from stream position `start` on, on the device."""
+        """Yield batches on the device, beginning with stream position `start`."""
         pending: deque[_PendingBatch] = deque()
         source, config = self._positions(start), self._config
         try:
@@ -79,27 +79,27 @@ class TrainLoader:
                     size, plans = next(source)
                     batch = _PendingBatch(self._pool, self._load, plans, size, config, self._decoder)
                     pending.append(batch)
-                yield pending.popleft().batch(self._world.device)
+                yield pending.popleft().wait(self._world.device)
         finally:
             for batch in pending:
                 batch.cancel()
 
-    def start_plain(self, epoch: int) -> None:
-        """Let the plain epochs start with `epoch`, of which nothing was prepared; -1 changes nothing."""
-        self._augmentation.start_plain(epoch)
+    def start_plain_epochs(self, epoch: int) -> None:
+        """Start the plain epochs at `epoch`, of which no sample was prefetched yet; -1 changes nothing."""
+        self._augmentation.start_plain_epochs(epoch)
 
     def close(self) -> None:
-        """End the decoding threads, and close the shards."""
+        """Stop the decoding threads, and close the shards."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._dataset.expect(np.zeros(0, np.int64))
+        self._dataset.prefetch(np.zeros(0, np.int64))
 
     def _positions(self, start: int) -> Iterator[tuple[int, list[PicturePlan]]]:
-        """Yield the side of the square and the samples of each forward pass."""
+        """Yield the side of the square and the plans of the samples of each forward pass."""
         announced = start
         while True:
             if start >= announced:
-                ahead = self._stream.ahead(start)
-                self._dataset.expect(ahead)
+                ahead = self._stream.next_window(start)
+                self._dataset.prefetch(ahead)
                 announced = start + max(1, len(ahead) // _ANNOUNCEMENTS_PER_WINDOW)
             step, epoch = start // self._global_batch, start // len(self._dataset)
             size = self._augmentation.size(step, epoch)
@@ -116,11 +116,11 @@ class TrainLoader:
     def _load(self, plans: Sequence[PicturePlan], squares: Tensor) -> list[LoadedSample]:
         pictures = [self._augmentation.compose(plan, squares.shape[1]) for plan in plans]
         if not any(pictures):
-            return self._load_single([plan.place for plan in plans], squares)
+            return self._load_single([plan.position for plan in plans], squares)
         loaded: list[LoadedSample] = []
         for number, (plan, picture) in enumerate(zip(plans, pictures, strict=True)):
             if not picture:
-                loaded += self._load_single([plan.place], squares[number : number + 1])
+                loaded += self._load_single([plan.position], squares[number : number + 1])
                 continue
             samples = [[self._dataset.read(tile.sample) for tile in tiles] for tiles in picture.layers]
             decoded = self._decoder.compose(samples, picture, squares[number])
@@ -131,23 +131,23 @@ class TrainLoader:
                         moved, names = transform_boxes(record["annotations"], tile.view, tile.area[2:])
                         boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
                         labels.append(names)
-            color = self._augmentation.color(plan.place, sample_draws(self._seed, *plan.place))
+            color = self._augmentation.color(plan.position, random_numbers(self._seed, *plan.position))
             image_id, scales = samples[0][0][1]["image_id"], picture.layers[0][0].view.scales
             targets = np.concatenate(boxes), np.concatenate(labels)
             loaded.append(LoadedSample(image_id, *targets, scales, color))
         return loaded
 
     def _load_single(self, places: Sequence[SamplePosition], squares: Tensor) -> list[LoadedSample]:
-        """Load samples that do not share their squares."""
-        # Step by step for all images: decoding evicts everything else from the processor's caches,
-        # and small steps take several times as long after it.
+        """Load samples that are not combined with others."""
+        # Each step is done for all images, because decoding evicts everything else from the processor's
+        # caches, and small steps right after it take several times as long.
         augmentation, count = self._augmentation, len(self._dataset)
         canvas = (squares.shape[1], squares.shape[1])
         indices = [index % count for _, index in places]
         samples = [self._dataset.read(index) for index in indices]
-        # Only seed, epoch and index decide on the randomness of a sample, so that a resumed run, or one
-        # on another number of ranks, sees the same pictures.
-        draws = [sample_draws(self._seed, *place) for place in places]
+        # Random numbers depend only on seed, epoch and index, so that a resumed run, or one on another
+        # number of ranks, gets the same pictures.
+        draws = [random_numbers(self._seed, *place) for place in places]
         views = [
             augmentation.view(place, record, numbers, squares.shape[1])
             for (_, record), place, numbers in zip(samples, places, draws, strict=True)
@@ -169,7 +169,7 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """The images of a split for evaluation, or their tiles: images rank, rank + size, ..., each once."""
+    """Yields the images of a split, or their tiles, for evaluation; each rank gets every size-th image."""
 
     def __init__(
         self,
@@ -181,12 +181,12 @@ class EvalLoader:
         max_bad_fraction: float,
         tile: tuple[int, float] = (0, 0.0),
     ) -> None:
-        """Prepare to read; `tile` is the side of the tiles and their overlap, see `tiles.windows`."""
+        """Plan the batches; `tile` is side and overlap of the tiles, see `tiles.tiling`."""
         self._dataset, self._config, self._world = dataset, config, world
         self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
         sizes = list(enumerate(dataset.sizes.tolist()))[world.rank :: world.size]
         pictures = [
-            (index, window) for index, (width, height) in sizes for window in windows(width, height, *tile)
+            (index, window) for index, (width, height) in sizes for window in tiling(width, height, *tile)
         ]
         self.pictures = len(pictures)
         self._batches = [pictures[i : i + batch_size] for i in range(0, len(pictures), batch_size)]
@@ -200,21 +200,21 @@ class EvalLoader:
             for number, pictures in enumerate(self._batches):
                 if number % _BATCHES_AHEAD == 0:
                     coming = self._batches[number : number + 4 * _BATCHES_AHEAD]
-                    self._dataset.expect(np.array([index for batch in coming for index, _ in batch]))
+                    self._dataset.prefetch(np.array([index for batch in coming for index, _ in batch]))
                 size = config.image_size
                 pending.append(_PendingBatch(pool, self._load, pictures, size, config, self._decoder))
                 if len(pending) > config.prefetch:
-                    yield pending.popleft().batch(self._world.device)
+                    yield pending.popleft().wait(self._world.device)
             while pending:
-                yield pending.popleft().batch(self._world.device)
-            self._dataset.expect(np.zeros(0, np.int64))
+                yield pending.popleft().wait(self._world.device)
+            self._dataset.prefetch(np.zeros(0, np.int64))
 
     def _load(self, pictures: Sequence[tuple[int, Window]], squares: Tensor) -> list[LoadedSample]:
         indices = [index for index, _ in pictures]
         read = {index: self._dataset.read(index) for index in dict.fromkeys(indices)}
         samples, square = [read[index] for index in indices], self._config.network_input
         views = [
-            whole_view(width, height, square)._replace(crop=(left, top, width, height))
+            full_view(width, height, square)._replace(crop=(left, top, width, height))
             for _, (left, top, width, height) in pictures
         ]
         self._decoder.draw(indices, samples, views, squares)
@@ -225,7 +225,7 @@ class EvalLoader:
 
 
 class _PendingBatch:
-    """A batch whose images are being drawn, each directly into the batch."""
+    """A batch whose images are being decoded, directly into its memory."""
 
     def __init__(
         self,
@@ -236,19 +236,19 @@ class _PendingBatch:
         config: LoaderConfig,
         decoder: Decoder,
     ) -> None:
-        # Long runs, but short enough that every thread has work in the prefetched batches.
+        # As many images per task as possible while every thread has work.
         run = min(_MAX_IMAGES_PER_TASK, -(-len(places) * config.prefetch // config.workers))
         parts = [slice(first, first + run) for first in range(0, len(places), run)]
-        self._squares = decoder.squares(len(places), size)
+        self._squares = decoder.allocate_squares(len(places), size)
         self._futures = [pool.submit(load, places[part], self._squares[part]) for part in parts]
 
-    def batch(self, device: torch.device) -> Batch:
-        """Wait for the images; return the batch on a device."""
-        # The last one first: waking up for every future costs, as all threads compete for the lock.
+    def wait(self, device: torch.device) -> Batch:
+        """Wait for the images, and return the batch on a device."""
+        # Wait for the last future first: each wake-up costs time, as all threads compete for the GIL.
         parts = [future.result() for future in reversed(self._futures)][::-1]
         loaded = [sample for part in parts for sample in part]
         rows = max(1, *(len(sample.labels) for sample in loaded))
-        # With NumPy: for a handful of numbers each torch operation costs several times as much.
+        # NumPy, because torch's operations on a few numbers take several times as long.
         boxes = np.zeros((len(loaded), rows, 4), np.float32)
         labels = np.full((len(loaded), rows), PADDING, np.int64)
         for row, sample in enumerate(loaded):

@@ -1,7 +1,7 @@
-"""Merges a data set and corrections of it into a new COCO set.
+"""Merges a data set with corrections into a new COCO set.
 
-An image is identified by the hash of its bytes: one that is in both gets the boxes of the correction, and
-keeps its split. Other images of the corrections are added to train.
+Images are identified by the hash of their bytes. An image that is in both sets keeps its split and gets the
+boxes of the correction. Other images of the corrections are added to train.
 """
 
 import hashlib
@@ -23,28 +23,28 @@ from trainer.base.errors import DataError, KubedetError, ResourceError
 from trainer.base.os_errors import translate_oserror
 from trainer.config.schema import DataConfig
 from trainer.data import sources
-from trainer.data.images import UnreadableImage, measure, place_box
+from trainer.data.images import UnreadableImage, read_header, to_pixels
 from trainer.data.plausibility import fold_name
 from trainer.data.problem_counts import max_bad
 from trainer.data.samples import RawRow, to_bbox
 from trainer.data.sources.source import Category, Source
 from trainer.storage import outputs
 
-_READ_AHEAD = 32  # Images that are read at the same time.
-_MAX_BAD_FRACTION = DataConfig().max_bad_fraction  # Share of the set's images that may be left out.
+_READ_AHEAD = 32  # Images that are read concurrently.
+_MAX_BAD_FRACTION = DataConfig().max_bad_fraction  # Share of the set's images that may be unreadable.
 
 
 class OutputBox(NamedTuple):
     """A box of the new set."""
 
     name: str  # Of the class.
-    bbox: tuple[float, ...]  # [x, y, width, height] in pixels of the image as it is displayed.
+    bbox: tuple[float, ...]  # [x, y, width, height] in pixels of the displayed image.
     area: float  # Square pixels; 0 if unknown.
     iscrowd: int
 
 
 class _Image(NamedTuple):
-    """An image that was read, with its boxes."""
+    """An image in memory, with its boxes."""
 
     name: str
     data: bytes
@@ -55,7 +55,7 @@ class _Image(NamedTuple):
 
 
 class CocoWriter:
-    """Writes a COCO set; ids of images and annotations continue through all splits."""
+    """Writes a COCO set; ids of images and annotations are unique across splits."""
 
     def __init__(self, folder: Path, categories: Sequence[Category], info: Mapping[str, object]) -> None:
         self._folder = folder
@@ -71,7 +71,7 @@ class CocoWriter:
         """Write an image with boxes; return its name, which has a part of the digest if it was taken."""
         name, path = image.name, PurePosixPath(image.name)
         for length in range(8, len(image.digest) + 1):
-            # Some file systems do not distinguish capitals from small letters.
+            # Some file systems ignore case.
             if (split, name.casefold()) not in self._names:
                 break
             name = str(path.with_name(f"{path.stem}-{image.digest[:length]}{path.suffix}"))
@@ -108,7 +108,7 @@ class CocoWriter:
 
 @dataclass
 class MergeResult:
-    """Counts of the new set, and special cases."""
+    """Counts of the new set, and cases to report."""
 
     folder: str
     images: dict[str, int] = field(default_factory=dict)  # Of the new set, by split.
@@ -117,11 +117,11 @@ class MergeResult:
     added: int = 0  # Images of the corrections that the set did not have.
     new_classes: list[str] = field(default_factory=list)
     contested: list[str] = field(default_factory=list)
-    """Images with different boxes in several corrections: the last one is used."""
-    renamed: list[str] = field(default_factory=list)  # Corrected images whose names others of the set have.
+    """Images that have different boxes in several corrections; the last ones are used."""
+    renamed: list[str] = field(default_factory=list)  # Added images whose names were taken.
     left_out: list[str] = field(default_factory=list)  # Unreadable images of the set, with the reason.
     boxes_left_out: int = 0  # Boxes of the set that are not four finite numbers, or of an unknown class.
-    boxes_kept: int = 0  # Boxes of corrected images: crowds, and of classes that the corrections lack.
+    boxes_kept: int = 0  # Boxes of corrected images whose class the corrections lack, and crowds.
 
 
 class _SourceSet:
@@ -134,7 +134,7 @@ class _SourceSet:
 
 
 class _Correction(NamedTuple):
-    """An image of the corrections; its bytes are read again when they are needed."""
+    """An image of the corrections, without its bytes, which are read again when needed."""
 
     row: RawRow
     boxes: list[OutputBox]
@@ -155,10 +155,10 @@ def merge(base: str, corrections: Sequence[str], output: str) -> MergeResult:
     outputs.require_new(str(folder))
     base_set, *corrected_sets = [_SourceSet(text, sources.parse(text)) for text in (base, *corrections)]
     merged = MergeResult(str(folder))
-    categories = _categories(base_set, corrected_sets, merged)
+    categories = _merge_categories(base_set, corrected_sets, merged)
     by_digest: dict[str, _Correction] = {}
     for corrected in corrected_sets:
-        for _, row, image in _images(corrected):
+        for _, row, image in _read_images(corrected):
             if isinstance(image, str) or image.bad_boxes:
                 problem = image if isinstance(image, str) else f"{image.bad_boxes} bad boxes of {image.name}"
                 raise DataError(f"{corrected.text}: {problem}", fix="repair or remove it, and merge again")
@@ -166,12 +166,12 @@ def merge(base: str, corrections: Sequence[str], output: str) -> MergeResult:
             if before and sorted(before.boxes) != sorted(image.boxes):
                 merged.contested.append(f"{image.name} of {corrected.text}, {before.origin.text}")
             by_digest[image.digest] = _Correction(row, image.boxes, corrected)
-    with _new_folder(folder) as unfinished:
+    with _atomic_folder(folder) as unfinished:
         info = {"description": f"{base_set.source.uri} with corrections", "corrections": list(corrections)}
         writer = CocoWriter(unfinished, categories, info)
         _write_base(base_set, by_digest, writer, merged)
         for digest, (row, boxes, origin) in by_digest.items():
-            image = _read(origin, row)
+            image = _read_image(origin, row)
             if isinstance(image, str) or image.digest != digest:
                 raise DataError(
                     f"{origin.text}: {row['file_name']} has changed in the meantime", fix="merge again"
@@ -185,8 +185,8 @@ def merge(base: str, corrections: Sequence[str], output: str) -> MergeResult:
     return merged
 
 
-def _categories(base: _SourceSet, others: Sequence[_SourceSet], merged: MergeResult) -> list[Category]:
-    """Return the classes of all sets, matched by name; names that differ only in case are ambiguous."""
+def _merge_categories(base: _SourceSet, others: Sequence[_SourceSet], merged: MergeResult) -> list[Category]:
+    """Return the classes of all sets, matched by name; raise if names differ only in case or spaces."""
     known = {fold_name(name): (name, base) for name in base.names}
     clashes = []
     for other in others:
@@ -210,9 +210,9 @@ def _categories(base: _SourceSet, others: Sequence[_SourceSet], merged: MergeRes
 def _write_base(
     base: _SourceSet, by_digest: dict[str, _Correction], writer: CocoWriter, merged: MergeResult
 ) -> None:
-    """Write the images of the set, and remove the corrected ones from `by_digest`."""
+    """Write the images of the base set, and remove those that it contains from `by_digest`."""
     used: set[str] = set()
-    for split, _, image in _images(base):
+    for split, _, image in _read_images(base):
         if isinstance(image, str):
             merged.left_out.append(image)
             continue
@@ -236,20 +236,20 @@ def _write_base(
         del by_digest[digest]
 
 
-def _images(source_set: _SourceSet) -> Iterator[tuple[str, RawRow, _Image | str]]:
-    """Yield split, row and image of all images; the reason instead of one that cannot be read."""
+def _read_images(source_set: _SourceSet) -> Iterator[tuple[str, RawRow, _Image | str]]:
+    """Yield split, row and image of all images; an unreadable image is replaced by the reason."""
     with ThreadPoolExecutor(_READ_AHEAD) as threads:
         for split, listed in source_set.listing.splits.items():
             for batch in listed.batches():
                 rows = batch.to_pylist()
                 for begin in range(0, len(rows), _READ_AHEAD):
                     part = rows[begin : begin + _READ_AHEAD]
-                    images = threads.map(partial(_read, source_set), part)
+                    images = threads.map(partial(_read_image, source_set), part)
                     for row, image in zip(part, images, strict=True):
                         yield split, row, image
 
 
-def _read(source_set: _SourceSet, row: RawRow) -> _Image | str:
+def _read_image(source_set: _SourceSet, row: RawRow) -> _Image | str:
     """Read an image, or return the reason why it cannot be read."""
     name = row["file_name"]
     if row["fault_reason"]:
@@ -257,7 +257,7 @@ def _read(source_set: _SourceSet, row: RawRow) -> _Image | str:
     try:
         data = source_set.source.read(row["origin"])
         digest = hashlib.sha256(data).hexdigest()
-        image = measure(data)
+        image = read_header(data)
     except UnreadableImage as error:
         return f"{name}: {error}"
     except ResourceError:
@@ -268,7 +268,7 @@ def _read(source_set: _SourceSet, row: RawRow) -> _Image | str:
     for box in row["boxes"]:
         sides = to_bbox(box)
         if 0 <= box["category"] < len(source_set.names) and all(map(math.isfinite, sides)):
-            placed = place_box(sides, image, row["width"], row["height"])
+            placed = to_pixels(sides, image, row["width"], row["height"])
             area = box["area"] if placed == sides and math.isfinite(box["area"]) else 0.0
             boxes.append(OutputBox(source_set.names[box["category"]], tuple(placed), area, box["iscrowd"]))
     size = (image.width, image.height)
@@ -276,11 +276,11 @@ def _read(source_set: _SourceSet, row: RawRow) -> _Image | str:
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a neighboring folder, which gets the final name when the block ends without an error."""
+def _atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder next to `folder`, which replaces it when the block ends without an error."""
     unfinished = folder.with_name(f".{folder.name}.tmp")
     with translate_oserror(str(folder), "write"):
-        shutil.rmtree(unfinished, ignore_errors=True)  # Of a merge that was killed.
+        shutil.rmtree(unfinished, ignore_errors=True)  # A killed merge may have left it.
         unfinished.mkdir(parents=True)
         try:
             yield unfinished

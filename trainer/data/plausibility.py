@@ -60,7 +60,7 @@ def decode_hashes(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint64).reshape(-1, 4)
 
 
-def near_duplicates(hashes: Mapping[str, np.ndarray], file_name: Callable[[str, int], str]) -> list[str]:
+def duplicate_warnings(hashes: Mapping[str, np.ndarray], file_name: Callable[[str, int], str]) -> list[str]:
     """Return a warning if there are near duplicates across splits, with the names of the most similar ones.
 
     Each picture is paired with the most similar one of the splits before it. Two pictures are compared if one
@@ -126,7 +126,7 @@ class Findings:
     errors: list[tuple[str, str]] = field(default_factory=list)  # Problems and remedies.
     warnings: list[str] = field(default_factory=list)
 
-    def check(self, where: str) -> None:
+    def raise_errors(self, where: str) -> None:
         """Raise DataError if there are errors, naming all of them."""
         if self.errors:
             messages, fixes = zip(*self.errors, strict=True)
@@ -162,7 +162,7 @@ class AnnotationChecker:
         size = np.stack([rows.column(name).to_numpy() for name in ("width", "height")])[:, box_row].astype(
             float
         )
-        shares = (size < -1).all(axis=0)  # images.SHARES or SHARES_UPRIGHT
+        shares = (size < -1).all(axis=0)  # images.STORED_SHARES or DISPLAYED_SHARES
         xywh = np.stack([values.field(name).to_numpy() for name in "xywh"])
         start, extent = xywh[:2], xywh[2:]
         active = "xyxy" if self._box_format == "xyxy" else "xywh"
@@ -195,7 +195,7 @@ class AnnotationChecker:
         """Return the problems; `splits` are those of the source, others were held out of train."""
         found = Findings()
         if self._count:
-            self._check_reading(found)
+            self._check_box_format(found)
         groups, untrained = defaultdict(list), []
         boxes_of_class = sum(self._boxes_of_class.values(), start=np.zeros(len(self._classes), np.int64))
         for name, boxes, trained in zip(
@@ -218,10 +218,10 @@ class AnnotationChecker:
             found.errors.append((problem, remedy))
         for split in self._scored:
             held_out = bool(splits) and split not in splits
-            _check_scored(split, self._scored[split], self._crowds[split], found, held_out=held_out)
+            _check_boxes(split, self._scored[split], self._crowds[split], found, held_out=held_out)
         return found
 
-    def _check_reading(self, found: Findings) -> None:
+    def _check_box_format(self, found: Findings) -> None:
         inside = {reading: count / self._count for reading, count in self._fits.items()}
         read_as = self._box_format if self._box_format in _FORMAT_TEXTS else "xywh"
         if inside["pixels"] > 1 / 2 and read_as == "normalised":
@@ -254,7 +254,7 @@ class AnnotationChecker:
             found.warnings.append(f"suspicious boxes: {shown}; look at some with `kubedet data preview`")
 
 
-def _check_scored(split: str, scored: int, crowds: int, found: Findings, *, held_out: bool = False) -> None:
+def _check_boxes(split: str, scored: int, crowds: int, found: Findings, *, held_out: bool = False) -> None:
     """Note a split that has no box to train on or to score with."""
     if scored or (split == "train" and not crowds):  # Train without any box is refused elsewhere.
         return
@@ -290,7 +290,7 @@ def count_size_problem(
         stored = (image.stored_width, image.stored_height)
         case = f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored[0]}x{stored[1]} stored"
         if fault == reasons.IMAGE_RESIZED:
-            width, height = stored[::-1] if image.turned else stored
+            width, height = stored[::-1] if image.swaps_sides else stored
             case += f": boxes are scaled by {width / annotated[0]:.4g}"
             # The boxes are those in the normal image, which may be smaller than the stored one.
             if are_inside(boxes, width * image.width / annotated[0], height * image.height / annotated[1]):
@@ -328,7 +328,7 @@ def check_samples(problems: Problems, statistics: dict[str, SplitStatistics], im
     """Return the problems shown by the counts of some images, and by the statistics of splits."""
     found, counts = Findings(), problems.counts
     for name, split in statistics.items():
-        _check_scored(name, split.boxes - split.crowds, split.crowds, found)
+        _check_boxes(name, split.boxes - split.crowds, split.crowds, found)
     sides = np.sum([split.box_side for split in statistics.values()], axis=0)
     sized = int(np.sum(sides))  # Those in images of known size.
     if sized and sides[0] > _MAX_SMALL_SHARE * sized:

@@ -1,4 +1,4 @@
-"""A contact sheet: images of a split side by side, with their boxes, also as a training sees them."""
+"""Draws contact sheets: images of a split side by side with their boxes, optionally augmented."""
 
 import io
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import Config, DataConfig
 from trainer.data.box_labels import LabeledBox, draw_boxes, text_renderer
 from trainer.data.decoding import read_sample
-from trainer.data.images import UnreadableImage, normalize, place_box
+from trainer.data.images import UnreadableImage, normalize, to_pixels
 from trainer.data.inspection import SourceView, open_view
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import image_weights
@@ -23,9 +23,9 @@ from trainer.data.shard_folder import ShardIndex
 from trainer.data.shard_index import ShardDataset
 from trainer.launching.distributed import World
 
-TILE = 320  # side of a picture's field on the sheet, pixels
+TILE = 320  # side of a picture on the sheet, in pixels
 _CAPTION, _GAP = 18, 8
-_LETTER = 12  # size of all letters, pixels
+_LETTER_SIZE = 12  # in pixels
 _PAPER, _INK = (250, 250, 250), (40, 40, 40)
 _MAX_SIDE, _JPEG_QUALITY = 1600, 95
 
@@ -37,7 +37,7 @@ class Picture(NamedTuple):
     """An image with its boxes."""
 
     file_name: str
-    image: Image.Image | None  # None if it cannot be read: `fault` says why.
+    image: Image.Image | None  # None if it cannot be read; `fault` gives the reason.
     boxes: list[Box]
     fault: str = ""
 
@@ -45,9 +45,9 @@ class Picture(NamedTuple):
 def contact_sheet(
     text: str, count: int, split: str = "", seed: int = 0, config: DataConfig | None = None
 ) -> tuple[Image.Image, list[Picture], str]:
-    """Draw some images of a view (see `open_view`) with their boxes, of the first split by default.
+    """Draw random images of a split, by default the first, with their boxes; for `text` see `open_view`.
 
-    Returns the sheet, RGB, its pictures, and their split.
+    Returns the sheet (RGB), its pictures, and the name of the split.
     """
     view = open_view(text, config)
     if split and split not in view.splits:
@@ -60,11 +60,11 @@ def contact_sheet(
 
 
 def training_sheet(uri: str, config: Config, count: int) -> tuple[Image.Image, list[Picture], str]:
-    """Draw the first samples of a training as it sees them on one CPU; see `contact_sheet`."""
+    """Draw the first samples as training sees them, with augmentation; see `contact_sheet`."""
     view = open_view(uri)
     if not isinstance(view, ShardIndex):
         fix = "pass a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` creates one"
-        raise DataError(f"{uri} is a source: a training reads shards", fix=fix)
+        raise DataError(f"{uri} is a source, but training reads shards", fix=fix)
     dataset = ShardDataset(view.uri, "train")
     samples = len(dataset)
     whole = min(config.train.global_batch or config.train.batch_size, samples)
@@ -96,13 +96,13 @@ def training_sheet(uri: str, config: Config, count: int) -> tuple[Image.Image, l
                 image = Image.fromarray(np.ascontiguousarray(pixels))
                 name = f"image id {image_id}, at {batch.images.shape[-1]} px"
                 drawn.append(Picture(name, image, boxes))
-    return _draw_sheet(drawn[:count], view.names), drawn[:count], "train as a training sees them"
+    return _draw_sheet(drawn[:count], view.names), drawn[:count], "train (augmented)"
 
 
 def _choose_pictures(
     view: ShardIndex | SourceView, split: str, count: int, generator: np.random.Generator
 ) -> list[Picture]:
-    """Return some images of a split, chosen at random; rows are read in one pass."""
+    """Return randomly chosen images of a split; rows of a source are read in one pass."""
     if isinstance(view, SourceView):
         drawn: list[tuple[float, pa.RecordBatch]] = []
         for batch in view.listing.splits[split].batches():
@@ -126,7 +126,7 @@ def _choose_pictures(
 
 
 def _to_picture(row: RawRow, view: SourceView) -> Picture:
-    """Return the image of a row as the shard step would store it."""
+    """Return the image of a row as it would be stored in a shard."""
     name = row["file_name"]
     if row["fault_reason"]:
         return Picture(name, None, [], row["fault_detail"] or row["fault_reason"])
@@ -139,14 +139,14 @@ def _to_picture(row: RawRow, view: SourceView) -> Picture:
         return Picture(name, None, [], str(error))
     size = (row["width"], row["height"])
     boxes = [
-        (box["category"], place_box(to_bbox(box), normal, *size), bool(box["iscrowd"]))
+        (box["category"], to_pixels(to_bbox(box), normal, *size), bool(box["iscrowd"]))
         for box in row["boxes"]
     ]
     return Picture(name, image, boxes)
 
 
 def _draw_sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:
-    """Lay pictures out on a sheet that is nearly square."""
+    """Arrange pictures on a nearly square sheet."""
     columns = int(np.ceil(np.sqrt(len(pictures))))
     tiles = [_draw_tile(picture, names) for picture in pictures]
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
@@ -163,21 +163,21 @@ def _draw_sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Imag
 
 def _draw_tile(picture: Picture, names: Sequence[str]) -> Image.Image:
     """Draw one picture with its name below."""
-    letters = text_renderer(_LETTER)
-    shown = Image.new("RGB", (TILE, TILE // 2), _PAPER)  # Of an unreadable image only the name is shown.
+    letters = text_renderer(_LETTER_SIZE)
+    shown = Image.new("RGB", (TILE, TILE // 2), _PAPER)  # An unreadable image stays blank.
     if picture.image is not None:
         scale = TILE / max(picture.image.size)
         width, height = (max(1, round(side * scale)) for side in picture.image.size)
         shown = picture.image.resize((width, height), Image.Resampling.LANCZOS)
         boxes = []
-        # Small boxes on top of large ones.
+        # Large boxes first, so that small ones stay visible.
         for label, bbox, crowd in sorted(picture.boxes, key=lambda box: box[1][2] * box[1][3]):
             if np.isfinite(bbox).all():
                 x, y, w, h = (scale * value for value in bbox)
                 box_name = names[label] if 0 <= label < len(names) else "?"
                 corners = (x, y, x + max(w, 1), y + max(h, 1))
                 boxes.append(LabeledBox(corners, label, box_name + (" (crowd)" if crowd else "")))
-        draw_boxes(shown, boxes, line=2, size=_LETTER)
+        draw_boxes(shown, boxes, line=2, size=_LETTER_SIZE)
     tile = Image.new("RGB", (TILE, shown.height + _CAPTION), _PAPER)
     tile.paste(shown, (0, 0))
     name = letters.shorten(picture.file_name, TILE, end=True)

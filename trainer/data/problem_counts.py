@@ -67,12 +67,12 @@ CLASS_WITHOUT_BOXES = "class without boxes in train"
 # The last group is only reported: it does not count as bad.
 
 
-_ONE_OF = 10
+_MIN_FOR_ONE_BAD = 10
 
 
 def max_bad(listed: int, fraction: float) -> float:
     """Return how many of `listed` items may be bad: a share, and of ten or more at least one."""
-    return max(fraction * listed, 1 if fraction and listed >= _ONE_OF else 0)
+    return max(fraction * listed, 1 if fraction and listed >= _MIN_FOR_ONE_BAD else 0)
 
 
 @models.dataclass(config=STRICT, frozen=True)
@@ -95,7 +95,7 @@ class Problems:
         self.merge({reason: Cases(count, [example])})
 
     @classmethod
-    def of(cls, cases: Mapping[str, Cases]) -> "Problems":
+    def from_cases(cls, cases: Mapping[str, Cases]) -> "Problems":
         """Return problems that grow from these cases."""
         problems = cls()
         problems.merge(cases)

@@ -1,4 +1,4 @@
-"""The manifest of a folder of raw images, see `trainer.data.raw_folder`. Imports no library for tables."""
+"""The manifest of a folder of raw images, see `trainer.data.raw_folder`. Does not import pyarrow."""
 
 from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +11,7 @@ from trainer.data import image_keys
 from trainer.data.problem_counts import BAD_IMAGES, UNLISTED_BOXES, Cases, Problems
 
 if TYPE_CHECKING:
-    from trainer.data.raw_folder import Table
+    from trainer.data.raw_folder import RawTable
     from trainer.data.samples import RawRow
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
@@ -23,13 +23,13 @@ class Category:
 
     id: int  # Label, from 0.
     name: str
-    original_id: int | str = ""  # Of the source.
-    frequency: str = ""  # r, c or f: that of LVIS, else empty.
+    original_id: int | str = ""  # Id in the source.
+    frequency: str = ""  # LVIS's frequency r, c or f, else empty.
 
 
 @dataclass(config=STRICT, frozen=True)
 class SplitCounts:
-    """Images and boxes of a split."""
+    """Numbers of images and boxes in a split."""
 
     images: int
     boxes: int
@@ -37,7 +37,7 @@ class SplitCounts:
 
 @dataclass(config=STRICT, frozen=True)
 class RawManifest:
-    """The listing of a source (kind "plan"), or the outcome of its download (kind "raw")."""
+    """The listing of a source (kind "plan"), or the result of its download (kind "raw")."""
 
     kind: Literal["plan", "raw"]
     version: Literal[7]
@@ -46,28 +46,28 @@ class RawManifest:
     images: str  # URI of the folder of the images.
     splits: dict[str, SplitCounts]
     categories: list[Category]
-    hierarchy: dict[str, list[int]]  # Labels of all categories above one, by its label as text.
+    hierarchy: dict[str, list[int]]  # Labels of all ancestors of a category, by its label as text.
     problems: dict[str, Cases]
-    settings: dict[str, Any]  # Keys of `data` that it was made with.
+    settings: dict[str, Any]  # Values of the `data` keys that it was created with.
     tables: dict[str, str] = field(default_factory=dict)  # sha256 of the table of each split.
     excluded: list[str] = field(default_factory=list)  # Lines of data.exclude: names and hashes of images.
     warnings: list[str] = field(default_factory=list)  # See `trainer.data.plausibility`.
     uri: str = ""  # Of the folder.
-    content: str = ""  # Digest of the fetched images, see `write_images`; empty in a plan.
-    unfetched: int = 0  # Images that the source was asked for and did not give.
+    content: str = ""  # Digest of the fetched images, see `write_image_table`; empty in a plan.
+    unfetched: int = 0  # Images that were requested from the source and not received.
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON, without empty fields that are optional."""
+        """Return the manifest as a dictionary for JSON, without empty fields."""
         return {key: value for key, value in asdict(self).items() if value not in (None, "")}
 
     @property
     def listed_images(self) -> int:
-        """Images of all splits."""
+        """Number of images in all splits."""
         return sum(split.images for split in self.splits.values())
 
     def check(self, where: str, problems: Problems, max_bad_fraction: float) -> None:
-        """Check the problems of this and earlier steps; `where` names the data in the message."""
-        before = Problems.of(self.problems)
+        """Raise DataError if this step and earlier ones found too many problems; `where` names the data."""
+        before = Problems.from_cases(self.problems)
         problems.check(
             where,
             images=self.listed_images + before.total(BAD_IMAGES),
@@ -85,14 +85,14 @@ class RawManifest:
         name = image_keys.image_path(row["key"], row["file_name"], row["origin"], row["version"])
         return storage.join(self.images, name)
 
-    def table(self, split: str) -> "Table":
-        """Open the table of a split; see `Table`."""
-        from trainer.data.raw_folder import Table
+    def table(self, split: str) -> "RawTable":
+        """Open the table of a split; see `RawTable`."""
+        from trainer.data.raw_folder import RawTable
 
-        return Table(storage.join(self.uri, f"{split}.parquet"), self.tables.get(split, ""))
+        return RawTable(storage.join(self.uri, f"{split}.parquet"), self.tables.get(split, ""))
 
     def write(self) -> None:
-        """Write it into its folder."""
+        """Write the manifest to its folder."""
         stored = self.to_json() | {"images": f"images/{self.images.rpartition('/')[2]}"}
         del stored["uri"]
         storage.write_json(storage.join(self.uri, PLAN if self.kind == "plan" else MANIFEST), stored)

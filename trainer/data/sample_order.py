@@ -1,7 +1,7 @@
-"""The order in which training reads the samples: a pure function of seed, epoch and weights.
+"""Defines the order in which training reads samples, a pure function of seed, epoch and weights.
 
-Shards are permuted, then samples are shuffled within windows of shards: random enough to train on and local
-enough to read from object storage. So a run resumes from one number, the samples read so far.
+Shards are permuted, and samples are shuffled within windows of shards. This is random enough for training and
+local enough to read from object storage. To resume, a run needs only the number of samples read so far.
 """
 
 from functools import lru_cache
@@ -17,26 +17,26 @@ from trainer.data.shard_index import ShardDataset
 if TYPE_CHECKING:
     from trainer.launching.distributed import World
 
-WINDOW = 64  # shards whose samples are mixed
+WINDOW = 64  # shards whose samples are shuffled together
 
 
 class SamplePosition(NamedTuple):
     """A sample in the stream."""
 
     epoch: int
-    sample: int  # index in its split, plus the number of samples for each earlier time in the same epoch
+    sample: int  # index in the split, plus the size of the split for each earlier repetition in the epoch
 
 
 def epoch_order(
     shard_sizes: list[int], seed: int, epoch: int, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the samples of one epoch (from 0) in order, int64 [samples]; see `Place.sample`.
+    """Return the samples of one epoch (from 0) in order, int64 [samples]; see `SamplePosition.sample`.
 
-    Sample indices run through the shards in order. `weights` say how often each sample is read in relation
-    to others; None reads each once.
+    Samples are numbered in shard order. `weights` give how often each sample is read relative to others; None
+    reads each once.
     """
     generator = np.random.default_rng([seed, epoch])
-    counts = None if weights is None else _repetitions(weights, seed, epoch)
+    counts = None if weights is None else _draw_repetitions(weights, seed, epoch)
     starts = np.concatenate([[0], np.cumsum(shard_sizes)])
     shards = generator.permutation(len(shard_sizes))
     windows = []
@@ -45,7 +45,7 @@ def epoch_order(
             [np.arange(starts[shard], starts[shard + 1]) for shard in shards[first : first + WINDOW]]
         )
         if counts is not None:
-            # Each index as often as it counts, larger by the number of samples each further time.
+            # Repeat each index by its count; each repetition adds the number of samples.
             times = counts[window]
             turns = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
             window = np.repeat(window, times) + turns * len(counts)
@@ -53,16 +53,16 @@ def epoch_order(
     return np.concatenate(windows) if windows else np.zeros(0, dtype=np.int64)
 
 
-def _repetitions(weights: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+def _draw_repetitions(weights: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """Return how often an epoch reads each sample, int64 [samples], by systematic sampling (Madow 1949).
 
-    Its share of the weights is rounded up or down so that the mean over epochs is exact.
+    Each sample's share of the weights is rounded up or down at random; its mean over epochs is exact.
     """
     generator = np.random.default_rng([seed, epoch, 1])
     order = generator.permutation(len(weights))
     ends = np.minimum(np.cumsum(weights[order]) * (len(weights) / weights.sum()), len(weights))
     ends[-1] = len(weights)
-    # A start of 20 bits is added without rounding.
+    # A start with 20 bits can be added without rounding errors.
     start = generator.integers(1 << 20) / (1 << 20)
     counts = np.zeros(len(weights), np.int64)
     counts[order] = np.diff(np.floor(ends + start), prepend=0.0)
@@ -70,20 +70,20 @@ def _repetitions(weights: np.ndarray, seed: int, epoch: int) -> np.ndarray:
 
 
 class SampleStream:
-    """The endless stream of samples, epoch after epoch; a batch may extend over the end of an epoch."""
+    """The endless sequence of samples, epoch after epoch; a batch may span two epochs."""
 
     def __init__(self, shard_sizes: list[int], seed: int, weights: np.ndarray | None = None) -> None:
         """See `epoch_order`."""
         self._shards, self._samples, self._weighted = len(shard_sizes), sum(shard_sizes), weights is not None
-        # A batch touches two epochs at most.
+        # A batch spans at most two epochs.
         self._order = lru_cache(2)(lambda epoch: epoch_order(shard_sizes, seed, epoch, weights))
 
     def __getitem__(self, position: int) -> SamplePosition:
         epoch, offset = divmod(position, self._samples)
         return SamplePosition(epoch, int(self._order(epoch)[offset]))
 
-    def ahead(self, position: int) -> np.ndarray:
-        """Return the indices of the samples of a window of shards from a position on, int64 [N]."""
+    def next_window(self, position: int) -> np.ndarray:
+        """Return the indices of about one window of shards from a position on, int64 [N]."""
         epoch, offset = divmod(position, self._samples)
         count = -(-self._samples * min(WINDOW, self._shards) // self._shards)
         indices = self._order(epoch)[offset : offset + count]
@@ -93,7 +93,7 @@ class SampleStream:
 
 
 def global_batch_size(samples: int, *, batch_size: int, processes: int, configured: int = 0) -> int:
-    """Return the samples of one optimizer step: `configured`, or if it is 0 a batch of each process."""
+    """Return the samples per optimizer step: `configured`, or if it is 0 one batch per process."""
     whole = configured or batch_size * processes
     if whole < processes:
         problem = f"a global batch of {whole} images cannot be split among {processes} processes"
@@ -110,10 +110,10 @@ def global_batch_size(samples: int, *, batch_size: int, processes: int, configur
 
 
 def count_forward_passes(whole: int, batch_size: int, world_size: int) -> int:
-    """Return the forward passes of every rank for a step of `whole` samples.
+    """Return the number of forward passes of each rank in a step of `whole` samples.
 
-    No pass is without an image on any rank, so if `batch_size` is 1 and the shares are uneven, a pass may
-    have two images.
+    Every pass has an image on every rank. So if `batch_size` is 1 and the shares are uneven, a pass may have
+    two images.
     """
     largest_share = -(-whole // world_size)
     return min(-(-largest_share // batch_size), whole // world_size)
@@ -122,7 +122,7 @@ def count_forward_passes(whole: int, batch_size: int, world_size: int) -> int:
 def rank_positions(start: int, whole: int, batch_size: int, *, world_size: int, rank: int) -> list[range]:
     """Return the stream positions of one rank in the step that begins at `start`, for each forward pass.
 
-    A step takes the next `whole` samples. Shares of ranks, and passes of a rank, differ by at most one.
+    A step uses the next `whole` samples. Sizes of ranks' shares, and of passes, differ by at most one.
     """
     passes = count_forward_passes(whole, batch_size, world_size)
     first, last = (start + whole * edge // world_size for edge in (rank, rank + 1))
@@ -131,9 +131,9 @@ def rank_positions(start: int, whole: int, batch_size: int, *, world_size: int, 
 
 
 def image_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -> np.ndarray | None:
-    """Return how often each sample is read relative to others; None if all are read alike.
+    """Return how often each sample is read relative to others; None if all are read equally often.
 
-    A collective: rank 0 reads the annotations for all processes.
+    This is a collective call: rank 0 reads the annotations for all processes.
     """
     from trainer.launching.distributed import broadcast  # imports PyTorch
 
@@ -141,11 +141,11 @@ def image_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -
         return None
     weights: np.ndarray | None = None
     if world.is_main:
-        images, labels = dataset.classes()
+        images, labels = dataset.class_pairs()
         if config.sampling == "repeat_factor":
             weights = repeat_factors(images, labels, len(dataset), config.repeat_threshold)
         else:
-            weights = class_shares(images, labels, len(dataset))
+            weights = class_balanced_weights(images, labels, len(dataset))
     weights = broadcast(weights, world)
     return weights
 
@@ -153,10 +153,10 @@ def image_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -
 def repeat_factors(images: np.ndarray, labels: np.ndarray, samples: int, threshold: float) -> np.ndarray:
     """Return repeat factors of images by their rarest class, fp64 [samples].
 
-    A class c in a share f(c) of the images has r(c) = max(1, sqrt(threshold / f(c))); an image has the
-    largest r of its classes, or 1 (Gupta, Dollar, Girshick 2019, arXiv:1908.03195).
+    A class c in a fraction f(c) of the images has the factor r(c) = max(1, sqrt(threshold / f(c))). An image
+    has the largest factor of its classes, or 1 (Gupta, Dollar, Girshick 2019, arXiv:1908.03195).
 
-    `images` and `labels`, int64 [K], are pairs of an image and a class that it has.
+    `images` and `labels`, int64 [K], are pairs of an image and a class in it.
     """
     factors = np.ones(samples)
     if len(labels):
@@ -166,11 +166,11 @@ def repeat_factors(images: np.ndarray, labels: np.ndarray, samples: int, thresho
     return factors
 
 
-def class_shares(images: np.ndarray, labels: np.ndarray, samples: int) -> np.ndarray:
-    """Return weights that draw every class equally often, fp64 [samples]; see `repeat_factors`.
+def class_balanced_weights(images: np.ndarray, labels: np.ndarray, samples: int) -> np.ndarray:
+    """Return weights that sample every class equally often, fp64 [samples]; see `repeat_factors`.
 
-    An image has 1 / n(c) for each class c that it has, where n(c) images have it; images without boxes count
-    as one more class (class-aware sampling, Shen et al. 2016, arXiv:1512.05830).
+    The weight of an image is the sum of 1 / n(c) over its classes c, where n(c) is the number of images with
+    class c. Images without boxes form one more class (Shen et al. 2016, arXiv:1512.05830).
     """
     weights = np.zeros(samples)
     if len(labels):

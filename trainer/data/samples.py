@@ -1,10 +1,10 @@
-"""The forms of an image's annotations: a row of the raw tables, and the record of a sample in the shards."""
+"""Types of an image's annotations: rows of raw tables, and records of samples in shards."""
 
 from typing import Any, NotRequired, TypedDict
 
 
 class RawBox(TypedDict):
-    """A box of a raw table, as the source has it."""
+    """A box of a raw table, as given by the source."""
 
     category: int
     x: float
@@ -16,12 +16,12 @@ class RawBox(TypedDict):
 
 
 def to_bbox(box: RawBox) -> list[float]:
-    """Return [x, y, width, height] of a box, as the source has it."""
+    """Return [x, y, width, height] of a raw box, unchanged."""
     return [box["x"], box["y"], box["w"], box["h"]]
 
 
 class RawRow(TypedDict):
-    """A row of a raw table (`raw_folder.ROW`); rows of a source have no id and no key."""
+    """A row of a raw table (`raw_folder.ROW`); rows that a source yields have no id and key yet."""
 
     image_id: int
     key: str
@@ -30,7 +30,7 @@ class RawRow(TypedDict):
     width: int
     height: int
     boxes: list[RawBox]
-    original_id: str  # JSON, as is `extra`.
+    original_id: str  # Encoded as JSON, as is `extra`.
     fault_reason: str
     fault_detail: str
     version: str
@@ -60,16 +60,16 @@ class Record(AnnotatedImage):
     image_id: int
     file_name: str
     original_id: NotRequired[int | str]
-    extra: NotRequired[dict[str, Any]]  # Further data of the source, in the source's form.
+    extra: NotRequired[dict[str, Any]]  # Additional data of the source, unchanged.
     tile: NotRequired[list[int]]
-    """Left, top, width and height in the image that this sample is a tile of (`trainer.data.tiles`)."""
+    """Left, top, width and height in the original image, if the sample is a tile (`trainer.data.tiles`)."""
 
 
 Sample = tuple[bytes, Record]  # A stored JPEG and its record.
 
 
 class IndexedRecord(Record):
-    """A record in a shard's sidecar, with the fields of `shard_folder.SAMPLE` that locate it."""
+    """A record in a shard's sidecar, with its location in the shard; see `shard_folder.SAMPLE`."""
 
     offset: int
     length: int

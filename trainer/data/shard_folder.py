@@ -25,7 +25,7 @@ VERSION = 5  # Increase it, and that of `ShardIndex`, if the same raw images giv
 
 INDEX = "index.json"
 DAMAGE_SUFFIX = ".damaged"
-REPAIR = "run `kubedet data verify --repair {}`, or run the command that wrote it again"
+REPAIR_FIX = "run `kubedet data verify --repair {}`, or run the command that wrote it again"
 _READERS = 8
 
 SAMPLE = np.dtype(
@@ -94,7 +94,7 @@ class ShardIndex:
     quarantined: list[QuarantinedImage] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)  # Tables of samples and ground truth, by name.
-    content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.write_images`.
+    content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.write_image_table`.
 
     @property
     def names(self) -> list[str]:
@@ -148,7 +148,7 @@ def read_index(uri: str) -> ShardIndex:
         StorageError: it is missing, cannot be read, or is damaged.
         DataError: it is of a newer version, or of another form.
     """
-    index = storage.read_model(storage.join(uri, INDEX), ShardIndex, REPAIR.format(uri))
+    index = storage.read_model(storage.join(uri, INDEX), ShardIndex, REPAIR_FIX.format(uri))
     return replace(index, uri=storage.absolute(uri))
 
 
@@ -175,9 +175,9 @@ def find_listing_faults(
 def read_sidecar(uri: str, name: str) -> Sidecar:
     """Return the record of one shard (named without extension), and note if it is damaged."""
     try:
-        return storage.read_model(storage.join(uri, f"{name}.json"), Sidecar, REPAIR.format(uri))
+        return storage.read_model(storage.join(uri, f"{name}.json"), Sidecar, REPAIR_FIX.format(uri))
     except DamagedError:
-        note_damage(uri, f"{name}.tar")
+        mark_damaged(uri, f"{name}.tar")
         raise
 
 
@@ -193,10 +193,10 @@ def read_checked(index: ShardIndex, name: str) -> bytes:
     try:
         return storage.read_bytes(storage.join(index.uri, name), sha256=index.files[name].sha256)
     except DamagedError as error:
-        raise DamagedError(error.message, fix=REPAIR.format(index.uri)) from None
+        raise DamagedError(error.message, fix=REPAIR_FIX.format(index.uri)) from None
 
 
-def note_damage(uri: str, name: str) -> None:
+def mark_damaged(uri: str, name: str) -> None:
     """Note that a file is damaged, if the folder may be written."""
     with suppress(StorageError):
         storage.write_json(

@@ -1,7 +1,7 @@
-"""Reads the samples of shards at random, by their index.
+"""Reads samples of shards in any order, using the index.
 
-The reader announces which shards it reads next, and these are copied to the cache in that order. Until a
-shard is cached it is read from the store range by range. The processes of a machine share the copies (see
+The reader announces the shards that it needs next, and these are copied to the cache in that order. A shard
+that is not cached yet is read from the store range by range. The processes of a machine share the copies (see
 trainer/storage/cache.py).
 """
 
@@ -25,15 +25,15 @@ from trainer.base.daemon_threads import DaemonThreadPool
 from trainer.base.errors import DataError, StorageError
 from trainer.base.json_files import parse
 from trainer.base.os_errors import translate_oserror
-from trainer.data.ground_truth import Classes, ground_truth
+from trainer.data.ground_truth import Classes, to_coco
 from trainer.data.raw_folder import parse_npy
 from trainer.data.samples import Sample
 from trainer.data.shard_folder import (
-    REPAIR,
+    REPAIR_FIX,
     SAMPLE,
     Shard,
     Sidecar,
-    note_damage,
+    mark_damaged,
     read_checked,
     read_index,
     read_sidecars,
@@ -46,22 +46,22 @@ logger = logging.getLogger(__name__)
 
 
 class ShardCache(CopyCache):
-    """Copies of shards in one folder, for any number of objects, threads and processes."""
+    """A cache of shards in one folder, shared by threads and processes."""
 
     _warned = False
 
     def fetch(
         self, uri: str, sha256: str, size: int, is_cancelled: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Copy a shard here, unless it is here; return False if there is no room or the folder is read-only.
+        """Copy a shard to the cache; return False if there is no room or the folder is read-only.
 
         Raises:
-            CacheBusy: another process or thread is fetching it, or `is_cancelled`, which is called now and
-                then, returned True.
+            CacheBusy: another process or thread is fetching it, or `is_cancelled`, which is called between
+                pieces, returned True.
         """
 
         def copy(path: Path) -> None:
-            """Read it piece by piece in this thread: ending the process waits for no other thread."""
+            """Download the shard piece by piece in this thread, so that the process can exit at any time."""
             for _ in range(_MAX_DOWNLOADS):
                 digest = hashlib.sha256()
                 with path.open("wb") as file:
@@ -74,9 +74,9 @@ class ShardCache(CopyCache):
                 if digest.hexdigest() == sha256:
                     return
             folder, _, tar = uri.rpartition("/")
-            note_damage(folder, tar)
-            problem = f"its sha256 is {digest.hexdigest()}, not {sha256}on every read"
-            raise StorageError(f"{uri} is damaged: {problem}", fix=REPAIR.format(folder))
+            mark_damaged(folder, tar)
+            problem = f"its sha256 is {digest.hexdigest()}, not {sha256}, on every read"
+            raise StorageError(f"{uri} is damaged: {problem}", fix=REPAIR_FIX.format(folder))
 
         name = f"{sha256}.tar"
         if (self.folder / name).exists():
@@ -85,7 +85,7 @@ class ShardCache(CopyCache):
             return False
         try:
             os.close(self.add(name, size, copy))
-        except OSError as error:  # From the folder: errors of the store are StorageErrors.
+        except OSError as error:  # Of the cache folder: errors of the store are StorageErrors.
             if not self._warned:
                 self._warned = True
                 logger.warning(
@@ -107,22 +107,22 @@ _TRIES = 3
 
 
 class ShardFiles:
-    """Reads ranges of shards for any number of threads."""
+    """Reads ranges of shards; may be used by any number of threads."""
 
     def __init__(self, uri: str, shards: Sequence[Shard], cache: ShardCache) -> None:
-        """Set folder, shards, and the cache for shards that are not on a local disk; nothing is read yet."""
+        """Set the folder, its shards, and the cache, which is used unless the folder is local."""
         self._uris = [storage.join(uri, shard.name) for shard in shards]
         self._shards, self._cache = shards, cache
         self._local = storage.is_local(uri)
-        self._files: OrderedDict[int, _File] = OrderedDict()
+        self._files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._failed: dict[int, StorageError] = {}
-        self._expected: set[int] = set()
+        self._wanted: set[int] = set()
         self._in_flight: set[int] = set()
         self._fetchers = DaemonThreadPool(_FETCHERS, "fetch-shards")
         self._lock = threading.Lock()
 
     def read(self, shard: int, start: int, stop: int) -> bytes:
-        """Return a range of a shard, which is shorter if a local file ends before."""
+        """Return a range of a shard; it is shorter if a local file ends before `stop`."""
         file = self._open(shard)
         if file is not None:
             return os.pread(file.descriptor, stop - start, start)
@@ -131,18 +131,18 @@ class ShardFiles:
         return storage.read_range(self._uris[shard], start, stop - start)
 
     def drop(self, shard: int) -> None:
-        """Drop the copy of a shard that had incorrect bytes."""
+        """Remove the cached copy of a shard that has incorrect bytes."""
         with self._lock:
             if self._files.pop(shard, None) is not None and not self._local:
                 self._cache.drop(f"{self._shards[shard].sha256}.tar")
 
-    def expect(self, shards: Sequence[int]) -> None:
-        """Fetch these shards in this order, and close all others."""
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """Start to fetch these shards in this order, and close all others."""
         if self._local:
             return
         with self._lock:
-            self._expected = set(shards)
-            for shard in self._files.keys() - self._expected:
+            self._wanted = set(shards)
+            for shard in self._files.keys() - self._wanted:
                 del self._files[shard]
             for shard in shards:
                 if shard not in self._files.keys() | self._failed.keys() | self._in_flight:
@@ -150,16 +150,16 @@ class ShardFiles:
                     self._fetchers.submit(self._fetch, shard)
 
     def _fetch(self, shard: int) -> None:
-        """Fetch a shard as long as it is expected, unless it does not fit."""
+        """Fetch a shard, unless it is no longer needed or does not fit into the cache."""
         uri, wanted = self._uris[shard], self._shards[shard]
         try:
-            while shard in self._expected:
+            while shard in self._wanted:
                 try:
                     is_here = self._cache.fetch(
-                        uri, wanted.sha256, wanted.bytes, lambda: shard not in self._expected
+                        uri, wanted.sha256, wanted.bytes, lambda: shard not in self._wanted
                     )
-                    if is_here and shard in self._expected:
-                        self._open(shard)  # An open copy is not evicted.
+                    if is_here and shard in self._wanted:
+                        self._open(shard)  # Keep it open, so that it is not evicted.
                     break
                 except CacheBusy:
                     time.sleep(_BUSY_SECONDS)
@@ -169,7 +169,7 @@ class ShardFiles:
             with self._lock:
                 self._in_flight.discard(shard)
 
-    def _open(self, shard: int) -> "_File | None":
+    def _open(self, shard: int) -> "_OpenFile | None":
         with self._lock:
             file = self._files.get(shard)
             if file is not None:
@@ -178,23 +178,23 @@ class ShardFiles:
         if self._local:
             with translate_oserror(self._uris[shard], "read"):
                 path = storage.local_path(self._uris[shard])
-                file = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                file = _OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         else:
             expected = self._shards[shard]
             descriptor = self._cache.open(f"{expected.sha256}.tar", expected.bytes)
             if descriptor is None:
                 return None
-            file = _File(descriptor)
+            file = _OpenFile(descriptor)
         with self._lock:
-            # An evicted file is closed when the last thread that reads it drops it.
+            # A removed file is closed when the last reading thread releases it.
             self._files[shard] = file
             while len(self._files) > _OPEN_FILES:
                 self._files.popitem(last=False)
         return file
 
 
-class _File:
-    """A descriptor that is closed with the last reference to it."""
+class _OpenFile:
+    """A file descriptor that is closed when it is garbage-collected."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -209,10 +209,10 @@ def data_root_of(shards_uri: str) -> str:
 
 
 class ShardDataset:
-    """The samples of one split, read at random by any number of threads."""
+    """The samples of one split, which any number of threads may read in any order."""
 
     def __init__(self, uri: str, split: str, cache: ShardCache | None = None) -> None:
-        """Open the index of a folder; `cache` is for shards in an object store."""
+        """Read the index of a folder of shards; `cache` is used for shards in an object store."""
         self.uri, self.split = uri, split
         self._cache = cache
         index = read_index(uri)
@@ -221,15 +221,15 @@ class ShardDataset:
             fix = f"splits are: {split_names or 'none'}"
             raise DataError(f"no split {split!r} in the shards {uri}", fix=fix)
         self.index = index
-        self.names = Classes(index.categories, index.hierarchy)
-        self.categories = self.names.categories  # In COCO's form, with original_id.
+        self.classes = Classes(index.categories, index.hierarchy)
+        self.categories = self.classes.categories  # In COCO's form, with original_id.
         self.fingerprint = index.fingerprint
         self.shards = index.splits[split].shards
         name = f"{split}.samples.npy"
         where = storage.join(uri, name)
-        self.samples = parse_npy(where, read_checked(index, name), REPAIR.format(uri))
+        self.samples = parse_npy(where, read_checked(index, name), REPAIR_FIX.format(uri))
         if self.samples.dtype != SAMPLE or len(self.samples) != index.splits[split].samples:
-            raise DataError(f"{where} is damaged: it differs from the index", fix=REPAIR.format(uri))
+            raise DataError(f"{where} is damaged: it differs from the index", fix=REPAIR_FIX.format(uri))
         self._files = ShardFiles(uri, self.shards, cache or ShardCache())
 
     def __len__(self) -> int:
@@ -240,12 +240,12 @@ class ShardDataset:
 
     @property
     def image_ids(self) -> np.ndarray:
-        """In shard order, int64 [N]."""
+        """Ids of the images in shard order, int64 [N]."""
         return self.samples["image_id"]
 
     @property
     def shard_sizes(self) -> list[int]:
-        """Samples in each shard, in order."""
+        """Number of samples in each shard, in order."""
         return [shard.samples for shard in self.shards]
 
     @property
@@ -254,18 +254,18 @@ class ShardDataset:
         return np.stack([self.samples["width"], self.samples["height"]], axis=1)
 
     def annotations(self) -> dict[str, Any]:
-        """Return the cleaned ground truth of the split in COCO's format; that of train is assembled."""
+        """Return the cleaned ground truth of the split in COCO's format; for train, build it."""
         if self.split != "train":
             name = f"annotations/{self.split}.json"
             data = read_checked(self.index, name)
-            return parse(dict[str, Any], storage.join(self.uri, name), data, REPAIR.format(self.uri))
-        return ground_truth(chain.from_iterable(part.rows for part in self._sidecars()), self.names)
+            return parse(dict[str, Any], storage.join(self.uri, name), data, REPAIR_FIX.format(self.uri))
+        return to_coco(chain.from_iterable(part.rows for part in self._sidecars()), self.classes)
 
     def _sidecars(self) -> Iterator[Sidecar]:
         return read_sidecars(self.uri, [shard.name.removesuffix(".tar") for shard in self.shards])
 
-    def classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs of a sample and a class that it has (no crowds): indices and labels, int64 [K]."""
+    def class_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return pairs of a sample and a class in it, without crowds: indices and labels, int64 [K]."""
         pairs, first = [np.zeros((0, 2), np.int64)], 0
         for sidecar in self._sidecars():
             for number, row in enumerate(sidecar.rows, first):
@@ -275,13 +275,13 @@ class ShardDataset:
         samples, labels_of_samples = np.concatenate(pairs).T
         return samples, labels_of_samples
 
-    def expect(self, indices: np.ndarray) -> None:
-        """Announce the samples that are read next: fetch their shards and close all others."""
+    def prefetch(self, indices: np.ndarray) -> None:
+        """Start to fetch the shards of the samples that are read next, and close all others."""
         shards, first = np.unique(self.samples["shard"][indices], return_index=True)
-        self._files.expect(shards[np.argsort(first)].tolist())
+        self._files.prefetch(shards[np.argsort(first)].tolist())
 
     def read(self, index: int) -> Sample:
-        """Return a sample; incorrect bytes are read again, from the store if they came from a copy.
+        """Return a sample; if its bytes are incorrect, drop the cached copy and read them again.
 
         Raises:
             DataError: the shard is damaged.
@@ -295,13 +295,13 @@ class ShardDataset:
                 return sample
             self._files.drop(shard)
         name = self.shards[shard].name
-        note_damage(self.uri, name)
+        mark_damaged(self.uri, name)
         uri = storage.join(self.uri, name)
-        raise DataError(f"{uri} is damaged: it differs from the index", fix=REPAIR.format(self.uri))
+        raise DataError(f"{uri} is damaged: it differs from the index", fix=REPAIR_FIX.format(self.uri))
 
 
 def parse_sample(row: np.void, data: bytes) -> Sample | None:
-    """Return a sample from the bytes between both ends of its row of SAMPLE; None if they are others."""
+    """Parse a sample from its range of the shard, see SAMPLE; None if the bytes do not match the row."""
     _, offset, length, json_offset, json_length, image_id, _, _, crc32 = row.item()
     jpeg, text = data[:length], data[json_offset - offset :]
     if len(text) != json_length or zlib.crc32(text, zlib.crc32(jpeg)) != crc32:

@@ -40,7 +40,7 @@ from trainer.data.download import fingerprint
 from trainer.data.ground_truth import Classes, GroundTruthWriter
 from trainer.data.image_fetching import refetch
 from trainer.data.image_keys import hash_fraction
-from trainer.data.images import MAX_PIXELS, NormalizedImage, UnreadableImage, crop, normalize, place_box
+from trainer.data.images import MAX_PIXELS, NormalizedImage, UnreadableImage, crop, normalize, to_pixels
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_manifest import RawManifest
 from trainer.data.samples import Annotation, IndexedRecord, RawRow, Record, to_bbox
@@ -58,7 +58,7 @@ MIN_SIDE = 0.1  # Boxes with a shorter side, in pixels, count as having no area.
 _ROUNDING = 1e-6  # Pixels outside of the image that are rounding errors of boxes as shares of its sides.
 _MAX_HASHED_IMAGES = 100_000  # Most images of a split that are compared with those of other splits.
 _QUARANTINED_SHOWN = 100
-_TAR_BLOCK, _RECORD = 512, 10240  # Headers and data are padded to the one, the file to the other.
+_TAR_BLOCK, _TAR_RECORD = 512, 10240  # Headers and data are padded to the one, the file to the other.
 _READ_AHEAD_BYTES = 64 * 1024 * 1024  # Most bytes of raw images that are fetched ahead, or one image.
 _READERS = 16  # Connections of each process: one processor cannot use more.
 
@@ -87,8 +87,8 @@ def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         DataError: too many images or boxes are bad, or a worker was killed.
         StorageError: the data root cannot be read or written.
     """
-    with join_shared_work() as work:
-        if index := work.run_on_first(lambda: find_finished(raw, data_root, config)):
+    with shared_work() as work:
+        if index := work.on_first(lambda: find_complete(raw, data_root, config)):
             return index
         write_shards(raw, data_root, config, work)
         return work.run_on_first(lambda: write_index(raw, data_root, config))
@@ -108,7 +108,7 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     return {key: getattr(config, key) for key in SETTINGS}
 
 
-def find_finished(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
+def find_complete(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
     """Return the index of shards if they are complete, else None."""
     uri = shards_uri(raw, data_root, config)
     if not storage.exists(storage.join(uri, INDEX)):
@@ -181,12 +181,12 @@ def _missing_shards(uri: str, names: list[str]) -> list[int]:
 
 def _plan_shards(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
     """Yield all shards: each block in the order of a hash of the keys, cut by raw sizes."""
-    images = raw_folder.read_images(raw)
+    images = raw_folder.read_image_table(raw)
     for split in raw.splits:
         table = raw.table(split)
         number = 0
         for block in range(table.blocks):
-            columns = table.batch(block, ["image_id", "key"]).to_pydict()
+            columns = table.read_block(block, ["image_id", "key"]).to_pydict()
             ids, keys = np.array(columns["image_id"]), columns["key"]
             block_images = images[ids - 1]
             block_sizes = block_images["bytes"]
@@ -235,12 +235,12 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
     written = storage.new_file(target, sha256=digest.hexdigest, confirm=True)
     with written as path, path.open("wb") as file:
         tar = _TarWriter(file, digest)
-        for row, data in _read_images(task, table.batch(task.block).take(task.rows).to_pylist()):
+        for row, data in _read_images(task, table.read_block(task.block).take(task.rows).to_pylist()):
             name = row["file_name"]
             try:
                 with name_resource_errors(name):
                     normal = normalize(data, longest, config.jpeg_quality, decode=config.decode_check)
-                    places = tiles.windows(normal.width, normal.height, side, config.tile_overlap)
+                    places = tiles.tiling(normal.width, normal.height, side, config.tile_overlap)
                     jpegs = crop(normal, places, config.jpeg_quality)
             except UnreadableImage as error:
                 quarantined.append(QuarantinedImage(name, str(error)))
@@ -335,7 +335,7 @@ def _make_record(row: RawRow, normal: NormalizedImage, labels: int, problems: Pr
     boxes: list[Annotation] = []
     for box in row["boxes"]:
         before = to_bbox(box)
-        after = place_box(before, normal, *size)
+        after = to_pixels(before, normal, *size)
         old_area, new_area = before[2] * before[3], after[2] * after[3]
         area = box["area"] * (new_area / old_area if old_area > 0 else 1.0)
         boxes.append({"category_id": box["category"], "bbox": after, "area": area, "iscrowd": box["iscrowd"]})
@@ -431,7 +431,7 @@ class _TarWriter:
     def close(self) -> None:
         """Append the end of the archive."""
         self._write(bytes(2 * _TAR_BLOCK))
-        self._write(bytes(-self.size % _RECORD))
+        self._write(bytes(-self.size % _TAR_RECORD))
 
     def _write(self, data: bytes) -> None:
         self._file.write(data)
@@ -444,17 +444,17 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
     uri = shards_uri(raw, data_root, config)
     states = storage.list_states(uri)
     classes = Classes(raw.categories, raw.hierarchy)
-    splits = {split: _SplitEntries(uri, split, classes) for split in raw.splits}
+    splits = {split: _SplitCollector(uri, split, classes) for split in raw.splits}
     for task in _plan_shards(raw, uri, config):
         if not {f"{task.name}.json", f"{task.name}.tar"} <= states.keys():
             fix = "run the same command again"
             raise DataError(f"the shard {task.name} is missing in {uri}", fix=fix)
         splits[task.split].names.append(task.name)
-    problems = Problems.of(raw.problems)
+    problems = Problems.from_cases(raw.problems)
     for part in splits.values():
         for sidecar in part.gather():
             problems.merge(sidecar.problems)
-    warnings = _check(splits, problems, raw, uri, config)
+    warnings = _check_splits(splits, problems, raw, uri, config)
     index = ShardIndex(
         fingerprint=uri.rpartition("/")[2],
         source=raw.source,
@@ -484,8 +484,8 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
     return index
 
 
-def _check(
-    splits: dict[str, "_SplitEntries"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
+def _check_splits(
+    splits: dict[str, "_SplitCollector"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
 ) -> list[str]:
     """Return warnings; raise DataError if too much is bad."""
     where = f"shards of {raw.source}"
@@ -493,12 +493,12 @@ def _check(
     images = sum(split.images for split in described.values())
     found = plausibility.check_samples(problems, described, images)
     if problems.counts.get(reasons.IMAGE_ROTATED):  # The cause of bad boxes is named first.
-        found.check(where)
+        found.raise_errors(where)
     raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
         raise DataError(f"no training image is left in {uri}: {problems.summary()}", fix="repair the source")
-    found.check(where)
-    found.warnings += plausibility.near_duplicates(
+    found.raise_errors(where)
+    found.warnings += plausibility.duplicate_warnings(
         {split: np.concatenate(part.hashes) for split, part in splits.items()},
         lambda split, row: splits[split].file_name(row),
     )
@@ -507,7 +507,7 @@ def _check(
     return found.warnings
 
 
-class _SplitEntries:
+class _SplitCollector:
     """The entries of a split in the index, gathered shard by shard."""
 
     def __init__(self, uri: str, split: str, classes: Classes) -> None:
@@ -551,7 +551,7 @@ class _SplitEntries:
         """Write the table of samples and the ground truth; return each file by its name."""
         contents = {f"{self._split}.samples.npy": raw_folder.to_npy(np.concatenate(self._rows))}
         if self._truth is not None:
-            contents[f"annotations/{self._split}.json"] = self._truth.json()
+            contents[f"annotations/{self._split}.json"] = self._truth.to_json()
         for name, data in contents.items():
             storage.write_bytes(storage.join(self._uri, name), data, confirm=True)
         return {

@@ -17,10 +17,10 @@ FORMS = (
 )
 KINDS = ("coco", "voc", "yolo")  # Kinds of folders, before the colon.
 
-SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")  # Of archives.
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")  # Of archives.
 
 OPENIMAGES_SPLITS = {"train": "train", "validation": "val", "test": "test"}
-_URIS = ("images", "base", "pixels")
+_URI_PARAMETERS = ("images", "base", "pixels")
 _LIMITS = {"images": (6, 1_000_000), "seed": (0, 2**31 - 1), "size": (96, 1024)}
 
 
@@ -75,10 +75,10 @@ class OpenImages:
             name, _, value = (piece.strip() for piece in part.partition("="))
             wrong = name not in choices or not value or (choices[name] and value not in choices[name])
             if wrong or (name == "splits" and not set(value.split("+")) <= set(OPENIMAGES_SPLITS)):
-                forms = {"splits": "+".join(OPENIMAGES_SPLITS)} | dict.fromkeys(_URIS, "URI")
+                forms = {"splits": "+".join(OPENIMAGES_SPLITS)} | dict.fromkeys(_URI_PARAMETERS, "URI")
                 expected = ", ".join(f"{key}={'|'.join(choices[key]) or forms[key]}" for key in choices)
                 raise DataError(f"source openimages: cannot use {part!r}", fix=f"parameters: {expected}")
-            values[name] = storage.absolute(os.path.expanduser(value)) if name in _URIS else value
+            values[name] = storage.absolute(os.path.expanduser(value)) if name in _URI_PARAMETERS else value
         return cls(**values)
 
     @property
@@ -136,7 +136,7 @@ def split_kind(source: str) -> tuple[str, str]:
 def source_uris(source: str) -> list[str]:
     """Return the URIs that a source is read from, without accessing them."""
     if parameters := parse_published(source):
-        named = [getattr(parameters, name, "") for name in _URIS]
+        named = [getattr(parameters, name, "") for name in _URI_PARAMETERS]
         return [uri for uri in named if uri and isinstance(uri, str)]
     return [split_kind(source)[1]]
 
@@ -149,12 +149,12 @@ _GENERIC_NAMES = re.compile(
 """Names of files and folders that do not tell one data set from another."""
 
 _EXTENSIONS = re.compile(
-    "(" + "|".join(map(re.escape, (*SUFFIXES, ".json", ".yaml", ".yml", ".txt", ".coco"))) + ")+$",
+    "(" + "|".join(map(re.escape, (*ARCHIVE_SUFFIXES, ".json", ".yaml", ".yml", ".txt", ".coco"))) + ")+$",
     re.IGNORECASE,
 )
 
 
-def name_of(source: str) -> str:
+def dataset_name(source: str) -> str:
     """Return a name of [A-Za-z0-9._-] for a `Source.uri` and its models: `cards` for yolo:/data/cards."""
     kind, _, rest = source.partition(":")
     if kind in ("sample", "openimages"):

@@ -1,4 +1,4 @@
-"""Statistics of samples: histograms of fixed bins, so that those of parts add up."""
+"""Statistics of samples, as histograms with fixed bins, so that the statistics of parts can be added."""
 
 from collections.abc import Iterable
 
@@ -35,7 +35,7 @@ class SplitStatistics:
     crowds: int
     boxes_of_class: list[int]  # By label.
     images_of_class: list[int]
-    box_side: list[int]  # Counts in the bins of BINS, as are those below.
+    box_side: list[int]  # This and the following are counts in the bins of BINS.
     box_share: list[int]
     box_aspect: list[int]
     image_side: list[int]
@@ -58,7 +58,7 @@ class SplitStatistics:
 
 
 def compute_statistics(samples: Iterable[AnnotatedImage], labels: int) -> SplitStatistics:
-    """Count the images and boxes of samples with this number of categories."""
+    """Compute the statistics of samples; `labels` is the number of categories."""
     images = list(samples)
     boxes = [box for image in images for box in image["annotations"]]
     per_image = [len(image["annotations"]) for image in images]
@@ -80,7 +80,7 @@ def compute_statistics(samples: Iterable[AnnotatedImage], labels: int) -> SplitS
         edges = BINS[name]
         inside = np.clip(numbers, edges[0], np.nextafter(edges[-1], -np.inf))
         histograms[name] = np.histogram(inside, edges)[0].tolist()
-    pairs = np.unique(box_image * labels + label)  # Of an image and a class that it has.
+    pairs = np.unique(box_image * labels + label)  # One number for each pair of an image and a class in it.
     return SplitStatistics(
         images=len(images),
         images_without_boxes=per_image.count(0),

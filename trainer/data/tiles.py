@@ -21,18 +21,18 @@ def tile_settings(trained: Mapping[str, Any], size: int) -> tuple[int, float]:
     return data.get("tile", 0) if size < 0 else size, data.get("tile_overlap", _OVERLAP)
 
 
-def windows(width: int, height: int, size: int, overlap: float) -> list[Window]:
+def tiling(width: int, height: int, size: int, overlap: float) -> list[Window]:
     """Return the tiles of an image, row by row; with `size` 0 the whole image.
 
     A tile has `size` pixels a side, or the image's side if that is shorter. Neighbors share at least
     `overlap` of it: the least number of tiles that does so is spread evenly, to the image's borders.
     """
-    across, down = (_starts(side, size, overlap) if size else [0] for side in (width, height))
+    across, down = (_tile_starts(side, size, overlap) if size else [0] for side in (width, height))
     wide, high = min(width, size or width), min(height, size or height)
     return [(left, top, wide, high) for top in down for left in across]
 
 
-def _starts(side: int, size: int, overlap: float) -> list[int]:
+def _tile_starts(side: int, size: int, overlap: float) -> list[int]:
     if side <= size:
         return [0]
     shared = round(size * overlap)

@@ -36,7 +36,7 @@ class View(NamedTuple):
 
     divisor: int  # The decoder divides the sides by it: 1, 2, 4 or 8. The crop is in the result.
     crop: tuple[int, int, int, int]  # left, top, width, height
-    place: tuple[int, int, int, int]  # left, top, width, height in pixels of the square
+    target: tuple[int, int, int, int]  # left, top, width, height in pixels of the square
     flip: bool
     flip_vertical: bool
     fill: int = FILL
@@ -45,24 +45,24 @@ class View(NamedTuple):
     @property
     def scales(self) -> Scales:
         """Pixels of the square for one pixel of the stored image: divide boxes in the square by them."""
-        across, down = (self.place[axis] / (self.crop[axis] * self.divisor) for axis in (2, 3))
+        across, down = (self.target[axis] / (self.crop[axis] * self.divisor) for axis in (2, 3))
         return across, down, across, down
 
 
-def fit(image: Tensor, target: NetworkInput) -> tuple[Tensor, Scales]:
+def fit_image(image: Tensor, target: InputSquare) -> tuple[Tensor, Scales]:
     """Fit uint8 [3, H, W] into a square, as every use of a trained model does.
 
     `letterbox`: longer side = size, at the top left, the rest filled; `squash`: both sides = size. Returns
     the square, uint8 [3, size, size], and `View.scales`.
     """
-    view = whole_view(image.shape[-1], image.shape[-2], target)
+    view = full_view(image.shape[-1], image.shape[-2], target)
     square = np.empty((target.size, target.size, 3), np.uint8)
     render(image, view, square)
     return torch.from_numpy(square).permute(2, 0, 1).contiguous(), view.scales
 
 
-def whole_view(width: int, height: int, target: NetworkInput) -> View:
-    """Return the view of `fit` for an image of that size."""
+def full_view(width: int, height: int, target: InputSquare) -> View:
+    """Return the view of `fit_image` for an image of that size."""
     size = target.size
     scale = size / max(height, width)
     drawn = (size, size) if target.resize == "squash" else (round(width * scale), round(height * scale))
@@ -71,7 +71,7 @@ def whole_view(width: int, height: int, target: NetworkInput) -> View:
     )
 
 
-def sample_draws(seed: int, epoch: int, index: int, *part: int) -> list[float]:
+def random_numbers(seed: int, epoch: int, index: int, *part: int) -> list[float]:
     """Return nine numbers, uniform in [0, 1), as a function of seed, epoch, sample (and part of its picture).
 
     Five are for `random_view`, four for `color_map`; parts from `EXTRA` on are for other options. A hash
@@ -219,7 +219,7 @@ class Drawing:
         """
         self.pixels, self.view, self.square = pixels, view, square
         left, top, width, height = view.crop
-        x, y, place_width, place_height = view.place
+        x, y, place_width, place_height = view.target
         whole_height, whole_width = square.shape[:2]
         x = whole_width - x - place_width if view.flip else x
         y = whole_height - y - place_height if view.flip_vertical else y
@@ -286,7 +286,7 @@ def transform_boxes(
     right, below = canvas
     left_end, right_end, top_end, below_end = 0, right, 0, below
     crop_left, crop_top, crop_width, crop_height = view.crop
-    place_left, place_top, place_width, place_height = view.place
+    place_left, place_top, place_width, place_height = view.target
     # From the stored image to the canvas.
     factor_x, factor_y = place_width / crop_width, place_height / crop_height
     plus_x, plus_y = place_left - crop_left * factor_x, place_top - crop_top * factor_y

@@ -30,7 +30,7 @@ from trainer.data.download import download
 from trainer.data.image_fetching import read_report, refetch
 from trainer.data.raw_manifest import RawManifest
 from trainer.data.samples import RawRow
-from trainer.data.shard_folder import INDEX, note_damage, read_index, read_sidecar
+from trainer.data.shard_folder import INDEX, mark_damaged, read_index, read_sidecar
 from trainer.data.shard_index import ShardDataset, data_root_of, parse_sample
 from trainer.data.shards import shard
 
@@ -94,8 +94,8 @@ def verify(text: str) -> VerificationResult:
         total = sum(index.samples.values())
     elif storage.exists(storage.join(uri, raw_manifest.MANIFEST)):
         raw = raw_folder.read_manifest(uri)
-        damaged += _damaged_reports(raw)
-        images = raw_folder.read_images(raw)
+        damaged += _find_damaged_reports(raw)
+        images = raw_folder.read_image_table(raw)
         verify_image = partial(_verify_image, raw, images)
         parts = worker_pool.run(verify_image, _stored_rows(raw, images), 4 * cores, processes=False)
         total = raw.listed_images
@@ -170,12 +170,12 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _FileResult:
         without = f"; {lost} of its {len(rows)} images are not in it" if lost else ""
         problems.insert(0, f"{shard.name}: {size:,} bytes, not {shard.bytes:,}{without}")
     elif digest.hexdigest() != shard.sha256:
-        note_damage(dataset.uri, shard.name)
+        mark_damaged(dataset.uri, shard.name)
         problems.insert(0, f"{shard.name}: its sha256 is {digest.hexdigest()}, not {shard.sha256}")
     return _FileResult(shard.name, problems, images, size)
 
 
-def _damaged_reports(raw: RawManifest) -> list[_FileResult]:
+def _find_damaged_reports(raw: RawManifest) -> list[_FileResult]:
     """Return the damaged ones among the reports of what was fetched, see `raw_folder`."""
     damaged = []
     folder = storage.join(raw.uri, "fetched")
@@ -192,7 +192,7 @@ def _stored_rows(raw: RawManifest, images: np.ndarray) -> Iterator[RawRow]:
     for split in raw.splits:
         table = raw.table(split)
         for block in range(table.blocks):
-            for row in table.batch(block).to_pylist():
+            for row in table.read_block(block).to_pylist():
                 if images["bytes"][row["image_id"] - 1]:
                     yield row
 
@@ -230,7 +230,7 @@ def repair(text: str) -> VerificationResult:
         index = read_index(folder)
         data_root = data_root_of(folder)
         raw = raw_folder.read_manifest(storage.join(data_root, "raw", index.raw_fingerprint))
-        config = _config(raw.settings | index.settings)
+        config = _repair_config(raw.settings | index.settings)
         if raw.content != index.content:
             raise DataError(
                 f"{raw.uri} no longer has the images that {folder} was made from", fix=_RUN_AGAIN_FIX
@@ -240,7 +240,7 @@ def repair(text: str) -> VerificationResult:
         for part in index.splits.values():
             for item in part.shards:
                 if any(item.name.removesuffix(".tar") in problem for problem in problems):
-                    note_damage(folder, item.name)
+                    mark_damaged(folder, item.name)
         shard(raw, data_root, config)
     return verify(folder)
 
@@ -250,14 +250,14 @@ def _repair_raw(folder: str) -> None:
         planned = raw_folder.read_manifest(folder, raw_manifest.PLAN)
     except (DamagedError, FormatError):
         planned = raw_folder.read_manifest(folder)
-    config = _config(planned.settings)
+    config = _repair_config(planned.settings)
     data_root = data_root_of(folder)
     raw = download(planned.source, data_root, config, planned.excluded)
     if raw.uri != folder:
         raise DataError(f"{planned.source} has changed since {folder} was created", fix=_RUN_AGAIN_FIX)
     damaged = {problem.partition(": ")[0]: problem for problem in verify(folder).problems}
-    images = raw_folder.read_images(raw)
-    changed = bool(_damaged_reports(raw))
+    images = raw_folder.read_image_table(raw)
+    changed = bool(_find_damaged_reports(raw))
     for row in _stored_rows(raw, images) if damaged else ():
         place = raw.image_uri(row)
         if place in damaged:
@@ -272,5 +272,5 @@ def _repair_raw(folder: str) -> None:
         download(planned.source, data_root, config, planned.excluded)
 
 
-def _config(settings: dict[str, Any]) -> DataConfig:
+def _repair_config(settings: dict[str, Any]) -> DataConfig:
     return replace(DataConfig(), **settings, max_bad_fraction=1.0)

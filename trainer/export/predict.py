@@ -62,7 +62,7 @@ class Predictor:
     def detect(self, images: Sequence[Image.Image], min_score: float = 0.0) -> list[list[Detection]]:
         """Detect objects in upright RGB images, `BATCH_SIZE` images or tiles at a time; best first."""
         sizes = {number: np.array(image.size) for number, image in enumerate(images)}
-        parts = [(row, part) for row, image in enumerate(images) for part in windows(*image.size, *self.tile)]
+        parts = [(row, part) for row, image in enumerate(images) for part in tiling(*image.size, *self.tile)]
         shown = []
         for batch in (parts[start : start + BATCH_SIZE] for start in range(0, len(parts), BATCH_SIZE)):
             rows, places = zip(*batch, strict=True)

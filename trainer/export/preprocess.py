@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trainer.config.types import FILL, NetworkInput, Resize
 from trainer.data.images import to_8_bit
-from trainer.data.transforms import fit
+from trainer.data.transforms import fit_image
 
 RESIZE_DESCRIPTIONS = {
     "letterbox": "RGB uint8; resize (bilinear, antialiased) so that the longer side is input_size; place at "

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError, FormatError, StorageError, check_name
 from trainer.base.json_files import STRICT
-from trainer.data.source_names import name_of
+from trainer.data.source_names import dataset_name
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
 
@@ -92,7 +92,7 @@ def resolve_name(name: str, shards_uri: str) -> str:
     """Return the configured name of a model, else that of the data."""
     from trainer.data.shard_folder import read_index
 
-    name = name or name_of(read_index(shards_uri).source)
+    name = name or dataset_name(read_index(shards_uri).source)
     _check_name(name)
     return name
 

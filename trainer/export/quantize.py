@@ -18,7 +18,7 @@ from trainer.base.errors import ExportError, wrap_exceptions
 from trainer.config.types import NetworkInput
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import fit
+from trainer.data.transforms import fit_image
 from trainer.model.architecture import INPUT
 
 # Products per output and output channels from which a convolution is faster as a matrix product.

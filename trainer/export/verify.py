@@ -19,7 +19,7 @@ from trainer.config.schema import Config
 from trainer.config.types import NetworkInput
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import fit
+from trainer.data.transforms import fit_image
 from trainer.evaluation import coco
 from trainer.evaluation.inference import to_image_boxes
 from trainer.evaluation.truth_and_predictions import Predictions

@@ -11,7 +11,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.data.raw_manifest import MANIFEST, RawManifest
-from trainer.data.source_names import name_of
+from trainer.data.source_names import dataset_name
 from trainer.export import published_models
 from trainer.steps.manifests import NothingNew
 from trainer.steps.records import latest_rejected_run

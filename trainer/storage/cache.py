@@ -104,9 +104,7 @@ class CopyCache:
             # The content is trusted, and another user could have created the folder first.
             if self.folder.lstat().st_uid != os.getuid():
                 message = f"{self.folder} is the folder for cached files, but belongs to another user"
-                raise StorageError(
-                    message, fix=f"set {FOLDER_VARIABLE} to a folder that only you can write to"
-                )
+                raise StorageError(message, fix=f"set {FOLDER_VARIABLE} to a folder only you can write to")
 
     def open(self, name: str, size: int) -> int | None:
         """Return a descriptor that protects a copy from eviction; None if no copy of this size exists."""
@@ -145,8 +143,7 @@ class CopyCache:
                     part.unlink()
                     os.close(writer)
                     raise OSError(
-                        errno.ENOSPC,
-                        "the limit leaves no room: all copies are in use, or a file is too large",
+                        errno.ENOSPC, "the limit leaves no room: all copies are used, or a file is too large"
                     )
                 os.close(writer)
             if not needed:

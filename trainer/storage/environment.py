@@ -71,7 +71,7 @@ def settings(kind: str) -> Settings:
     from minio import Minio
     from minio.credentials import AWSConfigProvider, IamAwsProvider, StaticProvider
 
-    endpoint = _read_setting(kind, "ENDPOINT_URL_S3", "ENDPOINT") or _read_setting(kind, "ENDPOINT_URL")
+    endpoint = _read(kind, "ENDPOINT_URL_S3", "ENDPOINT") or _read(kind, "ENDPOINT_URL")
     if not endpoint and kind == "minio":
         fix = "set MINIO_ENDPOINT, e.g. minio-service.kubeflow:9000"
         raise StorageError("minio:// URIs need an endpoint", fix=fix)
@@ -79,13 +79,10 @@ def settings(kind: str) -> Settings:
     if endpoint and "://" not in endpoint:
         endpoint = f"{'https' if _is_true('MINIO_SECURE') else 'http'}://{endpoint}"
     endpoint = endpoint or AMAZON
-    region = _read_setting(kind, "REGION") or _read_setting(kind, "DEFAULT_REGION")
+    region = _read(kind, "REGION") or _read(kind, "DEFAULT_REGION")
     if AMAZON.removeprefix("https://") not in endpoint:
         region = region or "us-east-1"  # The default name of a store with one region.
-    key, secret = (
-        _read_setting(kind, "ACCESS_KEY_ID", "ACCESS_KEY"),
-        _read_setting(kind, "SECRET_ACCESS_KEY", "SECRET_KEY"),
-    )
+    key, secret = _read(kind, "ACCESS_KEY_ID", "ACCESS_KEY"), _read(kind, "SECRET_ACCESS_KEY", "SECRET_KEY")
     if bool(key) != bool(secret):
         fix = "set both, or neither for anonymous access"
         raise StorageError(f"{kind}:// needs both an access key and its secret", fix=fix)
@@ -163,7 +160,7 @@ def ca_certificates() -> str:
         ) from error
 
 
-def _read_setting(kind: str, name: str, minio_name: str = "") -> str:
+def _read(kind: str, name: str, minio_name: str = "") -> str:
     """Return a setting from the MINIO_ variable for minio://, or else from the AWS_ variable."""
     own = os.environ.get(f"MINIO_{minio_name or name}") if kind == "minio" else ""
     return own or os.environ.get(f"AWS_{name}", "")

@@ -48,9 +48,7 @@ from trainer.storage.retries import (
 )
 from trainer.storage.uris import WEB, FileState, check_digest, check_uri, scheme
 
-PIECE_BYTES = (
-    4 * 1024 * 1024
-)  # of one read request: large enough to hide 20 ms of latency, small enough to repeat
+PIECE_BYTES = 4 * 1024 * 1024  # of one read request: enough to hide 20 ms of latency, few enough to repeat
 READ_THREADS = 16  # pieces of one file that are read concurrently
 PIECES_AHEAD = 8  # pieces that a sequential reader fetches ahead
 PART_BYTES = 8 * 1024 * 1024  # of one write request; more if an object would have too many parts

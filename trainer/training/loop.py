@@ -204,7 +204,7 @@ class _Run:
                 self.sums += step_sums
                 self.summed += 1
                 schedule.advance()
-                self.loader.start_plain(schedule.first_plain_epoch())
+                self.loader.start_plain_epochs(schedule.first_plain_epoch())
                 bar.total = schedule.expected_steps
                 if state.step % self.config.train.log_every == 0 or schedule.ended:
                     stopping |= self.train_step.wait()

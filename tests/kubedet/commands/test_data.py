@@ -134,7 +134,7 @@ def test_a_sheet_shows_what_a_training_sees(data, prepared, tmp_path):
     boxes = []
     for mosaic in (1, 0):
         code, out, _ = data(*words, "--set", f"loader.mosaic={mosaic}")
-        assert code == 0 and out.startswith("8 images of train as a training sees them with ")
+        assert code == 0 and out.startswith("8 images of train (augmented) with ")
         boxes.append(int(re.search(r"with (\d+) boxes", out)[1]))
     assert boxes[0] > 2 * boxes[1] > 0
 

@@ -78,8 +78,8 @@ def test_training_goes_on_and_names_them_once(dataset, caplog):
         record.getMessage() for record in caplog.records if "damaged image" in record.getMessage()
     )
     assert len(messages) == 4, "once by each loader"
-    assert re.search(rf"{SCAN} in train-00000\.tar: .+; it is used as far as it can be decoded", messages[0])
-    assert re.search(rf"{TABLE} in train-00000\.tar: .*; an empty picture takes its place", messages[2])
+    assert re.search(rf"{SCAN} in train-00000\.tar: .+; its decodable part is used", messages[0])
+    assert re.search(rf"{TABLE} in train-00000\.tar: .*; a gray image is used instead", messages[2])
 
 
 def test_they_are_the_same_at_any_number_of_ranks_and_workers(dataset):

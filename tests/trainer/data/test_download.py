@@ -14,7 +14,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, plan
 from trainer.data.image_keys import image_path
-from trainer.data.raw_folder import read_images, read_manifest
+from trainer.data.raw_folder import read_image_table, read_manifest
 from trainer.data.raw_manifest import SplitCounts
 from trainer.data.shards import shard
 
@@ -31,7 +31,7 @@ def image_of(manifest: dict, row: dict) -> str:
 
 
 def sizes_of(manifest: dict) -> list[int]:
-    return read_images(manifest)["bytes"].tolist()
+    return read_image_table(manifest)["bytes"].tolist()
 
 
 def test_what_it_writes(make_coco, tmp_path):

@@ -10,12 +10,12 @@ from PIL import Image, ImageOps
 from trainer.base.errors import ResourceError
 from trainer.data import decoding, images
 from trainer.data.images import (
-    SHARES,
-    SHARES_UPRIGHT,
+    DISPLAYED_SHARES,
+    STORED_SHARES,
     UnreadableImage,
     find_size_problem,
     normalize,
-    place_box,
+    to_pixels,
 )
 from trainer.data.sources.source import annotated_side
 
@@ -119,34 +119,34 @@ def test_orientation_is_baked_in_and_boxes_as_displayed_stay(orientation):
     assert (normal.width, normal.height, normal.orientation) == (60, 40, orientation)
     assert decode(normal.jpeg).getexif().get(0x0112, 1) == 1
     assert bright_extent(normal.jpeg) == BOX
-    assert place_box(BOX, normal, 60, 40) == BOX
-    assert place_box(BOX, normal, 0, 0) == BOX
+    assert to_pixels(BOX, normal, 60, 40) == BOX
+    assert to_pixels(BOX, normal, 0, 0) == BOX
 
 
 @pytest.mark.parametrize("orientation", [5, 6, 7, 8])
 def test_boxes_in_stored_pixels_are_turned_along(orientation):
     normal = normalize(with_orientation(picture(), orientation), 1600, 95)
     assert (normal.width, normal.height) == (40, 60)
-    assert place_box(BOX, normal, 60, 40) == bright_extent(normal.jpeg)
+    assert to_pixels(BOX, normal, 60, 40) == bright_extent(normal.jpeg)
     assert not find_size_problem(normal, 60, 40, []) and not find_size_problem(normal, 40, 60, [])
 
 
 def test_large_images_are_shrunk_and_boxes_with_them():
     normal = normalize(encode(picture(600, 400).resize((600, 400))), 150, 95)
     assert (normal.width, normal.height) == (150, 100)
-    assert place_box([40.0, 20.0, 100.0, 60.0], normal, 600, 400) == [10.0, 5.0, 25.0, 15.0]
+    assert to_pixels([40.0, 20.0, 100.0, 60.0], normal, 600, 400) == [10.0, 5.0, 25.0, 15.0]
 
 
 def test_an_image_resized_after_annotation_takes_its_boxes_along_in_its_proportions():
     normal = normalize(encode(picture()), 1600, 95)
-    assert place_box([20.0, 10.0, 40.0, 20.0], normal, 120, 80) == BOX == place_box(BOX, normal, 77, 11)
+    assert to_pixels([20.0, 10.0, 40.0, 20.0], normal, 120, 80) == BOX == to_pixels(BOX, normal, 77, 11)
     assert find_size_problem(normal, 120, 80, [])
 
 
 @pytest.mark.parametrize("side", [1, -1])
 def test_a_size_of_one_pixel_does_not_multiply_boxes(side):
     normal = normalize(encode(picture().resize((50, 50))), 1600, 95)
-    assert place_box(BOX, normal, side, side) == BOX and find_size_problem(normal, side, side, [BOX])
+    assert to_pixels(BOX, normal, side, side) == BOX and find_size_problem(normal, side, side, [BOX])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_size_of_one_pixel_does_not_multiply_boxes(side):
     [(640, 640), (1, 1), (0, 0), (None, 0), ("640", 0), (-2, -1), (-3, -1), (2**40, -1), (0.5, -1)],
 )
 def test_no_annotated_size_is_that_of_shares(value, side):
-    assert annotated_side(value) == side and side not in (*SHARES, *SHARES_UPRIGHT)
+    assert annotated_side(value) == side and side not in (*STORED_SHARES, *DISPLAYED_SHARES)
 
 
 def png_of_claimed_size(width: int, height: int) -> bytes:
@@ -188,8 +188,8 @@ def test_unreadable_images_say_why(data, reason):
 def test_boxes_as_shares_of_the_stored_sides_are_turned_along(orientation):
     normal = normalize(with_orientation(picture(), orientation), 1600, 95)
     shares = [10 / 60, 5 / 40, 20 / 60, 10 / 40]
-    assert place_box(shares, normal, *SHARES) == pytest.approx(bright_extent(normal.jpeg))
-    assert not find_size_problem(normal, *SHARES, [])
+    assert to_pixels(shares, normal, *STORED_SHARES) == pytest.approx(bright_extent(normal.jpeg))
+    assert not find_size_problem(normal, *STORED_SHARES, [])
 
 
 def test_only_exif_and_xmp_are_stripped():

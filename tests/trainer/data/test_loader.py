@@ -12,7 +12,7 @@ from trainer.data.batch import PADDING
 from trainer.data.decoding import read_sample
 from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardCache, ShardDataset
-from trainer.data.transforms import transform_boxes, whole_view
+from trainer.data.transforms import full_view, transform_boxes
 from trainer.launching.distributed import World
 
 CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=3, scale=[0.7, 1.4], brightness=0.2)

@@ -251,6 +251,6 @@ def test_near_duplicates_are_found_across_splits_only(scenes):
         "train": plausibility.decode_hashes(b"".join(train + train)),
         "val": plausibility.decode_hashes(b"".join(val)),
     }
-    (warning,) = plausibility.near_duplicates(arrays, lambda split, row: f"{split} {row % 20}")
+    (warning,) = plausibility.duplicate_warnings(arrays, lambda split, row: f"{split} {row % 20}")
     assert ": 2 of val in train (" in warning
     assert "val 10 and train 4" in warning and "val 11 and train 5" in warning

@@ -10,7 +10,7 @@ from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import LoaderConfig
 from trainer.data.sample_order import (
     SampleStream,
-    class_shares,
+    class_balanced_weights,
     count_forward_passes,
     epoch_order,
     global_batch_size,
@@ -101,7 +101,7 @@ def test_a_run_that_stops_anywhere_goes_on_at_any_world_size(sizes, seed, worlds
 @given(SHARDS, some.integers(0, 5), some.integers(0, 300))
 def test_what_is_announced_is_what_comes(sizes, seed, position):
     stream = SampleStream(sizes, seed)
-    ahead = stream.ahead(position)
+    ahead = stream.next_window(position)
     assert ahead.tolist() == [stream[position + place][1] for place in range(len(ahead))]
     assert 1 <= len(ahead) <= sum(sizes)
 
@@ -120,7 +120,7 @@ def test_repeat_factors_are_those_of_the_paper():
 
 
 def test_classes_are_drawn_alike():
-    weights = class_shares(IMAGES, LABELS, 6)
+    weights = class_balanced_weights(IMAGES, LABELS, 6)
     assert weights.tolist() == pytest.approx([0.25, 0.25, 0.25, 1.25, 1, 1])
     # Each class has a weight of 1 over its images, and those without any are one class more.
     assert weights.sum() == pytest.approx(4)
@@ -132,7 +132,7 @@ def test_the_weights_of_a_split_follow_from_its_boxes(shards):
         {box["category_id"] for box in dataset.read(index)[1]["annotations"] if not box["iscrowd"]}
         for index in range(len(dataset))
     ]
-    images, labels = dataset.classes()
+    images, labels = dataset.class_pairs()
     world = World(0, 1, torch.device("cpu"))
     assert [set(labels[images == index].tolist()) for index in range(len(dataset))] == classes
     assert len(images) == sum(map(len, classes))

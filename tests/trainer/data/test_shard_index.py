@@ -119,7 +119,7 @@ def test_expected_shards_are_read_from_their_copies(remote, bucket, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
     whole = [dataset.read(position) for position in range(20)]
     assert {sample["file_name"] for _, sample in whole} == set(NAMES) and not copies(tmp_path / "cache")
-    dataset.expect(np.arange(20))
+    dataset.prefetch(np.arange(20))
     until(lambda: len(dataset._files._files) == len(dataset.shards))
     for shard_of in dataset.shards:
         stored(remote, bucket, shard_of.name).unlink()
@@ -129,7 +129,7 @@ def test_expected_shards_are_read_from_their_copies(remote, bucket, tmp_path):
 def test_a_damaged_copy_is_replaced_by_what_the_store_has(remote, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
     whole = dataset.read(0)
-    dataset.expect(np.array([0]))
+    dataset.prefetch(np.array([0]))
     until(lambda: dataset._files._files)
     (copy,) = copies(tmp_path / "cache")
     flip_a_byte(copy, int(dataset.samples[0]["offset"]) + 50)
@@ -142,7 +142,7 @@ def test_a_shard_that_is_damaged_in_the_store_is_named(remote, bucket, tmp_path)
     flip_a_byte(stored(remote, bucket, "train-00000.tar"), int(dataset.samples[0]["offset"]) + 50)
     with pytest.raises(DataError, match=r"train-00000\.tar is damaged"):
         dataset.read(0)
-    dataset.expect(np.array([0]))
+    dataset.prefetch(np.array([0]))
     until(lambda: dataset._files._failed)
     with pytest.raises(StorageError, match=r"train-00000\.tar is damaged: its sha256"):
         dataset.read(1)
@@ -150,7 +150,7 @@ def test_a_shard_that_is_damaged_in_the_store_is_named(remote, bucket, tmp_path)
 
 def test_without_room_nothing_waits(remote, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache", 6000))
-    dataset.expect(np.arange(20))
+    dataset.prefetch(np.arange(20))
     assert len({dataset.read(position)[1]["image_id"] for position in range(20)}) == 20
     until(lambda: not dataset._files._in_flight)
     assert sum(path.stat().st_size for path in copies(tmp_path / "cache")) <= 6000

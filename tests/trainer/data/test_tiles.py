@@ -27,7 +27,7 @@ def ground(seed):
 @pytest.mark.parametrize("overlap", [0.0, 0.2, 0.5, 0.8])
 @pytest.mark.parametrize("side", [30, 100, 101, 180, 999, 1000])
 def test_tiles_cover_an_image_and_share_what_they_must(side, overlap):
-    found = tiles.windows(side, 60, 100, overlap)
+    found = tiles.tiling(side, 60, 100, overlap)
     assert len(set(found)) == len(found) and {(top, height) for _, top, _, height in found} == {(0, 60)}
     assert {width for _, _, width, _ in found} == {min(side, 100)}
     starts = [left for left, *_ in found]
@@ -36,7 +36,7 @@ def test_tiles_cover_an_image_and_share_what_they_must(side, overlap):
     assert (steps <= 100 - round(100 * overlap)).all()
     # One tile less would share too little.
     assert len(steps) < 2 or (side - 100) / (len(steps) - 1) > 100 - round(100 * overlap)
-    assert tiles.windows(side, 60, 0, overlap) == [(0, 0, side, 60)]
+    assert tiles.tiling(side, 60, 0, overlap) == [(0, 0, side, 60)]
 
 
 def test_boxes_at_the_border_of_a_tile():
@@ -74,7 +74,7 @@ def made(source, root, config=CONFIG):
 
 def test_training_images_are_cut_and_others_stay_whole(large, tmp_path):
     index = made(large, tmp_path / "data", replace(CONFIG, max_side=120))
-    places = tiles.windows(250, 180, 100, 0.2)
+    places = tiles.tiling(250, 180, 100, 0.2)
     assert index.samples == {"train": 2 * len(places), "val": 1} and len(places) == 6
     train, val = ShardDataset(index.uri, "train"), ShardDataset(index.uri, "val")
     assert val.sizes.tolist() == [[250, 180]] and len(val.annotations()["annotations"]) == 3

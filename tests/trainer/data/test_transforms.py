@@ -18,13 +18,13 @@ from trainer.data.transforms import (
     FILL,
     View,
     color_map,
-    fit,
+    fit_image,
+    full_view,
+    random_numbers,
     random_view,
     random_window,
     render,
-    sample_draws,
     transform_boxes,
-    whole_view,
 )
 from trainer.evaluation.inference import to_image_boxes
 from trainer.model.architecture import Detections
@@ -59,7 +59,7 @@ def test_boxes_in_the_square_come_back_to_the_image(width, height, resize):
     annotations = [
         {"bbox": [x1, y1, x2 - x1, y2 - y1], "category_id": 0, "iscrowd": 0} for x1, y1, x2, y2 in back
     ]
-    moved, _ = transform_boxes(annotations, whole_view(width, height, target), (800, 800))
+    moved, _ = transform_boxes(annotations, full_view(width, height, target), (800, 800))
     kept = [(x2 - x1 > 1) and (y2 - y1 > 1) for x1, y1, x2, y2 in boxes[0].tolist()]
     assert np.abs(moved - boxes[0].numpy()[kept]).max(initial=0) < 800 * 1e-6
 
@@ -67,7 +67,7 @@ def test_boxes_in_the_square_come_back_to_the_image(width, height, resize):
 def plainly(image, view, size):
     """The picture of a view, with an operation for each step of it."""
     left, top, width, height = view.crop
-    x, y, place_width, place_height = view.place
+    x, y, place_width, place_height = view.target
     seen = image[:, top : top + height, left : left + width]
     seen = torch.nn.functional.interpolate(
         seen[None], (place_height, place_width), mode="bilinear", antialias=True
@@ -112,7 +112,7 @@ def test_a_box_is_kept_while_a_quarter_of_it_is_visible(outside, kept):
 
 
 def applied(color, **limits):
-    matrix = color_map(dataclasses.replace(CONFIG, **limits), sample_draws(4, 0, 0)[5:])
+    matrix = color_map(dataclasses.replace(CONFIG, **limits), random_numbers(4, 0, 0)[5:])
     return matrix[:, :3] @ np.array(color) + matrix[:, 3]
 
 
@@ -133,13 +133,15 @@ def test_each_change_of_color_has_its_probability_and_channels_are_permuted():
     """As torchvision's RandomPhotometricDistort chooses them: each change with p, a permutation with p."""
     limits = {"brightness": 0.125, "contrast": 0.5, "saturation": 0.5, "hue": 0.05}
     config = dataclasses.replace(CONFIG, **limits, color_probability=0.5, channel_shuffle=0.5)
-    maps = [color_map(config, sample_draws(4, 0, n)[5:], sample_draws(4, 0, n, 7)[:6]) for n in range(3000)]
+    maps = [
+        color_map(config, random_numbers(4, 0, n)[5:], random_numbers(4, 0, n, 7)[:6]) for n in range(3000)
+    ]
     same = np.mean([np.allclose(one, np.eye(3, 4), atol=1e-6) for one in maps])
     assert same == pytest.approx(0.5**4 * (0.5 + 0.5 / 6), abs=0.015)
     # Gray stays gray but for the permutation of channels, whose six orders are as likely.
     shuffled = dataclasses.replace(CONFIG, channel_shuffle=0.9)
     orders = [
-        tuple((color_map(shuffled, [0.5] * 4, sample_draws(4, 0, n, 7)[:6])[:, :3] @ [0, 1, 2]).round())
+        tuple((color_map(shuffled, [0.5] * 4, random_numbers(4, 0, n, 7)[:6])[:, :3] @ [0, 1, 2]).round())
         for n in range(3000)
     ]
     shares = [orders.count(order) / 3000 for order in itertools.permutations((0.0, 1.0, 2.0))]
@@ -167,7 +169,7 @@ def test_windows_are_drawn_as_torchvision_draws_them(changes):
     ours, theirs = [], []
     for number in range(count):
         window = random_window(SCENE, config, draw)
-        view = random_view(320, 200, config, sample_draws(9, 0, number)[:5], (640, 640), window)
+        view = random_view(320, 200, config, random_numbers(9, 0, number)[:5], (640, 640), window)
         moved, _ = transform_boxes(SCENE["annotations"], view, (640, 640))
         sides = (moved[:, 2:] - moved[:, :2]) / 640
         ours.append((*window[2:], window[2] / window[3], len(moved), sides.mean() if len(moved) else 0))
@@ -199,7 +201,7 @@ def test_a_window_shows_its_part_of_the_image_where_its_boxes_are(resize, scale)
     draw, seen = Random(5).random, 0
     for number in range(60):
         window = random_window(record, config, draw)
-        view = random_view(320, 200, config, sample_draws(2, 0, number)[:5], (96, 96), window)
+        view = random_view(320, 200, config, random_numbers(2, 0, number)[:5], (96, 96), window)
         halved = F.avg_pool2d(image.float(), view.divisor).byte() if view.divisor > 1 else image
         rows, columns = np.nonzero(drawn(halved, view, 96)[0].numpy() > 127)
         for x1, y1, x2, y2 in transform_boxes(record["annotations"], view, (96, 96))[0]:
@@ -211,6 +213,6 @@ def test_a_window_shows_its_part_of_the_image_where_its_boxes_are(resize, scale)
 
 def test_the_randomness_of_samples_stays_what_it_is():
     # A run that goes on under another release is to see the same pictures.
-    assert sample_draws(7, 2, 1_743_041)[::4] == pytest.approx(
+    assert random_numbers(7, 2, 1_743_041)[::4] == pytest.approx(
         [0.0483496170, 0.6719576409, 0.6852725188], abs=1e-9
     )

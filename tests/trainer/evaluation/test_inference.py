@@ -126,7 +126,7 @@ def test_a_split_is_detected_in_tiles_as_in_whole_images(box, tiny, monkeypatch)
         def __len__(self):
             return 2
 
-        def expect(self, indices):
+        def prefetch(self, indices):
             pass
 
         def read(self, index):

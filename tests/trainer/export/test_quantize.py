@@ -11,7 +11,7 @@ from trainer.base.errors import ExportError
 from trainer.config.types import NetworkInput
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import fit
+from trainer.data.transforms import fit_image
 from trainer.export import quantize
 from trainer.export.quantize import CalibrationImages
 

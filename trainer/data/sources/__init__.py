@@ -18,12 +18,12 @@ from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import source_names
 from trainer.data.problem_counts import Problems
-from trainer.data.source_names import FORMS, SUFFIXES, Coco2017, OpenImages, Sample
+from trainer.data.source_names import ARCHIVE_SUFFIXES, FORMS, Coco2017, OpenImages, Sample
 from trainer.data.sources.coco import Coco2017Source, CocoSource, annotation_files
 from trainer.data.sources.files import UnpackedArchive, skip_hidden, unpack, visible_files
 from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.sample import SampleSource
-from trainer.data.sources.source import DEFAULT_READING, SOURCE_ROW, Listing, Reading, Rows, Source
+from trainer.data.sources.source import DEFAULT_OPTIONS, SOURCE_ROW, BoxOptions, Listing, Rows, Source
 from trainer.data.sources.voc import VocSource
 from trainer.data.sources.yolo import YAML, YoloSource, find_description
 from trainer.storage import web
@@ -45,36 +45,36 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
     """
     config = config or DataConfig()
     web.allow(source_names.source_uris(source), config.allow_hosts)
-    reading = Reading(config.boxes_from, config.box_format)
+    options = BoxOptions(config.boxes_from, config.box_format)
     if parameters := source_names.parse_published(source):
-        return _apply_reading(_PUBLISHED[type(parameters)](**vars(parameters)), reading)
+        return _apply_options(_PUBLISHED[type(parameters)](**vars(parameters)), options)
     kind, path = source_names.split_kind(source)
     uri = storage.absolute(os.path.expanduser(path) if storage.is_local(path) else path)
     if storage.is_local(uri) and not os.path.exists(uri):
         raise DataError(f"source {source!r}: {uri} does not exist", fix="check the path")
     if storage.is_local(uri) and os.path.isdir(uri) and not os.listdir(uri):
         raise DataError(f"source {source!r}: the folder {uri} is empty", fix="put the data set there")
-    if uri.lower().endswith(SUFFIXES):
-        return ArchiveSource(kind, uri, reading)
+    if uri.lower().endswith(ARCHIVE_SUFFIXES):
+        return ArchiveSource(kind, uri, options)
     kind = kind or recognize_kind(uri)
     if not kind:
         fix = f"use {FORMS}; VOC has XML files, COCO annotations/*.json, YOLO data.yaml"
         raise DataError(f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder", fix=fix)
-    return _apply_reading(_source_at(kind, uri), reading)
+    return _apply_options(_make_source(kind, uri), options)
 
 
-def _source_at(kind: str, uri: str, confined: str = "") -> Source:
+def _make_source(kind: str, uri: str, confined: str = "") -> Source:
     """Return the source of a kind at a URI; `confined` is a folder that no path may leave."""
     if kind == "coco":
         return CocoSource(uri, confined=confined)
     return YoloSource(uri, confined) if kind == "yolo" else VocSource(uri)
 
 
-def _apply_reading(source: Source, reading: Reading) -> Source:
-    """Apply a way of reading boxes; refuse one that is not COCO's own if the source is not COCO."""
+def _apply_options(source: Source, options: BoxOptions) -> Source:
+    """Apply a way of options boxes; refuse one that is not COCO's own if the source is not COCO."""
     if isinstance(source, CocoSource | Coco2017Source):
-        return replace(source, reading=reading)
-    for name, value, default in zip(Reading._fields, reading, DEFAULT_READING, strict=True):
+        return replace(source, options=options)
+    for name, value, default in zip(BoxOptions._fields, options, DEFAULT_OPTIONS, strict=True):
         if value != default:
             fix = "leave it unset"
             raise DataError(
@@ -121,7 +121,7 @@ class ArchiveSource(Source):
 
     kind: str  # coco, voc or yolo; "" is recognized when it is unpacked.
     location: str  # URI of the archive.
-    reading: Reading = DEFAULT_READING
+    options: BoxOptions = DEFAULT_OPTIONS
 
     @property
     def uri(self) -> str:
@@ -137,7 +137,7 @@ class ArchiveSource(Source):
         unpacked = unpack(self.location)
         try:
             kind, root = self._kind_and_root(unpacked)
-            listing = _apply_reading(_source_at(kind, root, unpacked.folder), self.reading).listing()
+            listing = _apply_options(_make_source(kind, root, unpacked.folder), self.options).listing()
         except DataError as error:
             raise DataError(error.message.replace(unpacked.folder, self.location), fix=error.fix) from None
         lines = [f"{name} {version}\n" for name, version in sorted(unpacked.versions.items())]

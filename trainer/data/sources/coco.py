@@ -31,18 +31,18 @@ import numpy as np
 from trainer import storage
 from trainer.base.errors import DataError, StorageError, first_line
 from trainer.data import problem_counts as reasons
-from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
+from trainer.data.images import DISPLAYED_SHARES, IMAGE_SUFFIXES
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import Coco2017
 from trainer.data.sources.files import FolderListings, ZipReader, open_member, skip_hidden, visible_files
 from trainer.data.sources.source import (
-    DEFAULT_READING,
+    DEFAULT_OPTIONS,
     UNKNOWN,
     Box,
+    BoxOptions,
     Category,
     Entry,
     Listing,
-    Reading,
     Rows,
     Source,
     SplitOverlaps,
@@ -221,10 +221,10 @@ class CocoImages:
                 entry.fault = (reasons.IMAGE_ID_TWICE, f"id {original_id}")
             yield entry
 
-    def annotated(
+    def annotated_entries(
         self,
         categories: list[Category],
-        reading: Reading,
+        options: BoxOptions,
         locate: Callable[[Entry], object],
         problems: Problems,
     ) -> Iterator[Entry]:
@@ -232,7 +232,7 @@ class CocoImages:
         execute = self._database.execute
         with _database_errors():
             execute("DELETE FROM boxes")
-            rows = self._boxes(categories, reading, problems)
+            rows = self._box_rows(categories, options, problems)
             self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             unknown = "SELECT id, count(*) FROM boxes WHERE id NOT IN (SELECT id FROM ids) GROUP BY id"
             for key, count in execute(unknown).fetchall():
@@ -252,18 +252,18 @@ class CocoImages:
                 if group and group[0] == place:
                     entry.boxes = [Box(row[1], row[2:6], row[6], row[7]) for row in group[1]]
                     group = next(groups, None)
-                if reading.box_format == "normalised":
-                    entry.width, entry.height = SHARES_UPRIGHT
+                if options.box_format == "normalised":
+                    entry.width, entry.height = DISPLAYED_SHARES
                 locate(entry)
                 yield entry
 
-    def _boxes(
-        self, categories: list[Category], reading: Reading, problems: Problems
+    def _box_rows(
+        self, categories: list[Category], options: BoxOptions, problems: Problems
     ) -> Iterator[tuple[Any, ...]]:
         """Yield rows of the table of boxes."""
         positions = {category.original_id: position for position, category in enumerate(categories)}
         for item in self._file.items("annotations"):
-            box = parse_box(item, reading)
+            box = parse_box(item, options)
             if isinstance(box, str):
                 named = {name: item[name] for name in ("id", "image_id", "bbox") if name in item}
                 excerpt = json.dumps(named, ensure_ascii=False)[:120]
@@ -324,11 +324,13 @@ def is_fetchable(text: str) -> bool:
     return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
 
 
-def parse_box(annotation: Mapping[str, Any], reading: Reading = DEFAULT_READING) -> tuple[float, ...] | str:
+def parse_box(
+    annotation: Mapping[str, Any], options: BoxOptions = DEFAULT_OPTIONS
+) -> tuple[float, ...] | str:
     """Return an annotation's box [x, y, width, height], or the reason why it has none."""
     segmentation = annotation.get("segmentation")
     is_outline = bool(segmentation) and not isinstance(segmentation, dict)  # A mask as RLE has a bbox.
-    if reading.boxes_from == "segmentation" and is_outline:
+    if options.boxes_from == "segmentation" and is_outline:
         return _box_of_polygons(segmentation) or reasons.SEGMENTATION_UNUSABLE
     bbox = annotation.get("bbox")
     if bbox is None or bbox == []:
@@ -336,7 +338,7 @@ def parse_box(annotation: Mapping[str, Any], reading: Reading = DEFAULT_READING)
     if not isinstance(bbox, list) or len(bbox) != 4 or not _are_finite(bbox):
         return reasons.BOX_NOT_FINITE
     x, y, width, height = map(float, bbox)
-    return (x, y, width - x, height - y) if reading.box_format == "xyxy" else (x, y, width, height)
+    return (x, y, width - x, height - y) if options.box_format == "xyxy" else (x, y, width, height)
 
 
 def _box_of_polygons(polygons: Any) -> tuple[float, ...] | None:
@@ -387,7 +389,7 @@ class ImageLocator:
             for name in names:
                 places += [storage.join(base, "images", name), storage.join(base, name)]
             places.append(base)
-        hits = {place: sum(self._probe(place, probe) is not None for probe in probes) for place in places}
+        hits = {place: sum(self._find_file(place, probe) is not None for probe in probes) for place in places}
         best = max(places, key=lambda place: hits[place])
         if hits[best]:
             self._best = best
@@ -400,7 +402,7 @@ class ImageLocator:
     def locate(self, entry: Entry) -> str:
         """Set an entry's `origin` and `version`, or its `fault`; return text that changes with its file."""
         folder = "/" if entry.origin.startswith("/") else self._best  # "/": an absolute file_name.
-        located = self._probe(folder, entry) if folder else None
+        located = self._find_file(folder, entry) if folder else None
         if located:
             entry.origin, entry.version = located
             return f"{entry.file_name} {entry.version}"
@@ -412,13 +414,13 @@ class ImageLocator:
         entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"not in {self._best}, and without a coco_url")
         return f"{entry.file_name} missing"
 
-    def located(self, images: CocoImages, note: Callable[[bytes], None]) -> Iterator[tuple[str, str]]:
+    def locate_all(self, images: CocoImages, note: Callable[[bytes], None]) -> Iterator[tuple[str, str]]:
         """Yield names and origins of images; `note` gets text that changes with their files."""
         for entry in images.entries():
             note(self.locate(entry).encode("utf-8", "surrogatepass") + b"\n")
             yield entry.file_name, entry.origin
 
-    def _probe(self, place: str, entry: Entry) -> tuple[str, str] | None:
+    def _find_file(self, place: str, entry: Entry) -> tuple[str, str] | None:
         """Return URI and version of an entry's file under a place, or None."""
         parent, _, name = entry.file_name.rpartition("/")
         return self._folders.find(storage.join(place, parent) if parent else place, name)
@@ -429,7 +431,7 @@ class CocoSource(Source):
     """A COCO JSON or a folder with such files."""
 
     location: str
-    reading: Reading = DEFAULT_READING
+    options: BoxOptions = DEFAULT_OPTIONS
     confined: str = ""  # Folder that no file_name may lead out of; "" if absolute ones are taken.
 
     @property
@@ -451,8 +453,8 @@ class CocoSource(Source):
         for split, file in files.items():
             images = CocoImages(file, problems)
             locator = ImageLocator(file.uri, split, images)
-            overlaps.add(split, locator.located(images, digest.update))
-            read = partial(images.annotated, categories, self.reading, locator.locate)
+            overlaps.add(split, locator.locate_all(images, digest.update))
+            read = partial(images.annotated_entries, categories, self.options, locator.locate)
             splits[split] = Rows.of(read, problems)
         names = [f"{split} of {file.uri.removeprefix(f'{self.location}/')}" for split, file in files.items()]
         return Listing(
@@ -461,7 +463,7 @@ class CocoSource(Source):
             digest.hexdigest(),
             problems,
             read_as=f"COCO JSON: {'; '.join(names)}",
-            box_format=self.reading.box_format,
+            box_format=self.options.box_format,
         )
 
     def _files(self) -> dict[str, str]:
@@ -543,7 +545,7 @@ _opening = threading.Lock()
 class Coco2017Source(Coco2017, Source):
     """COCO 2017's training and validation images."""
 
-    reading: Reading = DEFAULT_READING
+    options: BoxOptions = DEFAULT_OPTIONS
 
     def listing(self) -> Listing:
         """Read the categories; annotations and the zips' directories are read with the rows."""
@@ -566,7 +568,7 @@ class Coco2017Source(Coco2017, Source):
             for split, name in _SPLITS.items()
         }
         digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()
-        return Listing(categories, splits, digest, problems, box_format=self.reading.box_format)
+        return Listing(categories, splits, digest, problems, box_format=self.options.box_format)
 
     def _entries(
         self, file: CocoFile, zip_uri: str, folder: str, categories: list[Category], problems: Problems
@@ -575,11 +577,11 @@ class Coco2017Source(Coco2017, Source):
 
         def locate(entry: Entry) -> None:
             name = f"{folder}/{entry.file_name}"
-            entry.origin, entry.version = f"{zip_uri}#{name}", directory.state(name)
+            entry.origin, entry.version = f"{zip_uri}#{name}", directory.version(name)
             if not entry.version:
                 entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"no {name} in {zip_uri}")
 
-        return CocoImages(file, problems).annotated(categories, self.reading, locate, problems)
+        return CocoImages(file, problems).annotated_entries(categories, self.options, locate, problems)
 
     def read(self, origin: str) -> bytes:
         uri, _, name = origin.rpartition("#")

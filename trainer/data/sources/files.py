@@ -36,7 +36,7 @@ _READERS = 16
 _FILES_PER_BATCH = 1000  # Files that are in memory at once.
 
 
-def read_all(uris: Iterable[str]) -> Iterator[bytes | MissingError]:
+def read_files(uris: Iterable[str]) -> Iterator[bytes | MissingError]:
     """Yield the content of files in their order; the error for one that is missing."""
     rest = iter(uris)
     while batch := list(islice(rest, _FILES_PER_BATCH)):
@@ -296,7 +296,7 @@ class ZipReader:
             self._end = archive.start_dir
             self._members = {item.filename: item for item in _checked_members(uri, archive)}
 
-    def state(self, name: str) -> str:
+    def version(self, name: str) -> str:
         """Return text that changes when a member does; "" if there is no such member."""
         member = self._members.get(name)
         return f"{member.file_size} {member.CRC:08x}" if member else ""

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field
 
 from trainer import storage
 from trainer.base.errors import DataError
-from trainer.data.images import SHARES
+from trainer.data.images import STORED_SHARES
 from trainer.data.problem_counts import Problems
 from trainer.data.source_names import OPENIMAGES_SPLITS, OpenImages
 from trainer.data.sources.source import BOX, SOURCE_ROW, UNKNOWN, Category, Listing, Rows, Source
@@ -106,7 +106,7 @@ class OpenImagesSource(OpenImages, Source):
         above: dict[str, set[str]] = {}
         if self.hierarchy != "none":
             above = read_hierarchy(check_state(storage.join(self.base, HIERARCHY)))
-        labeler = Labeler(described, kept)
+        lookup = CategoryLookup(described, kept)
         names = [split for split in OPENIMAGES_SPLITS if split in (listed or self.splits.split("+"))]
         splits = {}
         for split in names:
@@ -116,7 +116,7 @@ class OpenImagesSource(OpenImages, Source):
                 check_state(storage.join(self.base, BOXES[split])),
                 storage.join(self.pixels, split),
                 kept,
-                labeler,
+                lookup,
                 listed[split] if listed else None,
                 check_state(storage.join(self.base, LABELS[split])) if takes_labels else "",
             )
@@ -178,7 +178,7 @@ def read_hierarchy(uri: str) -> dict[str, set[str]]:
 _OTHER = -2  # Category of a class that is described and not kept.
 
 
-class Labeler:
+class CategoryLookup:
     """Finds the category of each MID."""
 
     def __init__(self, described: list[Category], categories: list[Category]) -> None:
@@ -188,7 +188,7 @@ class Labeler:
         self._mids = pa.array(mids, pa.string())
         self._labels = np.array([*(position.get(mid, _OTHER) for mid in mids), UNKNOWN], np.int64)
 
-    def apply(self, mids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, mids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows whose MIDs are of kept or of undescribed classes, and their categories."""
         indices = pc.index_in(mids, self._mids).fill_null(len(self._mids)).to_numpy(zero_copy_only=False)
         labels = self._labels[indices]
@@ -214,7 +214,7 @@ def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordB
 class VerifiedLabels:
     """The classes that annotators verified in an image, as present or absent; all others are unknown."""
 
-    def __init__(self, uri: str, labeler: Labeler, categories: list[Category]) -> None:
+    def __init__(self, uri: str, lookup: CategoryLookup, categories: list[Category]) -> None:
         """Read a CSV with ImageID, LabelName and Confidence (1: in the image, 0: not)."""
         self._names = [category.name for category in categories]
         types = {"ImageID": pa.string(), "LabelName": pa.string(), "Confidence": pa.float64()}
@@ -222,7 +222,7 @@ class VerifiedLabels:
             (np.zeros(0, "S32"), np.zeros(0, np.int16), np.zeros(0, bool))
         ]
         for batch in read_columns(uri, types):
-            rows, labels = labeler.apply(batch["LabelName"])
+            rows, labels = lookup.find(batch["LabelName"])
             rows, labels = rows[labels >= 0], labels[labels >= 0]
             sure = pc.greater_equal(batch["Confidence"], 0.5).fill_null(False).to_numpy(zero_copy_only=False)
             parts.append((_to_bytes(batch["ImageID"].to_pylist())[rows], labels.astype(np.int16), sure[rows]))
@@ -234,7 +234,7 @@ class VerifiedLabels:
         """Return the images with verified classes."""
         return {image_id.decode(errors="replace") for image_id in np.unique(self._ids).tolist()}
 
-    def of(self, image_ids: list[str]) -> list[str]:
+    def to_json(self, image_ids: list[str]) -> list[str]:
         """Return, for each image, JSON such as {"verified": {"Cat": 1, "Dog": 0}}, or ""."""
         ids = _to_bytes(image_ids)
         begins = np.searchsorted(self._ids, ids, "left").tolist()
@@ -269,7 +269,7 @@ def read_boxes(
     uri: str,
     pixels: str,
     categories: list[Category],
-    labeler: Labeler,
+    lookup: CategoryLookup,
     listed: frozenset[str] | None,
     labels: str,
     _: Problems,
@@ -280,15 +280,17 @@ def read_boxes(
         uri: CSV of the boxes.
         pixels: URI of the folder with the images.
         categories: those that are kept.
-        labeler: finds the category of a class.
+        lookup: finds the category of a class.
         listed: ids of the images; None: all that have a box or a verified class.
         labels: CSV with the verified classes of images, or "".
     """
-    verified = VerifiedLabels(labels, labeler, categories) if labels else None
+    verified = VerifiedLabels(labels, lookup, categories) if labels else None
 
-    def rows_of(ids: pa.Array, boxes: pa.ListArray) -> pa.RecordBatch:
+    def make_rows(ids: pa.Array, boxes: pa.ListArray) -> pa.RecordBatch:
         nothing = pa.repeat("", len(ids))
-        share_width, share_height = (pa.repeat(pa.scalar(side, pa.int32()), len(ids)) for side in SHARES)
+        share_width, share_height = (
+            pa.repeat(pa.scalar(side, pa.int32()), len(ids)) for side in STORED_SHARES
+        )
         names = pc.binary_join_element_wise(ids, ".jpg", "")
         columns = {
             "file_name": names,
@@ -299,7 +301,7 @@ def read_boxes(
             "original_id": pc.binary_join_element_wise('"', ids, '"', ""),
             "fault_reason": nothing,
             "fault_detail": nothing,
-            "extra": pa.array(verified.of(ids.to_pylist()), pa.string()) if verified else nothing,
+            "extra": pa.array(verified.to_json(ids.to_pylist()), pa.string()) if verified else nothing,
             "boxes": boxes,
         }
         return pa.RecordBatch.from_pydict(columns, schema=SOURCE_ROW)
@@ -310,10 +312,10 @@ def read_boxes(
     if storage.size(uri) <= _SORT_BYTES:
         read = _sort_by_image(read)
     for rows in _group_by_image(read):
-        starts = _starts(rows["ImageID"])
+        starts = _run_starts(rows["ImageID"])
         ids = rows["ImageID"].take(pa.array(starts))
         seen.append(np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)))
-        row_index, label = labeler.apply(rows["LabelName"])
+        row_index, label = lookup.find(rows["LabelName"])
         x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
         crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
         fields = [
@@ -327,7 +329,7 @@ def read_boxes(
         ]
         boxes = pa.StructArray.from_arrays([*map(pa.array, fields)], fields=list(BOX))
         offsets = np.searchsorted(row_index, np.append(starts, len(rows))).astype(np.int32)
-        batch = rows_of(ids, pa.ListArray.from_arrays(pa.array(offsets), boxes))
+        batch = make_rows(ids, pa.ListArray.from_arrays(pa.array(offsets), boxes))
         if listed is not None:
             batch = batch.filter(pa.array([image_id in listed for image_id in ids.to_pylist()]))
         rest.difference_update(ids.to_pylist())
@@ -338,7 +340,7 @@ def read_boxes(
     without = sorted(rest)
     for first in range(0, len(without), _ROWS):
         ids = pa.array(without[first : first + _ROWS])
-        yield rows_of(ids, pa.array([[]] * len(ids), pa.list_(BOX)))
+        yield make_rows(ids, pa.array([[]] * len(ids), pa.list_(BOX)))
 
 
 def _sort_by_image(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -357,7 +359,7 @@ def _group_by_image(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     rest: pa.RecordBatch | None = None
     for batch in batches:
         rows = batch if rest is None else pa.concat_batches([rest, batch])
-        last = int(_starts(rows["ImageID"])[-1])
+        last = int(_run_starts(rows["ImageID"])[-1])
         if last:
             yield rows.slice(0, last)
         # Copied: a slice would keep the whole block alive.
@@ -366,7 +368,7 @@ def _group_by_image(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         yield rest
 
 
-def _starts(ids: pa.Array) -> np.ndarray:
+def _run_starts(ids: pa.Array) -> np.ndarray:
     """Return where each run of equal ids begins; there is at least one id."""
     differs = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).fill_null(True)
     return np.concatenate([[0], np.flatnonzero(differs.to_numpy(zero_copy_only=False)) + 1])

@@ -56,7 +56,7 @@ class Scene:
     objects: list[Box] = field(default_factory=list)  # Visible objects with their boxes.
 
 
-def layout(seed: int, number: int, size: int) -> Scene:
+def layout_scene(seed: int, number: int, size: int) -> Scene:
     """Lay out a scene; the sides of its image are 0.8 to 1.2 times `size` pixels."""
     rng = np.random.default_rng((seed, number))
     width, height = (int(size * rng.choice((0.8, 0.9, 1.0, 1.1, 1.2))) for _ in range(2))
@@ -110,7 +110,7 @@ def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) ->
     return x0, y0, x1, y1
 
 
-def render(scene: Scene) -> Image.Image:
+def render_scene(scene: Scene) -> Image.Image:
     """Draw a scene: texture, shapes with smooth edges, a little sensor noise."""
     rng = np.random.default_rng((*scene.seed, 1))
     y, x = np.mgrid[0 : scene.height, 0 : scene.width].astype(np.float32)
@@ -253,13 +253,13 @@ class SampleSource(Sample, Source):
 
     def read(self, origin: str) -> bytes:
         """Draw a scene as JPEG."""
-        image = render(layout(self.seed, int(origin), self.size))
+        image = render_scene(layout_scene(self.seed, int(origin), self.size))
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=92)
         return buffer.getvalue()
 
     def _entries(self, numbers: range, _: Problems) -> Iterator[Entry]:
         for number in numbers:
-            scene = layout(self.seed, number, self.size)
+            scene = layout_scene(self.seed, number, self.size)
             size = scene.width, scene.height
             yield Entry(f"scene_{number:06}.jpg", str(number), *size, scene.objects)

@@ -36,8 +36,8 @@ class Entry:
     file_name: str  # Relative name in the source, unique in its split.
     origin: str  # Location of its bytes, for `Source.read`.
     width: int
-    """As annotated, in pixels, see `annotated_side`. SHARES and SHARES_UPRIGHT of `trainer.data.images`:
-    boxes are fractions of the image's sides."""
+    """As annotated, in pixels, see `annotated_side`; or STORED_SHARES or DISPLAYED_SHARES of
+    `trainer.data.images` if boxes are fractions of the image's sides."""
     height: int
     boxes: list[Box]
     original_id: int | str | None = None
@@ -49,7 +49,7 @@ class Entry:
 def annotated_side(value: Any) -> int:
     """Return a side of an annotated size in pixels: 0 if it is unknown, -1 if no image can have it.
 
-    No file can thus contain SHARES or SHARES_UPRIGHT.
+    No file can thus contain STORED_SHARES or DISPLAYED_SHARES.
     """
     if not isinstance(value, int | float) or value == 0:
         return 0
@@ -106,14 +106,14 @@ class Listing:
     read_as: str = ""  # Recognized layout and splits, for people.
 
 
-class Reading(NamedTuple):
+class BoxOptions(NamedTuple):
     """How boxes in COCO annotations are read, see `trainer.config.schema.DataConfig`."""
 
     boxes_from: str = "bbox"
     box_format: str = "auto"
 
 
-DEFAULT_READING = Reading()  # COCO's own form.
+DEFAULT_OPTIONS = BoxOptions()  # COCO's own form.
 
 
 class Source:

@@ -26,7 +26,7 @@ from trainer.base.errors import DataError, MissingError
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.files import file_version, read_all, read_list, visible_files
+from trainer.data.sources.files import file_version, read_files, read_list, visible_files
 from trainer.data.sources.source import (
     UNKNOWN,
     Box,
@@ -132,7 +132,7 @@ class VocSource(Source):
         layout = _Layout(self.folder, problems)
         keys = sorted({key for keys in layout.splits.values() for key in keys if key in layout.xml})
         uris = [storage.join(layout.root, layout.xml[key]) for key in keys]
-        for key, uri, data in zip(keys, uris, read_all(uris), strict=True):
+        for key, uri, data in zip(keys, uris, read_files(uris), strict=True):
             text = b"" if isinstance(data, MissingError) else data
             digest.update(f"{key} {len(text)}\n".encode() + text)
             annotation = parse_xml(text)
@@ -172,7 +172,7 @@ def _entries(
     positions = {category.name: position for position, category in enumerate(categories)}
     for key in keys:
         annotation = annotations.get(key) or VocAnnotation(fault=f"no Annotations/{key}.xml")
-        image = layout.image(key, annotation.file_name)
+        image = layout.find_image(key, annotation.file_name)
         if isinstance(image, str):
             yield Entry(key, "", 0, 0, [], fault=(reasons.IMAGE_MISSING, image))
             continue
@@ -251,14 +251,14 @@ class _Layout:
         home = [key for key in self.xml if key.startswith("Annotations/") and key.count("/") == 1]
         if home:  # Other folders of VOC's own layout hold other XML files.
             self.xml = {key.removeprefix("Annotations/"): self.xml[key] for key in home}
-        self.splits = self._listed_splits()
+        self.splits = self._read_splits()
         self.is_published = bool(home or self.splits)
         self.read_as = "VOC: splits of ImageSets/Main"
         if not self.splits:
             by_folder: dict[str, list[str]] = defaultdict(list)
             for key, xml in self.xml.items():
                 split = _split_of_path(xml)
-                if not split and isinstance(image := self.image(key), _Image):
+                if not split and isinstance(image := self.find_image(key), _Image):
                     split = _split_of_path(image.path)
                 by_folder[split or "train"].append(key)
             self.splits = {split: by_folder[split] for split in _ORDER if split in by_folder}
@@ -268,7 +268,7 @@ class _Layout:
                 shown.append(f"{split} of {', '.join(folders[:3])}")
             self.read_as = f"VOC: {'; '.join(shown)}"
 
-    def image(self, key: str, file_name: str = "") -> _Image | str:
+    def find_image(self, key: str, file_name: str = "") -> _Image | str:
         """Return a key's image, or why there is none.
 
         It is beside the XML file, or else the nearest of its split; `file_name`, of the annotation, decides
@@ -295,7 +295,7 @@ class _Layout:
             return f"several images {stem}.*, and none beside {key}.xml"
         return nearest[0]
 
-    def _listed_splits(self) -> dict[str, list[str]]:
+    def _read_splits(self) -> dict[str, list[str]]:
         """Return the keys of each split by the lists in ImageSets/Main; {} if there are none."""
         keys_of: dict[str, list[str]] = defaultdict(list)
         for key in self.xml:

@@ -29,13 +29,13 @@ from trainer import storage
 from trainer.base.errors import DataError, MissingError
 from trainer.base.safe_text import parse_digits, parse_yaml
 from trainer.data import problem_counts as reasons
-from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
+from trainer.data.images import DISPLAYED_SHARES, IMAGE_SUFFIXES
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.files import (
     FolderListings,
     file_version,
     is_hidden,
-    read_all,
+    read_files,
     read_lines,
     read_list,
     skip_hidden,
@@ -127,7 +127,7 @@ class DatasetDescription(NamedTuple):
     names: dict[int, str]
     splits: dict[str, list[str]]  # URIs of each split's folders and lists of images.
     keypoints: bool = False  # Whether key points follow the box in each line.
-    left_out: tuple[str, ...] = ()  # Entries of data.yaml for test whose images are not there.
+    missing_splits: tuple[str, ...] = ()  # Entries of data.yaml for test whose images are not there.
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,14 @@ class YoloSource(Source):
         if storage.scheme(self.location) in storage.WEB:
             message = f"{self.uri}: a YOLO set on the web cannot be listed"
             raise DataError(message, fix="put it into a folder, a bucket or a single zip")
-        uri, content, description = self.describe()
+        uri, content, description = self.read_description()
         positions = {number: position for position, number in enumerate(description.names)}
         digest, problems, folders = hashlib.sha256(content), Problems(), FolderListings()
         overlaps = SplitOverlaps(problems)
         images: dict[str, list[_Image]] = {}
         labeled: dict[str, _Image] = {}
         for split, places in description.splits.items():
-            images[split] = list(self._images(description.root, places, folders, problems))
+            images[split] = list(self._find_images(description.root, places, folders, problems))
             for image in images[split]:
                 version = folders.version(image.labels) if image.labels else ""
                 line = f"{split} {image.file_name} {image.version} {image.labels} {version}\n"
@@ -163,7 +163,7 @@ class YoloSource(Source):
                 if first.origin != image.origin:
                     problems.add(reasons.LABELS_SHARED, f"{first.file_name}, {image.file_name}")
             overlaps.add(split, ((image.file_name, image.origin) for image in images[split]))
-        for entry in description.left_out:
+        for entry in description.missing_splits:
             problems.add(reasons.SPLIT_EMPTY, entry)
         for split, split_images in images.items():
             looked = ", ".join(description.splits[split])
@@ -179,7 +179,7 @@ class YoloSource(Source):
             fix = "put the label files into a folder `labels` next to the folder `images`"
             raise DataError(f"{self.uri}: {problem}", fix=fix)
         shown = [
-            f"{split} of {', '.join(_relative(place, description.root) for place in places)}"
+            f"{split} of {', '.join(_relative_name(place, description.root) for place in places)}"
             for split, places in description.splits.items()
         ]
         return Listing(
@@ -194,7 +194,7 @@ class YoloSource(Source):
             read_as=f"YOLO, by {uri.rpartition('/')[2]}: {'; '.join(shown)}",
         )
 
-    def describe(self) -> tuple[str, bytes, DatasetDescription]:
+    def read_description(self) -> tuple[str, bytes, DatasetDescription]:
         """Read the set's description; return the file's URI and content too."""
         uri = self.location
         if not uri.lower().endswith((*YAML, *_NAMES)):
@@ -231,7 +231,7 @@ class YoloSource(Source):
         if path.strip() not in (*_NULL_WORDS, ".", "./") and (base := self._resolve(path, bases)):
             bases = list(dict.fromkeys([base, *bases]))
         splits: dict[str, list[str]] = {}
-        left_out = []
+        missing_splits = []
         for split, keys in _SPLIT_KEYS.items():
             key = next((key for key in keys if key in form), split)
             given = form.get(key, [])
@@ -248,7 +248,7 @@ class YoloSource(Source):
                 alike += [storage.join(near, name) for name in folders]
                 alike = [place for place in alike if parse_split(place.rpartition("/")[2]) == split]
                 if split == "test" and not any(map(_has_images, alike)):
-                    left_out.append(f"{key}: {text}")  # Roboflow lists a test that it did not export.
+                    missing_splits.append(f"{key}: {text}")  # Roboflow lists a test that it did not export.
                     continue
                 fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
                 problem = f"{uri}: there are no images for {key}: {text}"
@@ -259,46 +259,46 @@ class YoloSource(Source):
                 raise DataError(problem, fix=fix)
         if "train" not in splits:
             raise DataError(f"{uri} has no key train", fix=FIX)
-        return DatasetDescription(bases[0], names, splits, "kpt_shape" in form, tuple(left_out))
+        return DatasetDescription(bases[0], names, splits, "kpt_shape" in form, tuple(missing_splits))
 
     def _resolve(self, text: str, bases: list[str]) -> str:
         """Return the URI that a path means: relative to one of `bases`, absolute, or a URI; "" if none."""
-        for uri in self._allowed(text, bases):
+        for uri in self._allowed_candidates(text, bases):
             check_allowed(uri)
             if storage.exists(uri) or _has_files(uri):
                 return uri
         return ""
 
-    def _allowed(self, text: str, bases: list[str]) -> list[str]:
+    def _allowed_candidates(self, text: str, bases: list[str]) -> list[str]:
         """Return the URIs that a path may mean and that are in the folder that nothing may lead out of."""
         confined = f"{self.confined.rstrip('/')}/" if self.confined else ""
         return [uri for uri in _candidates(text, bases) if f"{uri}/".startswith(confined)]
 
     def _folders_near(self, text: str, bases: list[str]) -> tuple[str, list[str]]:
         """Return the lowest existing folder above a missing one, "" if unknown, and the folders in it."""
-        for uri in self._allowed(text, bases):
+        for uri in self._allowed_candidates(text, bases):
             base = next((base for base in bases if uri.startswith(f"{base.rstrip('/')}/")), "")
             near = uri if base else ""
             while near != base:
                 near = near.rpartition("/")[0]
                 if near == base or _has_files(near):
-                    return near, _folders_in(near)
+                    return near, _list_folders(near)
         return "", []
 
-    def _images(
+    def _find_images(
         self, root: str, places: list[str], folders: FolderListings, problems: Problems
     ) -> Iterator[_Image]:
         """Yield the images of a split, each once."""
         seen: set[str] = set()
         for place in places:
             if place.lower().endswith(".txt"):
-                listed = self._listed(place, root, folders, problems)
+                listed = self._read_image_list(place, root, folders, problems)
             else:
                 visible = visible_files(place, problems)
                 files = sorted((item for item in visible if _is_image(item[0])), key=itemgetter(0))
                 listed = ((storage.join(place, name), file_version(state)) for name, state in files)
             for origin, version in listed:
-                name = _relative(origin, root)
+                name = _relative_name(origin, root)
                 if origin in seen:
                     problems.add(reasons.IMAGE_LISTED_TWICE, name)
                     continue
@@ -306,7 +306,7 @@ class YoloSource(Source):
                 labels = next((uri for uri in _label_uris(origin) if folders.version(uri)), "")
                 yield _Image(name, origin, version, labels)
 
-    def _listed(
+    def _read_image_list(
         self, uri: str, root: str, folders: FolderListings, problems: Problems
     ) -> Iterator[tuple[str, str]]:
         """Yield URI and version of the images that a list names; the version is "" for missing ones."""
@@ -327,12 +327,12 @@ def _entries(
     images: list[_Image], positions: Mapping[int, int], keypoints: bool, problems: Problems
 ) -> Iterator[Entry]:
     """Read the labels of the images of a split."""
-    texts = read_all(image.labels for image in images if image.labels)
+    texts = read_files(image.labels for image in images if image.labels)
     pose_sizes: Counter[int] = Counter()  # Numbers of the rows that may be box and key points; 0 of others.
     first = ""
     for image in images:
         data = next(texts) if image.labels else b""
-        entry = Entry(image.file_name, image.origin, *SHARES_UPRIGHT, [], version=image.version)
+        entry = Entry(image.file_name, image.origin, *DISPLAYED_SHARES, [], version=image.version)
         if not image.version:
             entry.fault = (reasons.IMAGE_MISSING, f"no file {image.origin}")
         if isinstance(data, MissingError):
@@ -386,7 +386,7 @@ def _label_uris(image: str) -> list[str]:
     return [f"{before}/labels/{after}", beside] if separator else [beside]
 
 
-def _relative(origin: str, root: str) -> str:
+def _relative_name(origin: str, root: str) -> str:
     """Return an image's name relative to the set, or all of its path if it is elsewhere."""
     inside = origin.startswith(f"{root.rstrip('/')}/")
     return origin[len(root.rstrip("/")) + 1 :] if inside else origin.partition("://")[2] or origin.lstrip("/")
@@ -508,7 +508,7 @@ def _has_images(uri: str) -> bool:
     return any(_is_image(name) for name, _ in visible_files(uri))
 
 
-def _folders_in(uri: str) -> list[str]:
+def _list_folders(uri: str) -> list[str]:
     """Return the names of the visible folders in a folder."""
     if not storage.is_local(uri):
         return sorted({name.partition("/")[0] for name, _ in visible_files(uri) if "/" in name})

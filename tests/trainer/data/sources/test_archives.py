@@ -322,8 +322,8 @@ def test_members(zip_path):
     assert opened.read("a/stored.jpg") == bytes(range(256)) * 9
     assert opened.read("a/é deflated.jpg") == b"abc" * 1000
     assert opened.read("empty") == b""
-    assert opened.state("a/stored.jpg") == f"2304 {zlib.crc32(bytes(range(256)) * 9):08x}"
-    assert opened.state("nothing") == ""
+    assert opened.version("a/stored.jpg") == f"2304 {zlib.crc32(bytes(range(256)) * 9):08x}"
+    assert opened.version("nothing") == ""
     with pytest.raises(MissingError, match=r"no such file: nothing in .*x\.zip"):
         opened.read("nothing")
 

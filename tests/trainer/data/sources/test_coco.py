@@ -18,7 +18,7 @@ from trainer.data.download import plan
 from trainer.data.raw_manifest import SplitCounts
 from trainer.data.sources import coco
 from trainer.data.sources.coco import CocoSource, parse_box
-from trainer.data.sources.source import UNKNOWN, Reading, parse_split
+from trainer.data.sources.source import UNKNOWN, BoxOptions, parse_split
 
 
 def listing(path: Path):
@@ -305,7 +305,7 @@ def test_a_full_disk_is_named(make_coco, monkeypatch):
 
 
 DROP = object()
-FROM_SEGMENTATION = Reading("segmentation")
+FROM_SEGMENTATION = BoxOptions("segmentation")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, wri
 
 from trainer.base.errors import DataError
 from trainer.data import sources
-from trainer.data.images import SHARES
+from trainer.data.images import STORED_SHARES
 from trainer.data.sources import openimages
 from trainer.data.sources.openimages import (
     BOXES,
@@ -20,7 +20,7 @@ from trainer.data.sources.openimages import (
     DESCRIPTIONS,
     HIERARCHY,
     LABELS,
-    Labeler,
+    CategoryLookup,
     read_boxes,
 )
 from trainer.data.sources.source import UNKNOWN, Category, Rows
@@ -44,8 +44,8 @@ def test_what_a_row_tells(mirror):
     assert first == {
         "file_name": "000002b66c9c498e.jpg",
         "version": "",
-        "width": SHARES[0],
-        "height": SHARES[1],
+        "width": STORED_SHARES[0],
+        "height": STORED_SHARES[1],
         "origin": f"{mirror}/pixels/train/000002b66c9c498e.jpg",
         "original_id": '"000002b66c9c498e"',
         "fault_reason": "",
@@ -161,9 +161,9 @@ PUBLISHED = Path(__file__).parents[5] / "shared" / "data" / "openimages_csv"
 
 
 def read(uri: Path, categories: list[Category]) -> list[dict]:
-    labeler = Labeler(categories, categories)
+    lookup = CategoryLookup(categories, categories)
     return source_rows.rows_of(
-        Rows(partial(read_boxes, str(uri), "s3://images", categories, labeler, None, ""))
+        Rows(partial(read_boxes, str(uri), "s3://images", categories, lookup, None, ""))
     )
 
 
@@ -219,6 +219,6 @@ def test_fields_that_are_empty_or_unknown(tmp_path):
 
 def test_which_categories_the_rows_have():
     described = [Category(name, f"/m/{name}") for name in "abcd"]
-    labeler = Labeler(described, [described[2], described[0]])
-    rows, labels = labeler.apply(pa.array(["/m/a", "/m/b", "/m/other", "/m/d", None, "/m/c"]))
+    lookup = CategoryLookup(described, [described[2], described[0]])
+    rows, labels = lookup.find(pa.array(["/m/a", "/m/b", "/m/other", "/m/d", None, "/m/c"]))
     assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [(0, 1), (2, -1), (4, -1), (5, 0)]

@@ -9,7 +9,7 @@ from source_rows import entries_of
 from tests.trainer.data.sources.test_archives import XML
 from trainer.base.errors import DataError
 from trainer.data import source_names, sources
-from trainer.data.source_names import name_of
+from trainer.data.source_names import dataset_name
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.voc import VocSource
 
@@ -120,4 +120,4 @@ def test_folders_in_a_bucket_are_recognized(make_coco, make_jpeg, bucket):
     ],
 )
 def test_a_set_is_named_after_what_tells_it_from_others(source, name):
-    assert name_of(source) == name
+    assert dataset_name(source) == name

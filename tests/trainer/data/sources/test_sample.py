@@ -7,7 +7,7 @@ from source_rows import entries_of
 
 from trainer.base.errors import DataError
 from trainer.data import sources
-from trainer.data.sources.sample import SampleSource, layout
+from trainer.data.sources.sample import SampleSource, layout_scene
 
 
 def test_parameters():
@@ -28,7 +28,7 @@ def test_a_scene_depends_on_seed_size_and_number_alone():
     entry = entries_of(source.listing().splits["val"])[1]
     assert source.read(entry.origin) == SampleSource(12, 5, 120).read(entry.origin)
     assert source.read(entry.origin) != SampleSource(12, 6, 120).read(entry.origin)
-    assert layout(5, 3, 120) == layout(5, 3, 120) != layout(5, 4, 120)
+    assert layout_scene(5, 3, 120) == layout_scene(5, 3, 120) != layout_scene(5, 4, 120)
 
 
 def test_splits_do_not_share_scenes():

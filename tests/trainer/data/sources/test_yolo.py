@@ -13,7 +13,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import download, plan
-from trainer.data.images import SHARES_UPRIGHT
+from trainer.data.images import DISPLAYED_SHARES
 from trainer.data.raw_manifest import SplitCounts
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
@@ -99,7 +99,7 @@ def test_rows_that_may_be_key_points_without_kpt_shape(make_yolo, lines, count):
 
 def test_boxes_are_shares_of_the_image_as_it_is_displayed(make_yolo):
     (entry,) = entries(make_yolo(train={"a": "1 0.5 0.5 0.25 0.5\n\n0 0.25 0.25 0.5 0.5"}))
-    assert (entry.width, entry.height) == SHARES_UPRIGHT
+    assert (entry.width, entry.height) == DISPLAYED_SHARES
     assert [(box.category, box.bbox) for box in entry.boxes] == [
         (1, (0.375, 0.25, 0.25, 0.5)),
         (0, (0, 0, 0.5, 0.5)),
