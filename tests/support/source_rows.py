@@ -5,7 +5,7 @@ from typing import Any
 
 from trainer.config.schema import DataConfig
 from trainer.data.download import download
-from trainer.data.raw_folder import Table
+from trainer.data.raw_folder import RawTable
 from trainer.data.raw_manifest import RawManifest
 from trainer.data.shard_folder import ShardIndex
 from trainer.data.shards import shard
@@ -22,7 +22,7 @@ def rows_of(rows: Rows) -> list[dict[str, Any]]:
 
 
 def kept_rows(manifest: RawManifest, split: str) -> list[dict[str, Any]]:
-    table = Table(f"{manifest.uri}/{split}.parquet")
+    table = RawTable(f"{manifest.uri}/{split}.parquet")
     return [row for block in range(table.blocks) for row in table.read_block(block).to_pylist()]
 
 

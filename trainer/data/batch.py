@@ -1,4 +1,4 @@
-"""What a training step reads: a batch of images with its targets, padded to one length."""
+"""Batches of images and targets, and copies between host and device."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -7,26 +7,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PADDING = -1  # label of a target that is only padding
+PADDING = -1  # label of padding targets
 
 
 class Batch(NamedTuple):
-    """What a training step or an evaluation step reads."""
+    """A batch of images for training or evaluation; targets are padded to the same length."""
 
     images: Tensor  # uint8 [B, 3, S, S], in the memory format channels_last
     boxes: Tensor  # fp32 [B, M, 4] in pixels of the square; zeros where padded
     labels: Tensor  # int64 [B, M]; PADDING where padded
     color: Tensor | None  # fp32 [B, 3, 4] color maps, or None
-    image_ids: list[int]  # ids of the images, on the host
-    scales: list[tuple[float, float, float, float]]  # pixels of the square for a stored one, x y x y
-    counts: list[int]  # targets of each image, on the host
+    image_ids: list[int]  # on the host
+    scales: list[tuple[float, float, float, float]]  # pixels of the square per stored pixel, for x1 y1 x2 y2
+    counts: list[int]  # number of targets of each image
     windows: Sequence[tuple[int, int, int, int]] = ()
-    """Left, top, width and height of each picture in its image, in an evaluation."""
+    """In an evaluation: left, top, width and height of the shown part of each image."""
 
     def to(self, device: torch.device) -> "Batch":
-        """Copy to the device, for its current stream.
+        """Copy the batch to the device, for use on the current stream.
 
-        From pinned memory the copy does not block, nor wait for earlier work of the stream.
+        A copy from pinned memory neither blocks nor waits for earlier work on that stream.
         """
         if device.type == "cpu":
             return self
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
         def copy_to_device(part: Tensor) -> Tensor:
             copy = part.to(device, non_blocking=True)
-            # Its memory belongs to the copying stream, which must not reuse it before the other is done.
+            # The copying stream must not reuse the memory before the computing stream has used it.
             copy.record_stream(computing)
             return copy
 
@@ -46,8 +46,8 @@ class Batch(NamedTuple):
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values of the host to a device without waiting for its earlier work."""
-    # From other memory than pinned memory the copy would wait.
+    """Copy values from the host to a device without waiting for earlier work on it."""
+    # A copy from memory that is not pinned would wait.
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
@@ -69,5 +69,5 @@ def copy_to_host(values: Tensor) -> Callable[[], Tensor]:
 
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which batches are copied; always the same, as memory is reused by its own stream."""
+    """Return a device's stream for copies; always the same one, so that its memory can be reused."""
     return torch.cuda.Stream(device)

@@ -1,4 +1,4 @@
-"""Draws boxes and their names into images, in colors that color-blind people can distinguish."""
+"""Draws labeled boxes on images, in colors that color-blind people can distinguish."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,30 +11,30 @@ from trainer.base.safe_text import to_one_line
 
 
 class TextRenderer:
-    """Writes lines of text of one size."""
+    """Draws single lines of text in one size."""
 
     def __init__(self, size: int) -> None:
-        """Use letters of `size` pixels."""
+        """Set the height of the letters in pixels."""
         self._size = size
         _, top, _, bottom = _font(_dejavu(), size).getbbox("ÅÉgj", anchor="ls")
         self._ascent = -int(top)
-        self.height = self._ascent + int(bottom)  # Pixels of a line of any text.
+        self.height = self._ascent + int(bottom)  # Height of a line in pixels, for any text.
 
     def width(self, text: str) -> int:
         """Return the width of a text in pixels."""
         return round(self._font(text).getlength(to_one_line(text)))
 
     def write(self, pen: ImageDraw.ImageDraw, place: tuple[float, float], text: str, fill: object) -> None:
-        """Write a text; `place` is its upper left corner, `fill` a color."""
+        """Draw a text; `place` is its upper left corner, `fill` a color."""
         at = (place[0], place[1] + self._ascent)
         pen.text(at, to_one_line(text), font=self._font(text), fill=fill, anchor="ls")  # type: ignore[arg-type]
 
     def shorten(self, text: str, max_width: float, *, end: bool = False) -> str:
-        """Return as much of the beginning (or `end`) of a text as fits into `max_width` pixels, with `…`."""
+        """Truncate a text with `…` to at most `max_width` pixels; keep the beginning, or the `end`."""
         text = to_one_line(text)
         if self.width(text) <= max_width:
             return text
-        # By bisection: a name may have thousands of letters.
+        # Bisection, because a name may have thousands of letters.
         fitting, too_long = 0, len(text)
         while too_long - fitting > 1:
             middle = (fitting + too_long) // 2
@@ -49,12 +49,12 @@ class TextRenderer:
         return _font(_find_font(frozenset(to_one_line(text)) - {"…"}), self._size)
 
 
-text_renderer = cache(TextRenderer)  # By the size of the letters in pixels.
+text_renderer = cache(TextRenderer)  # One renderer per size.
 
 
 @cache
 def _find_font(letters: frozenset[str]) -> Path:
-    """Return DejaVu Sans, or if it lacks letters the first font of the system that has all of them."""
+    """Return DejaVu Sans or, if it lacks some letters, the first system font that has all of them."""
     numbers = set(map(ord, letters))
     if numbers <= _characters(_dejavu()):
         return _dejavu()
@@ -77,12 +77,12 @@ def _system_fonts() -> list[Path]:
 
 @cache
 def _characters(path: Path) -> frozenset[int]:
-    """Return the numbers of the characters that a font has."""
+    """Return the code points of the characters in a font."""
     from matplotlib.ft2font import FT2Font
 
     try:
         return frozenset(FT2Font(str(path)).get_charmap())
-    except (OSError, RuntimeError):  # Damaged, or no font in spite of its name.
+    except (OSError, RuntimeError):  # The file is damaged or not a font.
         return frozenset()
 
 
@@ -94,15 +94,15 @@ def _font(path: Path, size: int) -> ImageFont.FreeTypeFont:
 Corners = tuple[float, float, float, float]
 
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
-"""Of the labels, in turn: the palette of Okabe and Ito."""
+"""Colors of the labels, in turn (palette of Okabe and Ito)."""
 TEXT_COLORS = ("#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000", "#000000", "#ffffff")
-"""Of the names, white or black: the one with the higher contrast to the color."""
-_SIDE, _EDGE = 3, 2  # Margin of a name at its sides, and above and below it, in pixels.
+"""White or black for the text on each color, whichever has the higher contrast."""
+_SIDE, _EDGE = 3, 2  # Horizontal and vertical margins of a name, in pixels.
 
 
 @dataclass(frozen=True)
 class LabeledBox:
-    """A box to be drawn."""
+    """A box to draw, with its text."""
 
     corners: Corners  # x1, y1, x2, y2 in pixels of the image.
     label: int  # Class, which determines the color.
@@ -110,10 +110,10 @@ class LabeledBox:
 
 
 def draw_boxes(image: Image.Image, boxes: Sequence[LabeledBox], *, line: int, size: int) -> None:
-    """Draw boxes, the most important first, and their names into an RGB image, which is changed.
+    """Draw boxes with their names onto an RGB image, in place; the first boxes are on top.
 
-    The frames are `line` pixels wide, the letters `size` pixels high. A name is above its box, or inside if
-    there is no room.
+    Frames are `line` pixels wide, letters `size` pixels high. A name is above its box, or inside if there
+    is no room.
     """
     pen, letters = ImageDraw.Draw(image), text_renderer(size)
     drawn = [

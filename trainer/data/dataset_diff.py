@@ -1,4 +1,4 @@
-"""Counts the images in which the listing of a source differs from raw tables that were written earlier."""
+"""Compares the listing of a source with earlier raw tables."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ _ANNOTATION_COLUMNS = ["width", "height", "extra", "boxes"]
 
 @dataclass(frozen=True)
 class DatasetDiff:
-    """How a listing differs from earlier raw tables."""
+    """The differences between a listing and earlier raw tables."""
 
     new: int = 0
-    changed: int = 0  # Images with the same key and other bytes or annotations.
+    changed: int = 0  # Images with the same key and different bytes or annotations.
     removed: int = 0
     other_classes: bool = False
     other_exclusions: bool = False  # The content of data.exclude changed.
 
     @property
     def images(self) -> int:
-        """New, changed and removed images together."""
+        """Number of new, changed and removed images together."""
         return self.new + self.changed + self.removed
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class DatasetDiff:
 
 
 def compare(planned: RawManifest, before: RawManifest) -> DatasetDiff:
-    """Compare the tables of a plan with earlier ones; no image is read.
+    """Compare the tables of a plan with earlier ones, without reading images.
 
     Raises:
         DataError: a table is damaged.
@@ -54,9 +54,9 @@ def compare(planned: RawManifest, before: RawManifest) -> DatasetDiff:
 
 
 def _digests(raw: RawManifest) -> np.ndarray:
-    """Return, by rows, digests of split and key, of the image and of its annotations; uint64 [3, images].
+    """Return digests of key (with split), file and annotations of each image, uint64 [3, images].
 
-    The images are sorted by the first digest, which is unique.
+    Images are sorted by the first digest, which is unique.
     """
     parts = [np.zeros((3, 0), np.uint64)]
     for split in raw.splits:
@@ -72,11 +72,11 @@ def _digests(raw: RawManifest) -> np.ndarray:
 
 
 def _annotation_digests(rows: pa.Table) -> list[int]:
-    """Return a digest of what the source says of each image; the order of boxes is ignored."""
+    """Return a digest of the annotations of each image; the order of boxes is ignored."""
     lists = rows.column("boxes").combine_chunks()
     boxes = lists.flatten()
     fields = [np.asarray(boxes.field(n), np.float64) for n in range(boxes.type.num_fields)]
-    values = (np.stack(fields, axis=1) + 0.0).astype("<f8")  # Adding 0 turns -0 into 0.
+    values = (np.stack(fields, axis=1) + 0.0).astype("<f8")  # Adding 0 converts -0 to 0.
     ends = np.append(0, np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False)))
     texts = zip(*(rows.column(name).to_pylist() for name in _ANNOTATION_COLUMNS[:-1]), strict=True)
     digests = []

@@ -1,6 +1,6 @@
-"""Converts any image to an upright baseline JPEG, and its boxes with it.
+"""Converts images to upright baseline JPEGs, and their boxes accordingly.
 
-Orientation: Exif 2.32, tag 0x0112.
+The orientation is that of Exif 2.32, tag 0x0112.
 """
 
 import io
@@ -22,23 +22,23 @@ IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".heic", ".heif", ".avif",
 )  # fmt: skip
 
-MAX_SIDE = 65_535  # pixels; JPEG has no larger one, and resizing such a strip takes gigabytes
-MAX_PIXELS = 178_956_970  # Larger images are refused undecoded: a small file can claim any size.
+MAX_SIDE = 65_535  # pixels; the limit of JPEG
+MAX_PIXELS = 178_956_970  # Larger images are refused before decoding: a small file can claim any size.
 
 _SAMPLINGS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4))
-"""Horizontal and vertical sampling of the brightness that every decoder supports."""
+"""Horizontal and vertical sampling factors of the luma that every decoder supports."""
 
 _MAX_SCANS = 10
-"""Of a progressive JPEG, as libjpeg writes it (jcparam.c, `jpeg_simple_progression`). With more scans fewer
-pixels are allowed: decoding a scan of a few bytes visits all pixels."""
+"""Scans that libjpeg writes in a progressive JPEG (jcparam.c, `jpeg_simple_progression`). With more scans,
+fewer pixels are allowed, because decoding a scan of a few bytes visits all pixels."""
 _START_OF_SCAN = b"\xff\xda"
 
-# Importing a plugin registers it; formats that run other programs (EPS) are not used. JPEG includes MPO.
+# Importing a plugin registers it. Formats that run other programs (EPS) are excluded. JPEG includes MPO.
 register_heif_opener()
 _FORMATS = ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF"]
 
 _PERCENTILES = (0.1, 99.9)
-"""Percentiles of a 16-bit image that become black and white, so that a few broken pixels do not matter."""
+"""Percentiles of a 16-bit image that become black and white; a few broken pixels do not matter."""
 
 STORED_SHARES = (-2, -2)  # annotated size of an image whose boxes are fractions of its stored sides
 
@@ -54,15 +54,15 @@ _TRANSPOSES = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""Transposition that turns an image of each Exif orientation upright."""
+"""The transposition that makes an image of each Exif orientation upright."""
 
 
 class UnreadableImage(Exception):
-    """The bytes are not a usable image."""
+    """Raised for bytes that are not a usable image."""
 
 
 class TooManyPixels(UnreadableImage):
-    """The image has more pixels than the limit."""
+    """Raised for an image with more pixels than the limit."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class NormalizedImage:
     height: int
     stored_width: int  # of the original image in pixels, before its orientation was applied
     stored_height: int
-    orientation: int  # Exif orientation that was applied, 1 to 8; 1 is none
+    orientation: int  # Exif orientation that was applied, 1 to 8; 1 is upright
 
     @property
     def swaps_sides(self) -> bool:
@@ -83,10 +83,10 @@ class NormalizedImage:
 
 
 def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False) -> NormalizedImage:
-    """Return an image as baseline JPEG; one that is baseline JPEG loses its Exif block, and is not decoded.
+    """Convert an image to baseline JPEG; a file that is one already only loses its Exif block.
 
-    Images with a longer side than `max_side` are shrunk to it. `quality` is of JPEGs that have to be written.
-    `decode` decodes all images, which finds damage between the headers and the end.
+    The longer side is reduced to `max_side`. `quality` is used for JPEGs that have to be encoded. `decode`
+    decodes every image, which detects damage between the headers and the end.
     """
     image = _open(data)
     orientation, stored = _orientation(image), image.size
@@ -102,7 +102,7 @@ def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False)
     scale = min(1.0, max_side / max(stored))
     size = (max(1, round(stored[0] * scale)), max(1, round(stored[1] * scale)))
     if scale < 1:
-        # A JPEG is decoded at a half, quarter or eighth, but at no less than twice the target size.
+        # Decode a JPEG at 1/2, 1/4 or 1/8, but at least at twice the target size.
         image.draft(None, (2 * size[0], 2 * size[1]))
     _load(image)
     image = to_8_bit(image)
@@ -116,10 +116,10 @@ def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False)
 
 
 def _to_baseline(data: bytes, image: Image.Image) -> bytes | None:
-    """Return a baseline JPEG without its Exif and XMP blocks; None if it is another file, or cut off."""
+    """Return a baseline JPEG without its Exif and XMP blocks; None for other or truncated files."""
     if not isinstance(image, JpegImageFile) or image.info.get("progressive"):
         return None
-    samplings = [layer[1:3] for layer in image.layer]  # Of gray, or of brightness and two colors.
+    samplings = [layer[1:3] for layer in image.layer]  # For gray, or for luma and two chroma components.
     if samplings[1:] not in ([], [(1, 1), (1, 1)]) or samplings[0] not in _SAMPLINGS:
         return None
     for name, content in image.applist:
@@ -129,7 +129,7 @@ def _to_baseline(data: bytes, image: Image.Image) -> bytes | None:
 
 
 def crop(image: NormalizedImage, windows: Sequence[tuple[int, int, int, int]], quality: int) -> list[bytes]:
-    """Return a JPEG of each window (left, top, width, height); of a single one the image as it is."""
+    """Return a JPEG of each window (left, top, width, height); a single window is the whole image."""
     if len(windows) == 1:
         return [image.jpeg]
     opened, jpegs = _open(image.jpeg), []
@@ -153,7 +153,7 @@ def read_upright(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def read_header(data: bytes) -> NormalizedImage:
-    """Return the stored and displayed sizes of an image from its header; `jpeg` is empty."""
+    """Read the stored and displayed size of an image from its header; `jpeg` is empty."""
     image = _open(data)
     orientation, stored = _orientation(image), image.size
     displayed = stored[::-1] if orientation >= 5 else stored
@@ -163,7 +163,7 @@ def read_header(data: bytes) -> NormalizedImage:
 def to_pixels(
     bbox: list[float], image: NormalizedImage, annotated_width: int, annotated_height: int
 ) -> list[float]:
-    """Return an annotated box [x, y, width, height] in pixels of the normal image.
+    """Convert an annotated box [x, y, width, height] to pixels of the normalized image.
 
     Boxes belong to the displayed image, which labeling tools show. If the annotated size is that of the
     stored pixels, the boxes are rotated. If only its proportions match, the image was resized after it was
@@ -190,16 +190,16 @@ def to_pixels(
 
 
 def _is_proportional(size: tuple[int, int], reference: tuple[int, int]) -> bool:
-    """Return whether the first of two sizes is known, and has the proportions of the other."""
+    """Return whether a size is known and has the proportions of the reference."""
     return min(size) > 1 and abs(size[0] * reference[1] / (size[1] * reference[0]) - 1) < 0.01
 
 
 def find_size_problem(
     image: NormalizedImage, annotated_width: int, annotated_height: int, boxes: list[list[float]]
 ) -> str:
-    """Return the problem of an annotated size, see `trainer.data.problem_counts`; "" if there is none.
+    """Return what is wrong with an annotated size, see `trainer.data.problem_counts`; "" if nothing.
 
-    `boxes` are [x, y, width, height] in pixels of the normal image.
+    `boxes` are [x, y, width, height] in pixels of the normalized image.
     """
     annotated = (annotated_width, annotated_height)
     stored = (image.stored_width, image.stored_height)
@@ -214,7 +214,7 @@ def find_size_problem(
 
 
 def are_inside(boxes: list[list[float]], width: float, height: float) -> bool:
-    """Return whether boxes [x, y, width, height] end in an image of that size, within a margin of 1 %."""
+    """Return whether boxes [x, y, width, height] end within an image of this size plus a margin of 1 %."""
     right = max((box[0] + box[2] for box in boxes), default=0)
     below = max((box[1] + box[3] for box in boxes), default=0)
     return right <= 1.01 * width + 1 and below <= 1.01 * height + 1
@@ -229,9 +229,9 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
             image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except Image.DecompressionBombError as error:
         raise TooManyPixels(f"more than the limit of {min(max_pixels, MAX_PIXELS):,} pixels") from error
-    except Exception as error:  # decoders of hostile bytes raise nearly anything
+    except Exception as error:  # decoders raise nearly anything for hostile bytes
         check_resources(error)
-        raise UnreadableImage("not an image that can be read") from error
+        raise UnreadableImage("not a readable image") from error
     pixels = image.width * image.height
     if max(image.size) > MAX_SIDE:
         raise TooManyPixels(f"{image.width}x{image.height}: a side has more than {MAX_SIDE:,} pixels")
@@ -269,13 +269,13 @@ def _orientation(image: Image.Image) -> int:
 def to_8_bit(image: Image.Image) -> Image.Image:
     """Return the image as 8-bit grayscale or RGB; transparent parts become white.
 
-    The range of values of 16-bit grayscale becomes 0 to 255: cameras with 12 bits write 16-bit files too. Of
-    16-bit colors Pillow reads the upper 8 bits.
+    The range of values in 16-bit grayscale becomes 0 to 255, because cameras with 12 bits also write 16-bit
+    files. For 16-bit colors Pillow reads the upper 8 bits.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         pixels = np.asarray(image)
         if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
-            raise UnreadableImage("pixels are neither of 8 nor of 16 bits")
+            raise UnreadableImage("pixels have neither 8 nor 16 bits")
         low, high = np.percentile(pixels, _PERCENTILES)
         if low == high:
             low, high = pixels.min(), max(pixels.max(), pixels.min() + 1)
@@ -291,7 +291,7 @@ def to_8_bit(image: Image.Image) -> Image.Image:
 
 
 def _rotate_box(bbox: list[float], width: int, height: int, orientation: int) -> list[float]:
-    """Turn a box of a stored image of that size by an Exif orientation."""
+    """Rotate a box of a stored image of this size by an Exif orientation."""
     if orientation == 1:
         return bbox
     x, y, w, h = bbox
@@ -301,8 +301,8 @@ def _rotate_box(bbox: list[float], width: int, height: int, orientation: int) ->
         3: [right, below, w, h],  # upside down
         4: [x, below, w, h],  # mirrored upside down
         5: [y, x, h, w],  # transposed
-        6: [below, x, h, w],  # turned clockwise to be shown
+        6: [below, x, h, w],  # displayed rotated clockwise
         7: [below, right, h, w],  # transposed over the other diagonal
-        8: [y, right, h, w],  # turned counter-clockwise to be shown
+        8: [y, right, h, w],  # displayed rotated counterclockwise
     }
     return turned.get(orientation, bbox)

@@ -1,7 +1,7 @@
-"""The files of a folder of shards: how they are read, checked and written.
+"""Reads, checks and writes the files of a folder of shards.
 
-Whatever finds a damaged file leaves a note, `<file>.damaged`, so that the next shard step writes the file
-again without reading all shards to find the damage.
+A damaged file is marked by a file `<file>.damaged`, so that the next shard step rewrites it without having to
+read all shards.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,11 +21,11 @@ from trainer.data.problem_counts import Cases
 from trainer.data.raw_manifest import Category
 from trainer.data.statistics import SplitStatistics
 
-VERSION = 5  # Increase it, and that of `ShardIndex`, if the same raw images give other shards.
+VERSION = 5  # Increase it, also in `ShardIndex`, if the same raw images would give other shards.
 
 INDEX = "index.json"
 DAMAGE_SUFFIX = ".damaged"
-REPAIR_FIX = "run `kubedet data verify --repair {}`, or run the command that wrote it again"
+REPAIR_FIX = "run `kubedet data verify --repair {}`, or run the command again that wrote it"
 _READERS = 8
 
 SAMPLE = np.dtype(
@@ -34,13 +34,13 @@ SAMPLE = np.dtype(
         ("json_length", "<i4"), ("image_id", "<i8"), ("width", "<i4"), ("height", "<i4"), ("crc32", "<u4"),
     ]
 )  # fmt: skip
-"""A row of a split's table of samples: its shard, where its JPEG and its JSON are, the image's size, and the
-CRC-32 (ISO 3309, as in zlib) of both together."""
+"""A row of a split's table of samples: the shard, the positions of JPEG and JSON, the size of the image, and
+the CRC-32 (as in zlib) of JPEG and JSON together."""
 
 
 @dataclass(config=STRICT, frozen=True)
 class Shard:
-    """One shard of a split; its name is that of the tar file."""
+    """A shard of a split, named after its tar file."""
 
     name: str
     samples: int
@@ -60,7 +60,7 @@ class ShardSplit:
 
 @dataclass(config=STRICT, frozen=True)
 class StoredFile:
-    """A file of the folder besides the shards."""
+    """A file of the folder that is not a shard."""
 
     bytes: int
     sha256: str
@@ -76,7 +76,7 @@ class QuarantinedImage:
 
 @dataclass(config=STRICT, frozen=True)
 class ShardIndex:
-    """What a folder of shards contains."""
+    """The index of a folder of shards."""
 
     fingerprint: str
     source: str
@@ -84,8 +84,8 @@ class ShardIndex:
     categories: list[Category]
     splits: dict[str, ShardSplit]
     problems: dict[str, int]
-    class_counts: dict[str, dict[str, int]]  # Boxes of each class by name, of each split.
-    settings: dict[str, Any]  # Keys of `data` that they were made with.
+    class_counts: dict[str, dict[str, int]]  # Number of boxes, by split and class name.
+    settings: dict[str, Any]  # Values of the `data` keys that determine shards.
     kind: Literal["shards"] = "shards"
     version: Literal[5] = 5
     uri: str = ""  # Not stored, because a folder may be moved.
@@ -93,7 +93,9 @@ class ShardIndex:
     warnings: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedImage] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
-    files: dict[str, StoredFile] = field(default_factory=dict)  # Tables of samples and ground truth, by name.
+    files: dict[str, StoredFile] = field(
+        default_factory=dict
+    )  # Tables of samples, and ground truth, by name.
     content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.write_image_table`.
 
     @property
@@ -103,23 +105,23 @@ class ShardIndex:
 
     @property
     def samples(self) -> dict[str, int]:
-        """Samples of each split."""
+        """Number of samples in each split."""
         return {name: split.samples for name, split in self.splits.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON, without empty fields that are optional."""
+        """Return the index as a dictionary for JSON, without empty fields."""
         return {key: value for key, value in asdict(self).items() if value not in (None, "")}
 
     def write(self) -> None:
-        """Write it into its folder; raise StorageError if that fails."""
+        """Write the index to its folder."""
         storage.write_json(storage.join(self.uri, INDEX), replace(self, uri="").to_json())
 
 
 @dataclass(config=STRICT, frozen=True)
 class Sidecar:
-    """The record of one shard."""
+    """The description of one shard, in a file next to it."""
 
-    block: int  # Of the raw table that its images are from.
+    block: int  # Block of the raw table that its images come from.
     samples: int
     boxes: int
     bytes: int
@@ -127,11 +129,11 @@ class Sidecar:
     quarantined: list[QuarantinedImage]
     problems: dict[str, Cases]
     statistics: SplitStatistics
-    rows: list[Any]  # `samples.IndexedRecord` of each sample, not checked when it is loaded.
+    rows: list[Any]  # `samples.IndexedRecord` of each sample; not validated on loading.
     hashes: str  # See `plausibility.picture_hash`, in base64.
 
     def write(self, folder: str, name: str) -> None:
-        """Write it next to its shard of that name (without extension)."""
+        """Write the sidecar next to its shard, whose name is given without extension."""
         # `asdict` would copy all rows.
         record = vars(self) | {
             "quarantined": [asdict(item) for item in self.quarantined],
@@ -142,11 +144,11 @@ class Sidecar:
 
 
 def read_index(uri: str) -> ShardIndex:
-    """Return the index of a folder of shards, with its `uri` as it is now.
+    """Read the index of a folder of shards, and set its current `uri`.
 
     Raises:
         StorageError: it is missing, cannot be read, or is damaged.
-        DataError: it is of a newer version, or of another form.
+        DataError: it has another version, or unexpected content.
     """
     index = storage.read_model(storage.join(uri, INDEX), ShardIndex, REPAIR_FIX.format(uri))
     return replace(index, uri=storage.absolute(uri))
@@ -155,9 +157,7 @@ def read_index(uri: str) -> ShardIndex:
 def find_listing_faults(
     index: ShardIndex, states: Mapping[str, storage.FileState]
 ) -> dict[str, tuple[str, str]]:
-    """Return the files that are missing from a listing or have a different size: reason and example by
-    name.
-    """
+    """Return the reason and an example for each file that a listing lacks or that has another size."""
     sizes: dict[str, int | None] = {name: file.bytes for name, file in index.files.items()}
     for split in index.splits.values():
         for shard in split.shards:
@@ -173,7 +173,7 @@ def find_listing_faults(
 
 
 def read_sidecar(uri: str, name: str) -> Sidecar:
-    """Return the record of one shard (named without extension), and note if it is damaged."""
+    """Read the sidecar of a shard (named without extension); mark the shard if the sidecar is damaged."""
     try:
         return storage.read_model(storage.join(uri, f"{name}.json"), Sidecar, REPAIR_FIX.format(uri))
     except DamagedError:
@@ -182,14 +182,14 @@ def read_sidecar(uri: str, name: str) -> Sidecar:
 
 
 def read_sidecars(uri: str, names: list[str]) -> Iterator[Sidecar]:
-    """Yield the sidecars of shards in order, read a little ahead."""
+    """Yield the sidecars of shards in order; a few are read ahead."""
     with ThreadPoolExecutor(_READERS) as readers:
         for first in range(0, len(names), _READERS):
             yield from readers.map(partial(read_sidecar, uri), names[first : first + _READERS])
 
 
 def read_checked(index: ShardIndex, name: str) -> bytes:
-    """Return a file of a folder, checked against the index."""
+    """Read a file of a folder, and check its hash against the index."""
     try:
         return storage.read_bytes(storage.join(index.uri, name), sha256=index.files[name].sha256)
     except DamagedError as error:
@@ -197,7 +197,7 @@ def read_checked(index: ShardIndex, name: str) -> bytes:
 
 
 def mark_damaged(uri: str, name: str) -> None:
-    """Note that a file is damaged, if the folder may be written."""
+    """Mark a file as damaged, if the folder is writable."""
     with suppress(StorageError):
         storage.write_json(
             storage.join(uri, name + DAMAGE_SUFFIX), {"kind": "damaged", "version": 1, "file": name}
@@ -205,5 +205,5 @@ def mark_damaged(uri: str, name: str) -> None:
 
 
 def list_damaged(names: Iterable[str]) -> list[str]:
-    """Return the files with a note of damage, from the names in a folder."""
+    """Return the files that are marked as damaged, given the names in a folder."""
     return sorted(name.removesuffix(DAMAGE_SUFFIX) for name in names if name.endswith(DAMAGE_SUFFIX))

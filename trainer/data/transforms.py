@@ -1,7 +1,7 @@
-"""Transforms a decoded image with boxes to the network's square, with and without augmentation.
+"""Transforms a decoded image and its boxes to the network's square input, with or without augmentation.
 
-The loader's threads do the geometry. Photometric changes are one affine map of the colors for each image,
-applied to the whole batch on the device.
+Geometric transforms run in the loader's threads. Photometric changes are an affine color map for each image,
+which is applied to the whole batch on the device.
 """
 
 import itertools
@@ -20,40 +20,40 @@ from trainer.data.samples import Annotation, Record
 from trainer.data.tiles import MIN_VISIBLE, Window
 
 Scales = tuple[float, float, float, float]  # of x1, y1, x2, y2
-EXTRA = 6  # parts of a sample's randomness below it are those of a mosaic and of mix-up
-_MAX_ZOOM = 4.0  # largest sides after a zoom-out, relative to the image
-_OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # least IoU of a crop with a box; 1 leaves the image as it is
-_CROP_TRIALS = 40  # crops that are tried for a least IoU
-_MIN_CROP = 0.3  # of a side
-_MAX_ASPECT = 2.0  # of a crop, and its inverse
+EXTRA = 6  # first part number of `random_numbers` that mosaic and mix-up do not use
+_MAX_ZOOM = 4.0  # largest side after a zoom-out, relative to the image
+_OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # minimum IoU of a crop with a box; 1: no crop
+_CROP_TRIALS = 40  # crops that are tried for each minimum IoU
+_MIN_CROP = 0.3  # smallest side of a crop, relative to the image
+_MAX_ASPECT = 2.0  # largest ratio of the sides of a crop
 _DRAWS = struct.Struct("<9I")
 _PERMUTATIONS = tuple(itertools.permutations(range(3)))
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
 
 class View(NamedTuple):
-    """Which part of an image is shown, where in the square, and the gray around it."""
+    """The part of an image that is shown, its place in the square, and the padding around it."""
 
-    divisor: int  # The decoder divides the sides by it: 1, 2, 4 or 8. The crop is in the result.
+    divisor: int  # The image is decoded at 1/divisor of its size (1, 2, 4 or 8), then cropped.
     crop: tuple[int, int, int, int]  # left, top, width, height
     target: tuple[int, int, int, int]  # left, top, width, height in pixels of the square
     flip: bool
     flip_vertical: bool
     fill: int = FILL
-    by_center: bool = False  # Keep boxes if their center is shown, instead of a quarter of their area.
+    by_center: bool = False  # Keep a box if its center is visible, not if a quarter of its area is.
 
     @property
     def scales(self) -> Scales:
-        """Pixels of the square for one pixel of the stored image: divide boxes in the square by them."""
+        """Pixels of the square per pixel of the stored image, for x1, y1, x2, y2."""
         across, down = (self.target[axis] / (self.crop[axis] * self.divisor) for axis in (2, 3))
         return across, down, across, down
 
 
 def fit_image(image: Tensor, target: InputSquare) -> tuple[Tensor, Scales]:
-    """Fit uint8 [3, H, W] into a square, as every use of a trained model does.
+    """Fit uint8 [3, H, W] into the square input of a trained model.
 
-    `letterbox`: longer side = size, at the top left, the rest filled; `squash`: both sides = size. Returns
-    the square, uint8 [3, size, size], and `View.scales`.
+    `letterbox` scales the longer side to the size and fills the rest; `squash` scales both sides. Returns the
+    square, uint8 [3, size, size], and `View.scales`.
     """
     view = full_view(image.shape[-1], image.shape[-2], target)
     square = np.empty((target.size, target.size, 3), np.uint8)
@@ -62,7 +62,7 @@ def fit_image(image: Tensor, target: InputSquare) -> tuple[Tensor, Scales]:
 
 
 def full_view(width: int, height: int, target: InputSquare) -> View:
-    """Return the view of `fit_image` for an image of that size."""
+    """Return the view that `fit_image` uses for an image of this size."""
     size = target.size
     scale = size / max(height, width)
     drawn = (size, size) if target.resize == "squash" else (round(width * scale), round(height * scale))
@@ -72,10 +72,10 @@ def full_view(width: int, height: int, target: InputSquare) -> View:
 
 
 def random_numbers(seed: int, epoch: int, index: int, *part: int) -> list[float]:
-    """Return nine numbers, uniform in [0, 1), as a function of seed, epoch, sample (and part of its picture).
+    """Return nine numbers, uniform in [0, 1), that depend only on seed, epoch, sample and part.
 
-    Five are for `random_view`, four for `color_map`; parts from `EXTRA` on are for other options. A hash
-    (BLAKE2b, RFC 7693) takes a tenth of the time of setting up a generator.
+    `random_view` uses five of them and `color_map` four; parts from `EXTRA` on are for other options. A hash
+    (BLAKE2b, RFC 7693) takes a tenth of the time of a new generator.
     """
     key = b"%d %d %d" % (seed, epoch, index)
     for number in part:
@@ -85,10 +85,10 @@ def random_numbers(seed: int, epoch: int, index: int, *part: int) -> list[float]
 
 
 def random_window(record: Record, config: LoaderConfig, draw: Callable[[], float]) -> Window:
-    """Return the part of an image that is shown after `zoom_out` and `iou_crop`; it may exceed the image.
+    """Return a random part of an image for `zoom_out` and `iou_crop`; it may extend beyond the image.
 
-    Both are of SSD (Liu et al. 2016, arXiv:1512.02325), drawn as by torchvision's RandomZoomOut and
-    RandomIoUCrop (0.29). `draw` returns numbers uniform in [0, 1).
+    Both are from SSD (Liu et al. 2016, arXiv:1512.02325), and drawn like RandomZoomOut and RandomIoUCrop of
+    torchvision 0.29. `draw` returns numbers uniform in [0, 1).
     """
     width, height = record["width"], record["height"]
     left, top = 0, 0
@@ -129,10 +129,10 @@ def random_view(
     canvas: tuple[int, int],
     window: Window | None = None,
 ) -> View:
-    """Return a view with scale jitter, crop or padding at a random place, and flips.
+    """Return a view with random scale, position and flips.
 
-    Before the jitter the longer side of the window, by default the whole image, is that of the canvas (width
-    and height), with `resize=squash` both sides. `draws` are five numbers, uniform in [0, 1).
+    The window, by default the whole image, is fitted to the canvas (width, height): its longer side, or with
+    `resize=squash` both sides. Then it is scaled at random. `draws` are five numbers, uniform in [0, 1).
     """
     jitter, place_x, place_y, flip, flip_vertical = draws
     canvas_width, canvas_height = canvas
@@ -146,7 +146,7 @@ def random_view(
         scale_x, scale_y = (scale * low * (high / low) ** jitter for scale in scales)
     else:
         scale_x, scale_y = (scale * (low + (high - low) * jitter) for scale in scales)
-    # libjpeg divides the sides for less than it costs to decode and resize.
+    # Decoding at a fraction of the size is cheaper than decoding fully and resizing.
     largest = max(scale_x, scale_y)
     divisor = next(number for number in (8, 4, 2, 1) if number * largest <= 1 or number == 1)
     left, crop_width, x, place_width = _place_axis(
@@ -169,9 +169,9 @@ def random_view(
 def _place_axis(
     length: int, window: tuple[int, int], scale: float, divisor: int, size: int, place: float
 ) -> tuple[int, int, int, int]:
-    """Return one axis of a view: start and length of the crop, start and length in the square.
+    """Return the crop (start, length) and its target (start, length) on one axis of a view.
 
-    `window` is start and length of the part of the image that is shown, which may exceed it.
+    `window` is start and length of the shown part, which may extend beyond the image.
     """
     decoded, (start, extent) = -(-length // divisor), window
     first, last = round(start / divisor), round((start + extent) / divisor)
@@ -185,7 +185,7 @@ def _place_axis(
         last, shown = first + seen, size
     if first >= 0 and last <= decoded:
         return first, last - first, x, shown
-    # Only a part of it, at least a pixel, is covered by the image.
+    # The image covers only a part of the window, at least one pixel.
     begin = min(max(first, 0), decoded - 1)
     end = max(begin + 1, min(last, decoded))
     step = shown / (last - first)
@@ -197,25 +197,25 @@ def _place_axis(
 def render(image: Tensor, view: View, square: np.ndarray) -> None:
     """Draw the view of an image into uint8 [S, S, 3].
 
-    The image is uint8 [3, H, W] as decoded with the view's divisor: RGB, or BGR if the view is flipped.
+    The image is uint8 [3, H, W], decoded with the view's divisor: RGB, or BGR if the view is flipped.
     """
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     Drawing(pixels, view, square, np.empty_like(square)).finish()
 
 
 class Drawing:
-    """Draws a view of an image; everything but the pixels is prepared before the image is decoded.
+    """Draws a view of an image; all but the pixels is prepared before the image is decoded.
 
-    Decoding evicts everything else from the processor's caches, and small steps after it take several times
-    as long. A flipped image is decoded as BGR: reversing the bytes of a row then reverses both the picture
-    and the order of its channels.
+    Decoding evicts everything else from the processor's caches, and small steps right after it take several
+    times as long. A flipped image is decoded as BGR: reversing the bytes of a row then reverses both the
+    picture and the order of its channels.
     """
 
     def __init__(self, pixels: np.ndarray, view: View, square: np.ndarray, spare: np.ndarray) -> None:
-        """Fill the padding, and prepare the sources and targets of all copies.
+        """Fill the padding, and determine the sources and targets of all copies.
 
-        `pixels` will contain the image, `square` its view, and `spare`, at least as large as `square`,
-        intermediate pixels: all are uint8 [H, W, 3], contiguous.
+        All arrays are uint8 [H, W, 3] and contiguous: `pixels` will contain the image, `square` its view, and
+        `spare`, at least as large as `square`, intermediate results.
         """
         self.pixels, self.view, self.square = pixels, view, square
         left, top, width, height = view.crop
@@ -244,7 +244,7 @@ class Drawing:
         if not view.flip:
             self._copies.append((source, target))
             return
-        # Bytes are reversed eight at once: reading a word in the other byte order reverses them.
+        # Reading a word in the other byte order reverses eight bytes at once.
         length = source.shape[1]
         rest = length % 8
         words = source[:, : length - rest].view(">u8"), target[:, rest:].view("<u8")[:, ::-1]
@@ -256,8 +256,8 @@ class Drawing:
         """Draw the view, after the image has been decoded."""
         if self._resized:
             source, target = self._resized
-            # The operator of torch.nn.functional.interpolate, which has no `out`: it would allocate
-            # an image that has to be copied. In integers, so that the pixels are the same on every machine.
+            # The operator behind torch.nn.functional.interpolate, which has no `out` and would need a copy.
+            # Integer arithmetic gives the same pixels on every machine.
             torch.ops.aten._upsample_bilinear2d_aa.out(
                 source, target.shape[2:], align_corners=False, out=target
             )
@@ -266,7 +266,7 @@ class Drawing:
 
 
 def _to_tensor(pixels: np.ndarray) -> Tensor:
-    """Return uint8 [H, W, 3] as [1, 3, H, W]."""
+    """Return uint8 [H, W, 3] as a tensor [1, 3, H, W]."""
     return torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
 
 
@@ -278,9 +278,9 @@ def _byte_rows(pixels: np.ndarray, left: int, width: int) -> np.ndarray:
 def transform_boxes(
     annotations: Sequence[Annotation], view: View, canvas: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Transform the boxes of an image to its square or tile of `canvas` (width and height) pixels.
+    """Transform the boxes of an image to its view in a `canvas` (width, height), in pixels.
 
-    Crowd regions and boxes that are mostly outside are dropped (see `View.by_center`). Returns boxes fp32
+    Crowd regions and boxes that are mostly outside are dropped, see `View.by_center`. Returns boxes fp32
     [M, 4], x1 y1 x2 y2, and labels int64 [M].
     """
     right, below = canvas
@@ -295,12 +295,12 @@ def transform_boxes(
         factor_x, plus_x, place_left = -factor_x, right - plus_x, right - place_left - place_width
     if view.flip_vertical:
         factor_y, plus_y, place_top = -factor_y, below - plus_y, below - place_top - place_height
-    if view.by_center:  # Next to the window there may be padding.
+    if view.by_center:  # The window may be surrounded by padding.
         left_end, right_end = place_left, place_left + place_width
         top_end, below_end = place_top, place_top + place_height
     boxes: list[float] = []
     labels: list[int] = []
-    # Up to a hundred boxes this loop takes less time than NumPy's calls on arrays.
+    # For up to a hundred boxes, this loop is faster than NumPy.
     for item in annotations:
         if item["iscrowd"]:
             continue
@@ -308,7 +308,7 @@ def transform_boxes(
         x1, x2 = factor_x * left + plus_x, factor_x * (left + width) + plus_x
         y1, y2 = factor_y * top + plus_y, factor_y * (top + height) + plus_y
         whole = abs((x2 - x1) * (y2 - y1))
-        # A flip exchanges the corners.
+        # A flip swaps the corners.
         (x1, x2), (y1, y2) = sorted((x1, x2)), sorted((y1, y2))
         centered = left_end < (x1 + x2) / 2 < right_end and top_end < (y1 + y2) / 2 < below_end
         x1, y1, x2, y2 = max(x1, left_end), max(y1, top_end), min(x2, right_end), min(y2, below_end)
@@ -325,9 +325,9 @@ def color_map(
 ) -> np.ndarray | None:
     """Return an affine map of RGB in 0..1 for brightness, contrast (about mid gray), saturation and hue.
 
-    It is fp32 [3, 4] (matrix and offset), or None if the configuration has no such change. `draws` are four
-    numbers, uniform in [0, 1), for the changes; `chances` six for their probability, and for the permutation
-    of the channels and its choice.
+    The map is fp32 [3, 4] (matrix and offset), or None if no change is configured. `draws` are four numbers,
+    uniform in [0, 1), for the amounts. `chances` are six: four decide whether each change is applied, and two
+    whether channels are permuted, and how.
     """
     limits = (config.brightness, config.contrast, config.saturation, config.hue)
     if not any(limits) and not config.channel_shuffle:
@@ -338,7 +338,7 @@ def color_map(
     ]
     brightness, contrast, saturation, hue = 1 + turns[0], 1 + turns[1], 1 + turns[2], turns[3]
     gray = np.tile(_LUMA, (3, 1))
-    # Hue turns the chroma plane of YIQ (NTSC, 1953) by a share of the full circle.
+    # Hue rotates the chroma plane of YIQ (NTSC, 1953) by a fraction of a full turn.
     to_yiq = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
     cosine, sine = np.cos(2 * np.pi * hue), np.sin(2 * np.pi * hue)
     rotation = np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]])

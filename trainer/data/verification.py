@@ -1,4 +1,4 @@
-"""Verifies that stored data is unchanged, by all hashes and every image, and repairs it."""
+"""Checks all hashes of stored data, decodes every image, and repairs damage."""
 
 import hashlib
 import io
@@ -44,7 +44,7 @@ _RUN_AGAIN_FIX = "run the command that prepared this data again: it rewrites mis
 
 @dataclass
 class VerificationResult:
-    """The number of files that were read, and the problems."""
+    """The number of files that were checked, and their problems."""
 
     kind: str
     uri: str
@@ -55,7 +55,7 @@ class VerificationResult:
 
 
 class _FileResult(NamedTuple):
-    """The result of one file."""
+    """The result of checking one file."""
 
     name: str
     problems: list[str]
@@ -64,12 +64,12 @@ class _FileResult(NamedTuple):
 
 
 def verify(text: str) -> VerificationResult:
-    """Read a whole folder of shards or raw images, compare it with its hashes, and decode every image.
+    """Check all hashes of a folder of shards or raw images, and decode every image.
 
     Raises:
-        ConfigError: it is neither, or not complete.
+        ConfigError: the folder is neither, or incomplete.
         DataError: the index is damaged.
-        StorageError: the folder cannot be reached.
+        StorageError: the folder cannot be read.
     """
     uri, cores = storage.absolute(text), worker_pool.available_cores()
     damaged: list[_FileResult] = []
@@ -120,7 +120,7 @@ def check(result: VerificationResult) -> None:
         return
     shown = "".join(f"\n  {problem}" for problem in result.problems[:_MAX_SHOWN])
     more = f"\n  and {len(result.problems) - _MAX_SHOWN} more" if len(result.problems) > _MAX_SHOWN else ""
-    fix = f"run `kubedet data verify --repair {result.uri}`, or run the command that wrote it again"
+    fix = f"run `kubedet data verify --repair {result.uri}`, or run the command again that wrote it"
     if result.kind == "shards" and any(_UNDECODABLE in problem for problem in result.problems):
         fix += "; with data.decode_check=true, which leaves out the images that cannot be decoded"
     count = f"{len(result.problems):,} problem{'s' * (len(result.problems) != 1)}"
@@ -128,7 +128,7 @@ def check(result: VerificationResult) -> None:
 
 
 def _verify_shard(task: tuple[ShardDataset, int]) -> _FileResult:
-    """Read a shard from start to end once."""
+    """Check a shard in one pass."""
     dataset, number = task
     shard = dataset.shards[number]
     rows = dataset.samples[dataset.samples["shard"] == number]
@@ -162,7 +162,7 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _FileResult:
             while block := file.read(_BLOCK):
                 digest.update(block)
                 size += len(block)
-    except ResourceError:  # The shard may be sound.
+    except ResourceError:  # The shard may be intact.
         raise
     except StorageError as error:
         return _FileResult(shard.name, [error.message, *problems], images, size)
@@ -176,7 +176,7 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _FileResult:
 
 
 def _find_damaged_reports(raw: RawManifest) -> list[_FileResult]:
-    """Return the damaged ones among the reports of what was fetched, see `raw_folder`."""
+    """Return the damaged reports of fetched images, see `raw_folder`."""
     damaged = []
     folder = storage.join(raw.uri, "fetched")
     for name in storage.list_files(folder):
@@ -188,7 +188,7 @@ def _find_damaged_reports(raw: RawManifest) -> list[_FileResult]:
 
 
 def _stored_rows(raw: RawManifest, images: np.ndarray) -> Iterator[RawRow]:
-    """Yield the rows of all images that are stored."""
+    """Yield the rows of all stored images."""
     for split in raw.splits:
         table = raw.table(split)
         for block in range(table.blocks):
@@ -208,17 +208,17 @@ def _verify_image(raw: RawManifest, images: np.ndarray, row: RawRow) -> _FileRes
         raise
     except StorageError as error:
         problem = error.message
-    except Exception as error:  # Decoders of damaged bytes raise nearly anything.
+    except Exception as error:  # Decoders raise nearly anything for damaged bytes.
         check_resources(error, uri)
         problem = f"{_UNDECODABLE}: {error}"
     return _FileResult(row["file_name"], [f"{uri}: {problem}"] if problem else [], 1, size)
 
 
 def repair(text: str) -> VerificationResult:
-    """Repair a folder: shards from the raw images, these from their source; return `verify` of the result.
+    """Repair shards from raw images, or raw images from their source; return the result of `verify`.
 
     Raises:
-        ConfigError: it is a source.
+        ConfigError: the folder contains neither.
         DataError, StorageError: the raw images or the source are not available, or have changed since.
     """
     folder = storage.absolute(text)

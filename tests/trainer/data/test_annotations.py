@@ -9,7 +9,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder, raw_manifest
 from trainer.data.annotations import write_tables
 from trainer.data.image_keys import distinct_key
-from trainer.data.raw_folder import Table
+from trainer.data.raw_folder import RawTable
 from trainer.data.raw_manifest import SplitCounts
 from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing, Rows
 
@@ -38,7 +38,7 @@ def rows(tmp_path):
         built = write_tables(source_listing, config or DataConfig(), uri, "the source", frozenset())
         read = {}
         for split, counts in built.splits.items():
-            kept = Table(str(tmp_path / folder / f"{split}.parquet"))
+            kept = RawTable(str(tmp_path / folder / f"{split}.parquet"))
             read[split] = [row for block in range(kept.blocks) for row in kept.read_block(block).to_pylist()]
             boxes = sum(len(row["boxes"]) for row in read[split])
             assert counts == SplitCounts(len(read[split]), boxes) and len(kept) == len(read[split])
