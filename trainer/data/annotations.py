@@ -1,8 +1,7 @@
-"""Writes a source's rows as raw tables: assigns labels, keys and ids, and holds out validation and test
-splits.
+"""Writes a source's rows as raw tables: assigns labels, keys and ids, and creates missing splits.
 
-Labels are contiguous from 0 and the same in all splits. Boxes are not cleaned before the image's true size
-is known.
+Labels are contiguous from 0 and the same in all splits. Boxes are cleaned later, when the true size of the
+image is known.
 """
 
 from array import array
@@ -48,7 +47,7 @@ class AnnotationTables:
 def write_tables(
     listing: Listing, config: DataConfig, folder: str, where: str, excluded: frozenset[str]
 ) -> AnnotationTables:
-    """Write `<folder>/<split>.parquet` for each split of a source's listing, whose `problems` grow.
+    """Write `<folder>/<split>.parquet` for each split of a listing; add problems to `listing.problems`.
 
     Images whose key or file name is in `excluded` are left out; `where` names the source in messages.
     """
@@ -58,7 +57,7 @@ def write_tables(
     )
     splits, tables = {}, {}
     boxes_of_train: Counter[int] = Counter()
-    found_names: set[str] = set()  # Of those that are excluded.
+    found_names: set[str] = set()  # Excluded names that occur.
     with temporary_folder() as temporary:
         drafts = {
             split: _draft_split(rows, labels, temporary / split, excluded, found_names, listing.problems)
@@ -95,7 +94,7 @@ def write_tables(
     unknown = sorted(name for name in excluded - found_names if not SHA256.fullmatch(name))
     if unknown:
         found.warnings.append(
-            f"{len(unknown)} names in data.exclude are of no image (first: {unknown[0]}): "
+            f"{len(unknown)} names in data.exclude match no image (first: {unknown[0]}): "
             "write them as in the source"
         )
     labels_by_id = {category.original_id: category.id for category in categories}
@@ -114,7 +113,7 @@ def write_tables(
 def check_listed_boxes(
     problems: Problems, where: str, splits: dict[str, SplitCounts], config: DataConfig
 ) -> None:
-    """Check the boxes of a source that are unusable by its annotations alone."""
+    """Raise DataError if the annotations alone show that too many boxes are unusable."""
     cases = problems.cases()
     bad = Problems.from_cases({reason: cases[reason] for reason in cases if reason in reasons.UNLISTED_BOXES})
     boxes = sum(split.boxes for split in splits.values()) + sum(bad.counts.values())
@@ -123,12 +122,12 @@ def check_listed_boxes(
 
 @dataclass
 class _SplitDraft:
-    """A labeled split without ids; several images may have the same key."""
+    """A labeled split before ids are assigned; several images may have the same key."""
 
     path: Path
     keys: np.ndarray  # uint64 [rows]: `image_keys.key_hash` of each key.
-    fractions: np.ndarray  # float64 [rows]: hashes that decide which rows go to val.
-    kept: np.ndarray  # bool [rows]: rows with a labeled box, or with none if that is allowed.
+    fractions: np.ndarray  # float64 [rows]: hashes that decide which rows become val.
+    kept: np.ndarray  # bool [rows]: rows with a labeled box, or all rows if images without boxes are allowed.
 
 
 def _draft_split(
@@ -139,9 +138,9 @@ def _draft_split(
     found_names: set[str],
     problems: Problems,
 ) -> _SplitDraft:
-    """Write a split's rows to a local file, as a source may be slow to read.
+    """Write a split's rows to a local file, since the source may be slow.
 
-    Names of images that are `excluded` are added to `found_names`.
+    Names in `excluded` that occur are added to `found_names`.
     """
     numbers, fractions = array("Q"), array("d")
     filled = [np.zeros(0, bool)]
@@ -171,10 +170,10 @@ def _draft_split(
 def _assign_splits(
     drafts: dict[str, _SplitDraft], config: DataConfig
 ) -> list[tuple[str, _SplitDraft, np.ndarray]]:
-    """Return the splits that are not empty: name, draft, and bool [rows], the rows that belong to it.
+    """Return the non-empty splits: name, draft, and a mask bool [rows] of the rows of the split.
 
-    Without test or val, images of train are held out by the hashes of their keys, so that images do not
-    change their split when others are added. At least one stays in train, and at least one becomes val.
+    If test or val is missing, images of train are held out by a hash of their keys, so that an image stays in
+    its split when others are added. At least one image stays in train, and at least one becomes val.
     """
     parts = {split: (draft, draft.kept) for split, draft in drafts.items()}
     if train := drafts.get("train"):
@@ -182,7 +181,7 @@ def _assign_splits(
         tests, held_out = np.zeros_like(train.kept), np.zeros_like(train.kept)
         if "test" in lacking:
             tests = train.kept & (train.keys < int(config.test_fraction * (2**64 - 1)))
-            if tests.any() and tests.sum() == train.kept.sum():  # One always stays in train.
+            if tests.any() and tests.sum() == train.kept.sum():  # Keep one in train.
                 tests[np.argmax(np.where(tests, train.keys, 0))] = False
         available = np.flatnonzero(train.kept & ~tests)
         if "val" in lacking and config.val_fraction > 0 and len(available) > 1:
@@ -196,7 +195,7 @@ def _assign_splits(
     limited = []
     for split in (split for split in SPLITS if split in parts and parts[split][1].any()):
         draft, rows = parts[split][0], np.flatnonzero(parts[split][1])
-        if config.max_images:  # Those with the lowest hashes.
+        if config.max_images:  # Take the rows with the lowest hashes.
             rows = rows[np.argsort(draft.keys[rows], kind="stable")[: config.max_images]]
         chosen = np.zeros(len(draft.kept), bool)
         chosen[rows] = True
@@ -211,7 +210,7 @@ def _number_rows(
     boxes_of_label: Counter[int],
     note: Callable[[pa.RecordBatch], None],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the chosen rows with ids from `image_id` on and unique keys, and count their boxes."""
+    """Yield the chosen rows with unique keys and ids from `image_id` on; count their boxes."""
     numbers, counts = np.unique(draft.keys, return_counts=True)
     twice = np.isin(draft.keys, numbers[counts > 1])
     at = 0
@@ -234,14 +233,14 @@ def _number_rows(
 
 
 def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Category], np.ndarray]:
-    """Return the categories kept, and the label of each of the source's categories.
+    """Return the selected categories, and the label of each category of the source.
 
-    The labels are an array whose last item, index -1, is for UNKNOWN.
+    Labels are an array; the last item, index -1, is for UNKNOWN.
     """
     names = [category.name for category in listing.categories]
     if not names:
         raise DataError("the source lists no classes", fix="add categories to its annotations")
-    # A name has priority over an id; only ids that are texts (MIDs) can be given.
+    # Names take priority over ids; only ids that are strings (MIDs) can be selected.
     by_name: dict[int | str, Listed] = {category.original_id: category for category in listing.categories}
     by_name |= {category.name: category for category in listing.categories}
     unknown = [name for name in chosen_names if name not in by_name]
@@ -257,8 +256,8 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
 
 
 def _relabel_boxes(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
-    """Return boxes with the label of each category (the last is for UNKNOWN), without those of _DROPPED."""
-    values = boxes.flatten()  # Only the rows of this slice.
+    """Replace the categories of boxes by labels (the last one is for UNKNOWN), and remove _DROPPED boxes."""
+    values = boxes.flatten()  # Only the boxes of this slice.
     label = labels[values.field("category").to_numpy()]
     kept = label != _DROPPED
     fields = [values.field(index) for index in range(values.type.num_fields)]

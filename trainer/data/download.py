@@ -1,10 +1,10 @@
 """Downloads a source's images and annotations to the data root.
 
-<data_root>/images/<source>/<2 hex>/<key>-<digest>.<ext>   bytes as the source has them
+<data_root>/images/<source>/<2 hex>/<key>-<digest>.<ext>   unchanged bytes of the source
 <data_root>/raw/<fingerprint>/                             see `trainer.data.raw_folder`
 
 The processes that torchrun started share the work: rank 0 lists the source, each process fetches the images
-of the next part that is free, and rank 0 writes the manifest. From the web only images are stored.
+of the next free part, and rank 0 writes the manifest.
 """
 
 import csv
@@ -49,39 +49,39 @@ SETTINGS = (
     "val_fraction", "test_fraction", "classes", "max_images", "empty_images", "boxes_from", "box_format",
     "exclude", "allow_hosts",
 )  # fmt: skip
-"""Keys of the section `data` that determine raw tables."""
+"""Keys of the section `data` that determine the raw tables."""
 
 
 def fingerprint(*parts: Any) -> str:
-    """Return 16 hex digits that name the result of these parts."""
+    """Return a hash of the parts, 16 hex digits, that names their result."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def select_table_settings(config: DataConfig) -> list[Any]:
-    """Return the parts of a configuration that determine the images and boxes of raw tables."""
+    """Return the settings that determine images and boxes of the raw tables, except exclusions."""
     return [getattr(config, key) for key in SETTINGS if key not in ("exclude", "allow_hosts")]
 
 
 def read_excluded(uri: str) -> list[str]:
-    """Return the lines of data.exclude, sorted: names and hashes of images; [] without a file."""
+    """Read data.exclude: sorted names and hashes of images; [] if no file is set."""
     if not uri:
         return []
     try:
         return sorted({line.lower() if SHA256.fullmatch(line) else line for line in read_list(uri)})
     except MissingError as error:
-        fix = "correct the path of the file, one that the step can read, or leave it unset"
+        fix = "set it to a file that the step can read, or leave it unset"
         raise DataError(f"data.exclude: {error.message}", fix=fix) from None
 
 
 def download(
     source: str, data_root: str, config: DataConfig, excluded: list[str] | None = None
 ) -> RawManifest:
-    """Download a source (see `sources.parse`) to a data root, or find it there; return its manifest.
+    """Download a source (see `sources.parse`) to a data root, unless it is there; return its manifest.
 
-    A killed call is continued: stored images are not fetched again. For `excluded` see `plan`.
+    A repeated call continues an interrupted download. For `excluded` see `plan`.
 
     Raises:
-        DataError: the source is missing, empty, not of its format, or too much of it is bad.
+        DataError: the source is missing, empty, not of its format, or has too many problems.
         StorageError: the data root cannot be written.
     """
     with join_shared_work() as work:
@@ -90,13 +90,13 @@ def download(
 
 
 def plan(source: str, data_root: str, config: DataConfig, excluded: list[str] | None = None) -> RawManifest:
-    """List a source and write its annotations as tables, or find them there; return the plan.
+    """List a source and write its annotations as tables, unless they exist; return the plan.
 
-    `excluded` are the lines of data.exclude, if they are known; None reads the file.
+    `excluded` are the lines of data.exclude; None reads the file.
 
     Raises:
-        DataError: the source is missing, empty or not of its format, too many of its boxes cannot be used, or
-            they are almost certainly wrong (see `trainer.data.plausibility`).
+        DataError: the source is missing, empty or not of its format, or too many of its boxes are unusable or
+            almost certainly wrong (see `trainer.data.plausibility`).
         StorageError: the data root cannot be written.
     """
     origin = sources.parse(source, config)
@@ -141,7 +141,7 @@ def plan(source: str, data_root: str, config: DataConfig, excluded: list[str] | 
 
 
 def find_complete(planned: RawManifest, config: DataConfig) -> RawManifest | None:
-    """Return the manifest if all images of the source are stored, else None."""
+    """Return the manifest if all images of the plan are stored, else None."""
     manifest = _find_manifest(planned)
     if manifest is None or manifest.unfetched:
         return None
@@ -158,7 +158,7 @@ def find_complete(planned: RawManifest, config: DataConfig) -> RawManifest | Non
 
 
 def _find_manifest(planned: RawManifest) -> RawManifest | None:
-    """Return the manifest of a finished download of a plan if it is complete, else None."""
+    """Return the manifest of an earlier download of a plan if it is intact, else None."""
     if not storage.exists(storage.join(planned.uri, raw_manifest.MANIFEST)):
         return None
     try:
@@ -171,10 +171,10 @@ def _find_manifest(planned: RawManifest) -> RawManifest | None:
 
 
 def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawManifest:
-    """Fetch the images of a plan that are not stored, and return the manifest.
+    """Fetch the missing images of a plan, and return the manifest.
 
-    Images that failed in an earlier call are requested again. If the source is down, and an earlier download
-    was good enough without them, they are left out again.
+    Images that failed in an earlier download are requested again. If the source is down, and an earlier
+    download was complete enough, they are left out again.
     """
     if manifest := work.on_first(lambda: find_complete(planned, config)):
         return manifest
@@ -186,14 +186,14 @@ def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawMani
     except SourceUnreachable as error:
         if _find_manifest(planned) is None:
             raise
-        logger.warning("%s; continuing without the images that an earlier download lacked", error.message)
+        logger.warning("%s; continuing without the images that failed in an earlier download", error.message)
         remaining = chain(fetching.open_parts, parts)
         ImageFetcher(planned, config, known, known_failures, work.size).run(remaining)
     return work.run_on_first(lambda: write_manifest(planned, config))
 
 
 def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
-    """Write and return the manifest of the images that were fetched."""
+    """Write and return the manifest of the fetched images."""
     fetched, failed = read_reports(planned, complete=True)
     failures = sorted(failed.values())
     problems = Problems.from_cases(planned.problems)
@@ -241,7 +241,7 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
 
 
 def _unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterator[str]:
-    """Yield the copies, see `plausibility.unlabeled_copies`, in the order of the splits."""
+    """Yield `plausibility.unlabeled_copies` of the fetched images, in the order of the splits."""
     starts = np.ascontiguousarray(fetched["sha256"]).view(np.uint64)[::4]
     values, counts = np.unique(starts, return_counts=True)
     is_repeated = np.isin(starts, values[(counts > 1) & (values != 0)])
@@ -265,7 +265,7 @@ def _format_image_counts(raw: RawManifest) -> str:
 
 
 def check(manifest: RawManifest, config: DataConfig) -> None:
-    """Check raw images against the current configuration, and warn about classes without boxes."""
+    """Raise DataError if raw images have too many problems; warn about classes without boxes."""
     problems = Problems.from_cases(manifest.problems)
     manifest.check(manifest.source, problems, config.max_bad_fraction)
     if "train" not in manifest.splits or not manifest.splits["train"].images:

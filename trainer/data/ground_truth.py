@@ -1,4 +1,4 @@
-"""The cleaned annotations of a split in COCO's format, which evaluators read."""
+"""Converts the cleaned annotations of a split to COCO's format for evaluators."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ class Classes:
     """The classes of a data set and their hierarchy."""
 
     def __init__(self, categories: list[Category], hierarchy: Mapping[str, Sequence[int]]) -> None:
-        """Take categories and the labels above each, by its label as text."""
+        """Set the categories, and the ancestors of each label, by the label as text."""
         self.categories = [
             {key: value for key, value in asdict(category).items() if key != "frequency" or value}
             for category in categories
@@ -32,9 +32,9 @@ class Classes:
                 self._below.setdefault(parent, set()).add(label)
 
     def verified_labels(self, answers: Mapping[str, int]) -> list[int]:
-        """Return the labels known to be present in an image or absent from it, given 1 or 0 by name.
+        """Return the verified labels of an image; `answers` are 1 (present) or 0 (absent) by class name.
 
-        Presence implies the classes above, absence the classes below.
+        Presence also verifies all ancestors of a class, absence all descendants.
         """
         labels: set[int] = set()
         for name, present in answers.items():
@@ -43,12 +43,12 @@ class Classes:
         return sorted(labels)
 
     def labels_of(self, names: Iterable[str]) -> list[int]:
-        """Return the labels of classes by their names; other names are left out."""
+        """Return the labels of classes by their names; unknown names are ignored."""
         return sorted(self._labels[name] for name in names if name in self._labels)
 
 
 class GroundTruthWriter:
-    """The samples of a split as one JSON file; in memory they are text."""
+    """Collects the samples of a split as one JSON file; keeps them in memory as text."""
 
     def __init__(self, classes: Classes) -> None:
         self._classes = classes
@@ -56,14 +56,14 @@ class GroundTruthWriter:
         self._block, self._pending, self._boxes = -1, list[IndexedRecord](), 0
 
     def add(self, block: int, rows: list[IndexedRecord]) -> None:
-        """Take samples of a block; blocks come in order, and so do their ids."""
+        """Add samples of a block; blocks must be added in order."""
         if block != self._block:
             self._flush()
             self._block = block
         self._pending += rows
 
     def to_json(self) -> bytes:
-        """Return `to_coco` of all samples as JSON."""
+        """Return the result of `to_coco` for all samples, as JSON."""
         self._flush()
         lists = "".join(f', "{name}": [{", ".join(parts)}]' for name, parts in self._parts.items())
         header = json.dumps(self._classes.header, ensure_ascii=False)[:-1]
@@ -79,11 +79,11 @@ class GroundTruthWriter:
 
 
 def to_coco(rows: Iterable[IndexedRecord], classes: Classes, boxes_before: int = 0) -> dict[str, Any]:
-    """Return samples in COCO's format, in the order of their ids; labels are the category ids.
+    """Convert samples to COCO's format, sorted by id; labels become category ids.
 
-    Beyond COCO's fields, images may have "verified", the labels that people looked for in them, and LVIS's
-    "neg_category_ids" and "not_exhaustive_category_ids"; the file may have "hierarchy", the labels above each
-    class by its label as text. Ids of boxes begin after `boxes_before`.
+    In addition to COCO's fields, images may have "verified", the labels that annotators checked, and LVIS's
+    "neg_category_ids" and "not_exhaustive_category_ids". The file may have "hierarchy", the ancestors of each
+    label, by the label as text. Ids of boxes begin after `boxes_before`.
     """
     rows = sorted(rows, key=lambda row: row["image_id"])
     images: list[dict[str, Any]] = [

@@ -1,7 +1,7 @@
-"""Fetches the images of a plan, part by part, and writes a report of each part.
+"""Fetches the images of a plan in parts, and writes a report for each part.
 
-A part is a range of images that depends only on the listing, so any number of processes writes the same
-files: `<raw>/fetched/<part>-<sha256>.parquet` has a row of _REPORT for each image of the part.
+A part is a range of images that depends only on the listing, so the files do not depend on the number of
+processes. `<raw>/fetched/<part>-<sha256>.parquet` has a row of _REPORT for each image of the part.
 """
 
 import hashlib
@@ -34,15 +34,14 @@ from trainer.storage.web import AddressNotAllowed
 logger = logging.getLogger(__name__)
 
 SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
-_MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024  # Bytes of images in flight, estimated by their mean size.
+_MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024  # Bytes of images being fetched, estimated from their mean size.
 _LISTERS = 16
 _PART, _MIN_PARTS, _MAX_PARTS = 200, 4, 256
-"""Images of a part, as far as that gives a number of parts between these: the report of what was fetched
-costs a few milliseconds."""
+"""Images per part, and limits of the number of parts; writing a report takes a few milliseconds."""
 _READERS = 16
-ONE_LISTING_LIMIT = 10_000  # Images up to which one listing is faster than one for each folder.
+ONE_LISTING_LIMIT = 10_000  # Up to this many images, one listing is faster than one per folder.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
-_MAX_FAILURES_IN_A_ROW = 50  # Failures in a row, plus two a connection, by which the source counts as down.
+_MAX_FAILURES_IN_A_ROW = 50  # After so many failures in a row, plus two per connection, the source is down.
 _PATH_COLUMNS = ("key", "file_name", "origin", "version")
 _COLUMNS = ["image_id", *_PATH_COLUMNS, "fault_reason", "fault_detail"]
 _REPORT = pa.schema(
@@ -69,7 +68,7 @@ class Failure(NamedTuple):
     origin: str
     reason: str
     detail: str
-    requested: bool = True  # Whether the source was asked for it; False if its listing shows the fault.
+    requested: bool = True  # Whether it was requested from the source; False if the listing shows the fault.
 
 
 def count_parts(planned: RawManifest) -> int:
@@ -79,21 +78,21 @@ def count_parts(planned: RawManifest) -> int:
 
 
 def _part_range(planned: RawManifest, part: int) -> tuple[int, int]:
-    """Return the first image of a part, counted from 0, and the first after it."""
+    """Return the first image of a part, counted from 0, and the first image after the part."""
     total, parts = planned.listed_images, count_parts(planned)
     return part * total // parts, (part + 1) * total // parts
 
 
 def list_reports(planned: RawManifest) -> dict[int, str]:
-    """Return the URIs of the reports of parts by the part: `fetched/<part>-<sha256>.parquet`."""
+    """Return the URIs of the existing reports, by part: `fetched/<part>-<sha256>.parquet`."""
     folder = storage.join(planned.uri, "fetched")
     return {int(name.partition("-")[0]): storage.join(folder, name) for name in storage.list_files(folder)}
 
 
 def read_reports(planned: RawManifest, *, complete: bool = False) -> tuple[np.ndarray, dict[int, Failure]]:
-    """Return rows of FETCHED by image id - 1 (0 bytes if an image was not fetched), and failures by image id.
+    """Return rows of FETCHED by image id - 1 (0 bytes: not fetched), and failures by image id.
 
-    Reports that are missing or damaged are left out, unless the result has to be `complete`.
+    Missing or damaged reports are ignored; if `complete` is set, they raise an error.
     """
     fetched = np.zeros(planned.listed_images, FETCHED)
     failures: dict[int, Failure] = {}
@@ -112,7 +111,7 @@ def read_reports(planned: RawManifest, *, complete: bool = False) -> tuple[np.nd
 
 
 def _read_report(complete: bool, uri: str) -> pa.Table:
-    """Return the report of a part; an empty one if it is lost or damaged, unless it has to be `complete`."""
+    """Read the report of a part; a missing or damaged one is empty, or an error if `complete` is set."""
     try:
         return read_report(uri)
     except (DamagedError, MissingError) as error:
@@ -123,7 +122,7 @@ def _read_report(complete: bool, uri: str) -> pa.Table:
 
 
 def read_report(uri: str) -> pa.Table:
-    """Return the rows of _REPORT of a part; raise DamagedError if its hash differs from its name."""
+    """Read a report, rows of _REPORT; raise DamagedError if its hash differs from its name."""
     data = storage.read_bytes(uri)
     if f"-{_short_sha256(data)}.parquet" not in uri:
         fix = "run the download again to replace it"
@@ -137,7 +136,7 @@ def _short_sha256(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class _Image:
-    """One image to fetch, or to hash if it is stored; afterwards the outcome."""
+    """An image to fetch, or to hash if it is stored already; later the result."""
 
     part: int
     image_id: int
@@ -146,28 +145,28 @@ class _Image:
     origin: str
     target: str
     place: int  # Digest of the target, see `image_keys.path_digest`.
-    failure: Failure | None  # Why it cannot be fetched.
+    failure: Failure | None  # Why it was not fetched.
     size: int  # Stored bytes; 0 if it has to be fetched.
     sha256: bytes = b""
-    requested: bool = False  # Whether the source was asked for it now.
+    requested: bool = False  # Whether it was requested from the source in this run.
 
 
 @dataclass
 class _PendingPart:
-    """A part of which not all images are done."""
+    """A part with unfinished images."""
 
     first: int  # Its first image, counted from 0.
     fetched: np.ndarray  # Rows of FETCHED of its images.
     failures: dict[int, Failure] = field(default_factory=dict)  # By image id.
-    remaining: int = 1  # Images to be done, and one until all are counted.
-    is_changed: bool = False  # Whether its report has to be written.
+    remaining: int = 1  # Unfinished images; plus one until all are counted.
+    is_changed: bool = False  # Whether its report has to be rewritten.
 
 
 class ImageFetcher:
-    """Fetches the images of parts, and writes a report of each; images that fail are retried once at the end.
+    """Fetches the images of parts, and writes their reports; images that fail are retried once at the end.
 
-    A stored image is fetched again if its size differs from the one in `known`, the result of earlier
-    downloads. Images in `known_failures` are not requested again. Memory is 56 bytes per image of the source.
+    A stored image is fetched again if its size differs from that in `known`, the result of earlier downloads.
+    Images in `known_failures` are not requested again. Uses 56 bytes of memory per image of the source.
     """
 
     def __init__(
@@ -192,16 +191,16 @@ class ImageFetcher:
         self._is_retrying = False
         self._in_a_row, self._patience = 0, _MAX_FAILURES_IN_A_ROW + 2 * self._workers
         self._lost = 0
-        """Images that an earlier download fetched, and that are missing or of another size now."""
+        """Images that an earlier download fetched, and that are now missing or have another size."""
 
     def run(self, parts: Iterable[int]) -> None:
-        """Fetch the images of some parts."""
+        """Fetch the images of these parts."""
         total = self._planned.listed_images
         with progress("download", total, "images") as bar:
             self._fetch_all(self._pending_images(parts, bar), min(self._workers, total), bar)
             retried, self._retried = self._retried, []
             bar.done -= len(retried)
-            self._patience = len(retried) + self._in_a_row + 1  # All may fail again.
+            self._patience = len(retried) + self._in_a_row + 1  # All of them may fail again.
             for image in retried:
                 del self._failures[image.image_id], self.open_parts[image.part].failures[image.image_id]
             self._is_retrying = True
@@ -214,11 +213,11 @@ class ImageFetcher:
             )
 
     def _pending_images(self, parts: Iterable[int], bar: Bar) -> Iterator[_Image]:
-        """Yield the images that need work; count the stored ones."""
+        """Yield the images that have to be fetched or hashed, and count the others as done."""
         taken = 0  # Images of the parts so far.
         for number in parts:
             first, end = _part_range(self._planned, number)
-            # The other processes take as many of what is left.
+            # The other processes fetch an equal share of the rest.
             bar.total = taken + (self._planned.listed_images - first) // self._processes
             taken += end - first
             part = self.open_parts[number] = _PendingPart(first, np.zeros(end - first, FETCHED))
@@ -228,7 +227,7 @@ class ImageFetcher:
                 sizes = self._stored.sizes(digests).tolist()
                 for row, place, digest, size in zip(rows, places, digests, sizes, strict=True):
                     image_id, before = row["image_id"], self._known[row["image_id"] - 1]
-                    # One that failed in an earlier download may have been fetched by a later one.
+                    # A later download may have fetched an image that failed before.
                     fault = None if size else self._known_failures.get(image_id)
                     if row["fault_reason"]:
                         reason, detail = row["fault_reason"], row["fault_detail"]
@@ -256,7 +255,7 @@ class ImageFetcher:
         bar.total = taken
 
     def _rows(self, first: int, end: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Yield the rows of a range of images, and their split; all rows of one list are in one block."""
+        """Yield the split and the rows of a range of images, block by block."""
         begin = 0  # Images of earlier splits.
         for split, table in self._tables.items():
             for block in range(max(first - begin, 0) // raw_folder.BLOCK, table.blocks):
@@ -268,7 +267,7 @@ class ImageFetcher:
             begin += len(table)
 
     def _fetch_all(self, images_to_copy: Iterable[_Image], workers: int, bar: Bar) -> None:
-        """Copy images, by threads, or by processes if the source is CPU-bound, and count the outcomes."""
+        """Fetch images in threads, or in processes if the source is CPU-bound, and record the results."""
         mean_size, fetched = 1.0, 0
         copied = worker_pool.run(
             partial(_fetch_image, self._source, self._excluded),
@@ -320,7 +319,7 @@ class ImageFetcher:
             self._count_done(image.part)
 
     def _count_done(self, number: int) -> None:
-        """Count an image of a part as done; write the report of the part after the last one."""
+        """Count an image of a part as done; after the last one, write the report."""
         part = self.open_parts[number]
         part.remaining -= 1
         if part.remaining:
@@ -341,20 +340,22 @@ class ImageFetcher:
         pq.write_table(report, buffer)
         name = f"{number:03}-{_short_sha256(buffer.getvalue())}.parquet"
         uri = storage.join(self._planned.uri, "fetched", name)
-        for other in storage.list_files(storage.parent(uri)):  # Other jobs may have written several.
+        for other in storage.list_files(
+            storage.parent(uri)
+        ):  # Other jobs may have written reports of this part.
             if other.startswith(f"{number:03}-") and other != name:
                 storage.delete(storage.join(storage.parent(uri), other))
         storage.write_bytes(uri, buffer.getvalue(), sync=False)
 
 
 def _fetch_image(source: Source, excluded: frozenset[str], image: _Image) -> _Image:
-    """Fetch one image, unless it is stored or known to fail; return it with the outcome.
+    """Fetch one image, unless it is stored or known to fail; return it with the result.
 
-    `excluded` are the hashes of images that are left out.
+    `excluded` are hashes of images to leave out.
     """
     if image.failure:
         return image
-    if image.size:  # By a killed download. The shard step replaces it if it is damaged.
+    if image.size:  # A killed download stored it. The shard step replaces it if it is damaged.
         try:
             actual = hashlib.sha256(storage.read_bytes(image.target))
         except (DamagedError, MissingError):
@@ -375,13 +376,13 @@ def _fetch_image(source: Source, excluded: frozenset[str], image: _Image) -> _Im
     digest = hashlib.sha256(data)
     if digest.hexdigest() in excluded:
         return _exclude(image)
-    # Flushing each image to the disk would take longer than fetching it.
+    # Not synced: that would take longer than fetching the image.
     storage.write_bytes(image.target, data, sync=False)
     return replace(image, size=len(data), sha256=digest.digest(), requested=True)
 
 
 def _exclude(image: _Image) -> _Image:
-    """Return the outcome of an image whose hash is in data.exclude; it counts as no failure of the source."""
+    """Mark an image whose hash is in data.exclude; this is not a failure of the source."""
     detail = "its sha256 is in data.exclude"
     return replace(
         image,
@@ -392,7 +393,7 @@ def _exclude(image: _Image) -> _Image:
 
 
 def _find_fault(origin: str, data: bytes) -> str:
-    """Return why bytes are not stored as an image; "" if they are. Servers may send pages instead."""
+    """Return why bytes are rejected, e.g. an HTML page instead of an image; "" if they are not."""
     try:
         if storage.scheme(origin) in storage.WEB:
             images.read_header(data)
@@ -402,7 +403,7 @@ def _find_fault(origin: str, data: bytes) -> str:
 
 
 def refetch(source_text: str, origin: str, config: DataConfig) -> bytes:
-    """Return an image of a source that is lost or damaged now."""
+    """Fetch an image again whose stored copy is lost or damaged."""
     data = sources.parse(source_text, config).read(origin)
     if fault := _find_fault(origin, data):
         raise StorageError(fault, fix="check what this address returns")
@@ -410,7 +411,7 @@ def refetch(source_text: str, origin: str, config: DataConfig) -> bytes:
 
 
 class StoredImages:
-    """The stored images, in 12 bytes each: there may be millions."""
+    """The sizes of all stored images; uses 12 bytes per image, since there may be millions."""
 
     def __init__(self, images_uri: str, *, one_listing: bool) -> None:
         folders = (storage.join(images_uri, f"{number:02x}") for number in range(256))
@@ -421,9 +422,7 @@ class StoredImages:
         self._digests, self._sizes = digests[order], np.concatenate([size for _, size in listings])[order]
 
     def sizes(self, places: np.ndarray | list[int]) -> np.ndarray:
-        """Return the sizes in bytes of the images at some paths, see FETCHED; 0 if an image is missing or
-        empty.
-        """
+        """Return the sizes in bytes of images, given digests of their paths (see FETCHED); 0 if missing."""
         places = np.asarray(places, np.uint64)
         if not len(self._digests):
             return np.zeros(places.shape, np.int32)
@@ -432,7 +431,7 @@ class StoredImages:
 
 
 def _list_stored(uri: str) -> tuple[np.ndarray, np.ndarray]:
-    storage.remove_stale(uri)  # of downloads that were killed
+    storage.remove_stale(uri)  # from killed downloads
     states = storage.list_states(uri, recursive=True)
     named = [(image_keys.path_digest(name), state.size) for name, state in states.items()]
     ours = [(int(digest, 16), size) for digest, size in named if _DIGEST.fullmatch(digest)]

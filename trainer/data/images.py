@@ -231,7 +231,7 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise TooManyPixels(f"more than the limit of {min(max_pixels, MAX_PIXELS):,} pixels") from error
     except Exception as error:  # decoders raise nearly anything for hostile bytes
         check_resources(error)
-        raise UnreadableImage("not a readable image") from error
+        raise UnreadableImage("not an image that can be read") from error
     pixels = image.width * image.height
     if max(image.size) > MAX_SIDE:
         raise TooManyPixels(f"{image.width}x{image.height}: a side has more than {MAX_SIDE:,} pixels")

@@ -1,4 +1,4 @@
-"""Describes data: images, boxes and classes of each split, sizes and shapes, and problems."""
+"""Describes sources and shards: images, boxes, classes and problems of each split."""
 
 import hashlib
 import zlib
@@ -26,12 +26,12 @@ _ASSUMED_SIDE = 1000
 _MAX_SIDE, _JPEG_QUALITY = 1600, 90
 _READERS = 8
 _LOCAL_SAMPLE, _REMOTE_SAMPLE = 2000, 100
-"""Images of a split that are read on this machine, and in an object store."""
+"""Number of images of a split that are read from this machine, and from an object store."""
 
 
 @dataclass(frozen=True)
 class SplitReport:
-    """Counts of a split, of boxes that cleaning keeps."""
+    """Counts of a split; boxes are those that cleaning keeps."""
 
     images: int
     boxes: int
@@ -41,7 +41,7 @@ class SplitReport:
 
 @dataclass(frozen=True)
 class SampledImages:
-    """Images that were read, and their problems."""
+    """Number of images that were read, and their problems."""
 
     images: int = 0
     problems: dict[str, Cases] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class SampledImages:
 
 @dataclass(frozen=True)
 class Report:
-    """What `inspect` found."""
+    """The result of `inspect`."""
 
     kind: str
     uri: str
@@ -60,17 +60,17 @@ class Report:
     examples: dict[str, list[str]]  # By reason.
     warnings: list[str]
     read_as: str = ""  # How a source was interpreted.
-    fingerprint: str = ""  # Empty for a source.
+    fingerprint: str = ""  # "" for a source.
     errors: list[tuple[str, str]] = field(default_factory=list)  # Problems and remedies.
     sampled: SampledImages = SampledImages()
-    max_bad_fraction: float = 0.0  # Of images and boxes; with more the download fails.
+    max_bad_fraction: float = 0.0  # Of images and boxes; the download fails if more are bad.
 
 
 class SourceView:
-    """A source, as it is published."""
+    """A source and its listing."""
 
     def __init__(self, text: str, config: DataConfig) -> None:
-        """List it; raise DataError if it is missing, empty or not of its format."""
+        """List the source; raise DataError if it is missing, empty or not of its format."""
         self._source = sources.parse(text, config)
         self.listing = self._source.listing()
         self.uri = self._source.uri
@@ -90,10 +90,10 @@ class SourceView:
 
 
 def open_view(text: str, config: DataConfig | None = None) -> ShardIndex | SourceView:
-    """Open a folder of shards by its URI, or a source as `trainer.data.sources` takes it.
+    """Open a folder of shards by its URI, or a source by its text; see `trainer.data.sources`.
 
     Raises:
-        DataError: it is unknown, unfinished, or was written by another version of kubedet.
+        DataError: it is unknown or incomplete, or another version of kubedet wrote it.
         StorageError: it cannot be reached.
     """
     remote = storage.scheme(text) in storage.OBJECT_STORES
@@ -119,7 +119,7 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
     Args:
         text: see `open_view`.
         config: how a source is read.
-        images: images of each split to read; None decides by where they are stored.
+        images: images of each split to read; None: depends on where they are stored.
 
     Raises:
         DataError: it is missing, empty or not of its format.
@@ -144,7 +144,7 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
         problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
     sampled = SampledImages(sum(map(len, sample.values())), in_images.cases())
     found = checker.findings()
-    if not found.errors:  # Their consequences would be reported as well.
+    if not found.errors:  # Otherwise their consequences would be reported as well.
         in_samples = check_samples(problems, described, sampled.images)
         found.errors += in_samples.errors
         found.warnings += in_samples.warnings
@@ -166,9 +166,9 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
 
 
 def check(report: Report) -> None:
-    """Refuse a source that could not be downloaded and sharded, without fetching its images.
+    """Raise DataError if the download or the conversion of a source would fail.
 
-    The error has no examples: the report has them.
+    The error contains no examples, as the report has them.
     """
     Findings(report.errors).raise_errors(report.uri)
     if report.kind != "source":
@@ -223,10 +223,10 @@ def _describe_shards(index: ShardIndex) -> Report:
 def _read_rows(
     view: SourceView, split: str, checker: AnnotationChecker, limit: int, problems: Problems
 ) -> tuple[SplitStatistics, list[RawRow]]:
-    """Count and check the rows of a split, a block at a time, and choose those whose images are read.
+    """Count and check the rows of a split, and select those whose images are read.
 
-    They are chosen by a hash of their sizes in bytes, if these are known, so that a file that is in two
-    splits is chosen in both.
+    Rows are selected by a hash of the file's size, if it is known, so that a file in two splits is selected
+    in both.
     """
     labels = len(view.names)
     total = statistics.compute_statistics([], labels)
@@ -261,9 +261,9 @@ def _sample_order(row: RawRow) -> tuple[int, str]:
 def _read_images(
     view: SourceView, sample: dict[str, list[RawRow]]
 ) -> tuple[Problems, dict[str, np.ndarray], Iterator[str]]:
-    """Read the images of some rows of each split.
+    """Read the images of the selected rows of each split.
 
-    Returns their problems, the hashes of the pictures of each split, and the `unlabeled_copies`.
+    Returns their problems, the hashes of each split's images, and `plausibility.unlabeled_copies`.
     """
     problems = Problems()
     tasks = [(split, number) for split, rows in sample.items() for number in range(len(rows))]
@@ -299,13 +299,13 @@ def _read_images(
 
 
 def has_size(row: RawRow) -> bool:
-    """Return whether a row has the size of its image in pixels."""
+    """Return whether a row gives the size of its image in pixels."""
     size = (row["width"], row["height"])
-    return min(size) > 1  # Of 1 x 1 the image is believed, see `to_pixels`.
+    return min(size) > 1  # 1 x 1 counts as unknown, see `to_pixels`.
 
 
 def clean_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iterator[AnnotatedImage]:
-    """Yield rows with the boxes that cleaning keeps; unknown sizes are replaced by a large one."""
+    """Yield rows with cleaned boxes; an unknown size of an image is replaced by a large one."""
     for row in rows:
         width, height, unit = row["width"], row["height"], 1
         if (width, height) in (STORED_SHARES, DISPLAYED_SHARES):

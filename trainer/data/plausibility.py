@@ -1,10 +1,9 @@
-"""Checks annotations of the right form for mistakes, and finds near duplicates across splits.
+"""Checks well-formed annotations for mistakes, and finds near duplicates across splits.
 
-An almost certain mistake is an error with a remedy; a possible one is a warning, stored with the data.
+An almost certain mistake is an error; a possible one is a warning, which is stored with the data.
 
-Pictures are compared by a difference hash of 256 bits: whether each of 16 x 16 cells is brighter than its
-left neighbor. Another size or quality of a picture changes some ten bits, different pictures differ in 80 or
-more.
+Images are compared by a difference hash of 256 bits: whether each of 16 x 16 cells is brighter than its left
+neighbor. Resizing or recompressing an image changes about ten bits; different images differ in 80 or more.
 """
 
 import unicodedata
@@ -25,17 +24,20 @@ from trainer.data.problem_counts import Problems
 from trainer.data.statistics import SplitStatistics
 
 _CELLS = 16
-_CONTRAST = 1  # Gray levels by which a cell must be brighter: more than noise in flat areas.
-_MIN_BITS = 8  # Least bits of a hash: a picture with fewer is too flat to be recognized.
-_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = 24, 0.25  # Of near duplicates, in bits and relative to those set.
-_MAX_BUCKET = 64  # Most pictures with the same part of the hash that are compared.
+_CONTRAST = 1  # Gray levels by which a cell must be brighter, to ignore noise in flat areas.
+_MIN_BITS = 8  # An image with fewer bits set is too flat to be recognized.
+_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = (
+    24,
+    0.25,
+)  # Of near duplicates, in bits and relative to the bits that are set.
+_MAX_BUCKET = 64  # If more images share a part of the hash, they are not compared by it.
 _MAX_NAMED = 3
 
 NO_HASH = bytes(32)
 
 
 def picture_hash(jpeg: bytes) -> bytes:
-    """Return the hash of a JPEG, 32 bytes; all zero if it is damaged or flat."""
+    """Return the difference hash of a JPEG, 32 bytes; all zero if it is damaged or flat."""
     try:
         gray = simplejpeg.decode_jpeg(
             jpeg,
@@ -51,7 +53,7 @@ def picture_hash(jpeg: bytes) -> bytes:
     cells = Image.fromarray(gray[..., 0]).resize((_CELLS + 1, _CELLS), Image.Resampling.BOX)
     levels = np.asarray(cells).astype(np.int16)
     bits = levels[:, 1:] > levels[:, :-1] + _CONTRAST
-    # Transposed, so that the parts of a hash come from columns: rows of a sky are alike.
+    # Transposed, because rows of a sky are alike, so parts of a hash should come from columns.
     return np.packbits(bits.T).tobytes() if bits.sum() >= _MIN_BITS else NO_HASH
 
 
@@ -61,11 +63,11 @@ def decode_hashes(data: bytes) -> np.ndarray:
 
 
 def duplicate_warnings(hashes: Mapping[str, np.ndarray], file_name: Callable[[str, int], str]) -> list[str]:
-    """Return a warning if there are near duplicates across splits, with the names of the most similar ones.
+    """Return warnings about near duplicates across splits, which name the most similar ones.
 
-    Each picture is paired with the most similar one of the splits before it. Two pictures are compared if one
-    of 16 parts of their hashes is the same: always if they differ in up to 15 bits, 97 % likely for 24.
-    `file_name` returns the name of a picture by split and row.
+    Each image is paired with the most similar one in earlier splits. Two images are compared if one of 16
+    parts of their hashes is equal. This finds all pairs that differ in at most 15 bits, and 97 % of those with
+    24. `file_name` returns the name of an image, given split and row.
     """
     pairs: list[tuple[int, str, int, str, int]] = []
     splits = list(hashes)
@@ -112,32 +114,32 @@ def _similar_rows(left: np.ndarray, right: np.ndarray) -> tuple[list[int], list[
     return rows.tolist(), matches.tolist(), distances.tolist()
 
 
-_MARGIN = 0.01  # Fraction of the side by which a box may leave its image; one pixel more is allowed.
-_SUSPICIOUS_SHARE = 0.05  # Share of boxes that leave the image from which they are suspicious.
+_MARGIN = 0.01  # Fraction of the side, in addition to one pixel, by which a box may leave its image.
+_SUSPICIOUS_SHARE = 0.05  # With a larger share of boxes outside their images, the format is suspicious.
 _CERTAIN_SHARE = 0.98
-_MIN_BOXES_FOR_ERROR = 20  # With fewer boxes a wrong form of the boxes is a warning, and no error.
-_MAX_SMALL_SHARE, _MAX_CLIPPED_SHARE = 0.1, 0.2  # Of boxes under 4 pixels, and of clipped boxes.
+_MIN_BOXES_FOR_ERROR = 20  # With fewer boxes, a wrong box format is only a warning.
+_MAX_SMALL_SHARE, _MAX_CLIPPED_SHARE = 0.1, 0.2  # Shares of boxes under 4 pixels, and of clipped boxes.
 
 
 @dataclass
 class Findings:
-    """Problems of data."""
+    """Errors and warnings about data."""
 
     errors: list[tuple[str, str]] = field(default_factory=list)  # Problems and remedies.
     warnings: list[str] = field(default_factory=list)
 
     def raise_errors(self, where: str) -> None:
-        """Raise DataError if there are errors, naming all of them."""
+        """Raise a DataError that names all errors, if there are any."""
         if self.errors:
             messages, fixes = zip(*self.errors, strict=True)
             raise DataError(f"{where}: {'; '.join(messages)}", fix="; ".join(dict.fromkeys(fixes)))
 
 
 class AnnotationChecker:
-    """Checks the annotations of all splits, a batch of rows at a time."""
+    """Checks the annotations of all splits, batch by batch."""
 
     def __init__(self, classes: Sequence[str], box_format: str, *, names: bool) -> None:
-        """Prepare for classes (names by label); with `names`, names that differ only by case are errors."""
+        """Set the classes (names by label); with `names`, class names that differ only by case are errors."""
         self._names = names
         self._classes, self._box_format = classes, box_format
         self._boxes_of_class: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(classes), np.int64))
@@ -148,7 +150,7 @@ class AnnotationChecker:
         self._example = ""
 
     def add(self, split: str, rows: pa.RecordBatch) -> None:
-        """Take rows with the columns of `trainer.data.sources.source.SOURCE_ROW`."""
+        """Add rows with the columns of `trainer.data.sources.source.SOURCE_ROW`."""
         boxes = rows.column("boxes")
         values = boxes.flatten()
         label = values.field("category").to_numpy()
@@ -157,7 +159,7 @@ class AnnotationChecker:
         self._boxes_of_class[split] += np.bincount(label[known], minlength=len(self._classes))
         self._scored[split] += int((known & ~crowd).sum())
         self._crowds[split] += int((known & crowd).sum())
-        # Count the boxes that are in their image under each reading.
+        # Count the boxes that are inside their image in each box format.
         box_row = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets.to_numpy()))
         size = np.stack([rows.column(name).to_numpy() for name in ("width", "height")])[:, box_row].astype(
             float
@@ -192,7 +194,7 @@ class AnnotationChecker:
             self._example = f" (first: {rows.column('file_name')[int(box_row[misfits[0]])]} {numbers})"
 
     def findings(self, splits: Sequence[str] = ()) -> Findings:
-        """Return the problems; `splits` are those of the source, others were held out of train."""
+        """Return the findings; `splits` are those of the source: others were held out of train."""
         found = Findings()
         if self._count:
             self._check_box_format(found)
@@ -209,7 +211,7 @@ class AnnotationChecker:
             shown = f"{', '.join(untrained[:10])}{', ...' if len(untrained) > 10 else ''}"
             problem = f"{len(untrained)} classes have boxes in val or test, and none in train: {shown}"
             found.warnings.append(f"{problem}; they are scored and cannot be learned")
-        # A letter in both cases may be two classes.
+        # Single letters that differ by case may be two classes.
         alike = [names for key, names in groups.items() if len(names) > 1 and len(key) > 1]
         if alike:
             shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:10])
@@ -255,8 +257,8 @@ class AnnotationChecker:
 
 
 def _check_boxes(split: str, scored: int, crowds: int, found: Findings, *, held_out: bool = False) -> None:
-    """Note a split that has no box to train on or to score with."""
-    if scored or (split == "train" and not crowds):  # Train without any box is refused elsewhere.
+    """Add an error if a split has no box to train on or to score."""
+    if scored or (split == "train" and not crowds):  # A train split without boxes is refused elsewhere.
         return
     problem = f"all {crowds:,} boxes of {split} are crowd regions" if crowds else f"{split} has no boxes"
     remedy = (
@@ -285,23 +287,23 @@ def count_size_problem(
     boxes: list[list[float]],
     problems: Problems,
 ) -> None:
-    """Count the problem of an image's annotated size, if it has one, see `find_size_problem`."""
+    """Add the problem of an image's annotated size, if any, to `problems`; see `find_size_problem`."""
     if fault := find_size_problem(image, *annotated, boxes):
         stored = (image.stored_width, image.stored_height)
         case = f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored[0]}x{stored[1]} stored"
         if fault == reasons.IMAGE_RESIZED:
             width, height = stored[::-1] if image.swaps_sides else stored
             case += f": boxes are scaled by {width / annotated[0]:.4g}"
-            # The boxes are those in the normal image, which may be smaller than the stored one.
+            # Boxes refer to the normalized image, which may be smaller than the stored one.
             if are_inside(boxes, width * image.width / annotated[0], height * image.height / annotated[1]):
                 problems.add(reasons.FITS_UNSCALED, case)
         problems.add(fault, case)
 
 
 def unlabeled_copies(images: Iterable[tuple[bytes, str, bool]]) -> Iterator[str]:
-    """Yield "NAME is NAME" for each image without boxes that has the same bytes as one with boxes.
+    """Yield "NAME is NAME" for each image without boxes whose bytes equal those of one with boxes.
 
-    `images` are the hash of the bytes, the name, and whether there are boxes.
+    `images` are tuples of the hash of the bytes, the name, and whether the image has boxes.
     """
     groups: dict[bytes, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for digest, name, is_labeled in images:
@@ -325,12 +327,12 @@ _ADVICE = {
 
 
 def check_samples(problems: Problems, statistics: dict[str, SplitStatistics], images: int) -> Findings:
-    """Return the problems shown by the counts of some images, and by the statistics of splits."""
+    """Return findings from the problems of `images` images, and from the statistics of splits."""
     found, counts = Findings(), problems.counts
     for name, split in statistics.items():
         _check_boxes(name, split.boxes - split.crowds, split.crowds, found)
     sides = np.sum([split.box_side for split in statistics.values()], axis=0)
-    sized = int(np.sum(sides))  # Those in images of known size.
+    sized = int(np.sum(sides))  # Boxes in images of known size.
     if sized and sides[0] > _MAX_SMALL_SHARE * sized:
         share = f"{sides[0] / sized:.0%} of {sized:,} boxes"
         found.warnings.append(f"{share} are smaller than 4 x 4 pixels: are they in another unit?")
@@ -358,6 +360,6 @@ def check_samples(problems: Problems, statistics: dict[str, SplitStatistics], im
 
 
 def fold_name(name: str) -> str:
-    """Return a class name without case, spaces, invisible characters and Unicode form."""
+    """Normalize a class name: ignore case, spaces, invisible characters and Unicode form."""
     text = unicodedata.normalize("NFKC", name).casefold()
     return "".join(char for char in text if not char.isspace() and unicodedata.category(char)[0] != "C")

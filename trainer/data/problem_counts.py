@@ -1,4 +1,4 @@
-"""Counts the problems of the input by reason, with examples, and compares them with max_bad_fraction."""
+"""Counts problems of the input by reason, with examples, and checks them against max_bad_fraction."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ IMAGE_UNREADABLE = "image unreadable"
 IMAGE_REFUSED = "image at an address that nobody allowed"
 IMAGE_ID_TWICE = "image id of two images"
 BAD_IMAGES = (IMAGE_MISSING, IMAGE_NOT_FETCHED, IMAGE_UNREADABLE, IMAGE_REFUSED, IMAGE_ID_TWICE)
-"""Reasons for which an image is left out."""
+"""Reasons to leave out an image."""
 
 BOX_WITHOUT_AREA = "box without area"
 BOX_OUTSIDE = "box outside the image"
@@ -29,9 +29,14 @@ LABEL_LINE = "label line that cannot be used"
 UNLISTED_BOXES = (
     BOX_UNKNOWN_IMAGE, BOX_ABSENT, BOX_ONLY_SEGMENTATION, BOX_NOT_FINITE, SEGMENTATION_UNUSABLE, LABEL_LINE,
 )  # fmt: skip
-"""Reasons for which a box is not listed: the annotations alone show them."""
+"""Reasons to leave out a box that the annotations alone show."""
 
-BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_UNKNOWN_CATEGORY, *UNLISTED_BOXES)  # They are left out.
+BAD_BOXES = (
+    BOX_WITHOUT_AREA,
+    BOX_OUTSIDE,
+    BOX_UNKNOWN_CATEGORY,
+    *UNLISTED_BOXES,
+)  # Reasons to leave out a box.
 
 _REMEDIES = {
     IMAGE_REFUSED: 'allow the servers and buckets that you trust: --set \'data.allow_hosts=["HOST", '
@@ -64,20 +69,20 @@ ANNOTATION_ID_TWICE = "annotation id used again"
 IMAGE_WITHOUT_BOXES = "image without boxes left out"
 IMAGE_WITHOUT_ANNOTATION = "image without an annotation file left out"
 CLASS_WITHOUT_BOXES = "class without boxes in train"
-# The last group is only reported: it does not count as bad.
+# This last group of reasons is only reported and does not count as bad.
 
 
 _MIN_FOR_ONE_BAD = 10
 
 
 def max_bad(listed: int, fraction: float) -> float:
-    """Return how many of `listed` items may be bad: a share, and of ten or more at least one."""
+    """Return how many of `listed` items may be bad: a fraction, but at least one of ten or more."""
     return max(fraction * listed, 1 if fraction and listed >= _MIN_FOR_ONE_BAD else 0)
 
 
 @models.dataclass(config=STRICT, frozen=True)
 class Cases:
-    """How often one reason occurred."""
+    """Count and examples of one reason."""
 
     count: int
     examples: list[str] = field(default_factory=list)
@@ -91,18 +96,18 @@ class Problems:
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, reason: str, example: str, count: int = 1) -> None:
-        """Count one more case."""
+        """Count `count` cases of a reason, with one example."""
         self.merge({reason: Cases(count, [example])})
 
     @classmethod
     def from_cases(cls, cases: Mapping[str, Cases]) -> "Problems":
-        """Return problems that grow from these cases."""
+        """Create problems that start with these cases."""
         problems = cls()
         problems.merge(cases)
         return problems
 
     def merge(self, other: Mapping[str, Cases]) -> None:
-        """Add the cases of others."""
+        """Add these cases."""
         for reason, cases in other.items():
             self.counts[reason] = self.counts.get(reason, 0) + cases.count
             kept = self.examples.setdefault(reason, [])
@@ -113,16 +118,16 @@ class Problems:
         return sum(self.counts.get(reason, 0) for reason in reasons)
 
     def cases(self) -> dict[str, Cases]:
-        """Return the cases by reason, sorted."""
+        """Return the cases, sorted by reason."""
         return {reason: Cases(self.counts[reason], self.examples[reason]) for reason in sorted(self.counts)}
 
     def check(
         self, where: str, *, images: int, boxes: int, max_bad_fraction: float, examples: bool = True
     ) -> None:
-        """Check the numbers of bad images and boxes against all listed ones.
+        """Raise DataError if too many of the listed images or boxes are bad.
 
-        `where` names the data; `examples` is whether the error lists the first ten cases,
-        or only counts them.
+        `where` names the data. With `examples`, the error lists the first ten cases, otherwise only their
+        counts.
         """
         for noun, reasons, listed in (("images", BAD_IMAGES, images), ("boxes", BAD_BOXES, boxes)):
             bad = self.total(reasons)
@@ -139,5 +144,5 @@ class Problems:
             raise DataError(f"{where}: {problem}{shown}", fix=fix)
 
     def summary(self) -> str:
-        """Return one line: "box without area: 2, image missing: 1", or ""."""
+        """Format the counts as one line: "box without area: 2, image missing: 1", or ""."""
         return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(self.counts.items()))

@@ -1,15 +1,15 @@
-"""From raw images and annotations to shards, by several processes on one or many machines.
+"""Converts raw images and annotations to shards, with processes on one or many machines.
 
 <data_root>/shards/<fingerprint>/
   <split>-00000.tar           standard tar: KEY.jpg, KEY.json
-  <split>-00000.json          sidecar, written after its tar: the shard is complete
+  <split>-00000.json          sidecar, written after the tar to mark the shard as complete
   annotations/<split>.json    ground truth of val and test
   <split>.samples.npy         where each sample is
   index.json                  written last
 
-A shard holds images of one block of the raw table. So it is planned, written and indexed with no more than a
-block in memory, and does not depend on how the work is divided. The processes that torchrun started share it:
-each writes the next shard that is free, and rank 0 writes the index.
+A shard holds images of one block of the raw table. So no step needs more than a block in memory, and the
+shards do not depend on how the work is divided. Each process that torchrun started writes the next free
+shard, and rank 0 writes the index.
 """
 
 import base64
@@ -52,34 +52,34 @@ logger = logging.getLogger(__name__)
 SETTINGS = (
     "shard_bytes", "max_side", "jpeg_quality", "decode_check", "tile", "tile_overlap", "empty_images",
 )  # fmt: skip
-"""Keys of the section `data` that decide on shards."""
+"""Keys of the section `data` that determine the shards."""
 
 MIN_SIDE = 0.1  # Boxes with a shorter side, in pixels, count as having no area.
-_ROUNDING = 1e-6  # Pixels outside of the image that are rounding errors of boxes as shares of its sides.
-_MAX_HASHED_IMAGES = 100_000  # Most images of a split that are compared with those of other splits.
+_ROUNDING = 1e-6  # Pixels outside the image that count as rounding errors of relative coordinates.
+_MAX_HASHED_IMAGES = 100_000  # Maximum images of a split that are compared with other splits.
 _QUARANTINED_SHOWN = 100
-_TAR_BLOCK, _TAR_RECORD = 512, 10240  # Headers and data are padded to the one, the file to the other.
-_READ_AHEAD_BYTES = 64 * 1024 * 1024  # Most bytes of raw images that are fetched ahead, or one image.
-_READERS = 16  # Connections of each process: one processor cannot use more.
+_TAR_BLOCK, _TAR_RECORD = 512, 10240  # Members are padded to the first, the file to the second.
+_READ_AHEAD_BYTES = 64 * 1024 * 1024  # Maximum bytes of raw images to fetch ahead; at least one image.
+_READERS = 16  # Connections of each process; one core cannot use more.
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What a worker needs to write one shard."""
+    """The work of writing one shard, for a worker process."""
 
     raw: RawManifest
     config: DataConfig
     uri: str  # Folder of the shards.
     split: str
-    name: str  # Of the shard, without extension.
+    name: str  # Name of the shard, without extension.
     block: int
-    rows: list[int]  # Positions of the images in the block of the table, in the order of the shard.
+    rows: list[int]  # Positions of the images in the block, in the order of the shard.
     sizes: list[int]  # Bytes of each raw image.
     hashes: list[str]  # sha256 of each raw image.
 
 
 def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
-    """Write the shards of raw images, and return their index; complete shards are kept.
+    """Convert raw images to shards, and return the index; complete shards are kept.
 
     The result does not depend on the number of processes.
 
@@ -95,7 +95,7 @@ def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
 
 
 def shards_uri(raw: RawManifest, data_root: str, config: DataConfig) -> str:
-    """Return the URI of the folder of the shards of raw images, which need not exist."""
+    """Return the URI of the folder for the shards of raw images; it may not exist yet."""
     if not raw.content:
         raise DataError(f"the images of {raw.uri} have not been downloaded", fix="run the download step")
     settings = _settings(config).values()
@@ -104,19 +104,19 @@ def shards_uri(raw: RawManifest, data_root: str, config: DataConfig) -> str:
 
 
 def _settings(config: DataConfig) -> dict[str, Any]:
-    """Return the keys of the section `data` that decide on shards, with their values."""
+    """Return the keys of the section `data` that determine the shards, with their values."""
     return {key: getattr(config, key) for key in SETTINGS}
 
 
 def find_complete(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex | None:
-    """Return the index of shards if they are complete, else None."""
+    """Return the index if all shards are complete, else None."""
     uri = shards_uri(raw, data_root, config)
     if not storage.exists(storage.join(uri, INDEX)):
         return None
     try:
         index = shard_folder.read_index(uri)
     except (DamagedError, FormatError) as error:
-        logger.warning("%s; writing it again", error.message)
+        logger.warning("%s; rewriting it", error.message)
         return None
     storage.touch(storage.join(uri, INDEX))
     states = storage.list_states(uri, recursive=True)
@@ -129,7 +129,7 @@ def find_complete(raw: RawManifest, data_root: str, config: DataConfig) -> Shard
     if damaged:
         more = f" and {len(damaged) - 10} more" if len(damaged) > 10 else ""
         shown = ", ".join(sorted(damaged)[:10])
-        logger.warning("%s: missing or damaged: %s%s; writing them again", uri, shown, more)
+        logger.warning("%s: missing or damaged: %s%s; rewriting them", uri, shown, more)
         return None
     logger.info("shards of %s are there already: %s", raw.source, uri)
     events.emit(events.ResultReused(uri=uri))
@@ -138,9 +138,9 @@ def find_complete(raw: RawManifest, data_root: str, config: DataConfig) -> Shard
 
 
 def write_shards(raw: RawManifest, data_root: str, config: DataConfig, work: SharedWork) -> None:
-    """Write the shards that are not complete, as far as no other process does.
+    """Write the incomplete shards that no other process is writing.
 
-    A shard is complete if it and its sidecar exist, are not noted as damaged, and agree on the size.
+    A shard is complete if it and its sidecar exist, agree on the size and are not marked as damaged.
     """
     uri = shards_uri(raw, data_root, config)
     tasks = list(_plan_shards(raw, uri, config))
@@ -157,7 +157,7 @@ def write_shards(raw: RawManifest, data_root: str, config: DataConfig, work: Sha
 
 
 def _missing_shards(uri: str, names: list[str]) -> list[int]:
-    """Return the positions of the shards, named without extension, that are not complete."""
+    """Return the positions of incomplete shards among `names`, which have no extension."""
     storage.remove_stale(uri)
     states = storage.list_states(uri)
     missing = []
@@ -175,12 +175,12 @@ def _missing_shards(uri: str, names: list[str]) -> list[int]:
         logger.info("%d of %d shards are there already", len(names) - len(missing), len(names))
     if INDEX in states and missing:
         shown = ", ".join(names[number] for number in missing[:10])
-        logger.warning("%s: writing again %s", uri, shown)
+        logger.warning("%s: rewriting %s", uri, shown)
     return missing
 
 
 def _plan_shards(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[ShardTask]:
-    """Yield all shards: each block in the order of a hash of the keys, cut by raw sizes."""
+    """Yield the tasks of all shards: each block is sorted by a hash of the keys, and split by raw size."""
     images = raw_folder.read_image_table(raw)
     for split in raw.splits:
         table = raw.table(split)
@@ -216,10 +216,10 @@ def _plan_shards(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[Sha
 
 
 def write_shard(task: ShardTask) -> tuple[int, int]:
-    """Write a shard and then its sidecar; return the number of its images, and of the unreadable ones.
+    """Write a shard, then its sidecar; return the numbers of its images and of unreadable ones.
 
-    Members of the tar file are in the USTAR format (POSIX.1-1988) with fixed times and owners, so that the
-    same input gives the same bytes.
+    The tar file is in the USTAR format (POSIX.1-1988) with fixed times and owners, so that the same input
+    gives the same bytes.
     """
     config, problems = task.config, Problems()
     labels = len(task.raw.categories)
@@ -252,7 +252,7 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
             for number, (window, jpeg) in enumerate(zip(places, jpegs, strict=True)):
                 key, record = row["key"], whole
                 if len(places) > 1:
-                    # In names of images there is no @.
+                    # Keys of images do not contain @.
                     key, record = f"{key}@{window[0]}x{window[1]}", _make_tile_record(whole, window, number)
                     if config.empty_images == "drop" and not record["annotations"]:
                         continue
@@ -268,7 +268,7 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
                     }
                 )
                 hashes.append(picture)
-                picture = plausibility.NO_HASH  # That of the whole image counts once.
+                picture = plausibility.NO_HASH  # Only the first tile carries the hash of the image.
         tar.close()
     Sidecar(
         block=task.block,
@@ -286,7 +286,7 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
 
 
 def _read_images(task: ShardTask, rows: list[RawRow]) -> Iterator[tuple[RawRow, bytes]]:
-    """Yield the rows of a shard with the bytes of their images, fetched a little ahead from a store."""
+    """Yield the rows of a shard with the bytes of their images; those in a store are read ahead."""
     if storage.is_local(task.raw.images):
         for row, sha256 in zip(rows, task.hashes, strict=True):
             yield row, _read_image(task, row, sha256)
@@ -294,7 +294,7 @@ def _read_images(task: ShardTask, rows: list[RawRow]) -> Iterator[tuple[RawRow, 
     readers = min(task.config.threads, _READERS)
     with DaemonThreadPool(readers, "images") as threads:
         reads: deque[Future[bytes]] = deque()
-        ahead = at = 0  # Bytes in the window; images that were requested.
+        ahead = at = 0  # Bytes that are read ahead; number of requested images.
         for number, row in enumerate(rows):
             while at < len(rows) and at - number < 2 * readers:
                 if at > number and ahead + task.sizes[at] > _READ_AHEAD_BYTES:
@@ -307,9 +307,9 @@ def _read_images(task: ShardTask, rows: list[RawRow]) -> Iterator[tuple[RawRow, 
 
 
 def _read_image(task: ShardTask, row: RawRow, sha256: str) -> bytes:
-    """Return the bytes of a raw image; if they are lost or damaged, restore them from the source.
+    """Read a raw image; if it is lost or damaged, restore it from the source.
 
-    An image that cannot be read now is not a bad image: leaving it out would lose it for good.
+    An image that cannot be read now is not left out as bad: the shards would lack it forever.
     """
     uri = task.raw.image_uri(row)
     try:
@@ -330,7 +330,7 @@ def _read_image(task: ShardTask, row: RawRow, sha256: str) -> bytes:
 
 
 def _make_record(row: RawRow, normal: NormalizedImage, labels: int, problems: Problems) -> Record:
-    """Return the record of a sample: its cleaned boxes in pixels of the stored image."""
+    """Return the record of a sample, with cleaned boxes in pixels of the stored image."""
     name, size = row["file_name"], (row["width"], row["height"])
     boxes: list[Annotation] = []
     for box in row["boxes"]:
@@ -369,7 +369,7 @@ def _make_tile_record(whole: Record, window: tiles.Window, number: int) -> Recor
 def clean_boxes(
     annotations: list[Annotation], width: int, height: int, labels: int, problems: Problems, where: str
 ) -> list[Annotation]:
-    """Return the usable boxes of one image, clipped to it; count the others in `problems`.
+    """Return the usable boxes of an image, clipped to it; count unusable ones in `problems`.
 
     `labels` is the number of categories, and `where` names the image in examples.
     """
@@ -389,7 +389,7 @@ def clean_boxes(
 def _check_box(
     annotation: Annotation, width: int, height: int, labels: int
 ) -> tuple[str | None, list[float] | None]:
-    """Return the problem of a box, or None, and its usable part, or None."""
+    """Return the problem of a box (or None), and its usable part (or None)."""
     box = annotation["bbox"]
     if len(box) != 4 or not math.isfinite(sum(box)):
         return reasons.BOX_NOT_FINITE, None
@@ -410,14 +410,14 @@ def _check_box(
 
 
 class _TarWriter:
-    """Appends members to a tar file, and returns the offset of each."""
+    """Writes a tar file, and updates its digest."""
 
     def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
         self._file, self._digest = file, digest
         self.size = 0
 
     def add(self, name: str, data: bytes) -> int:
-        """Append a file; ten times faster than tarfile, with the same header."""
+        """Append a file and return its offset; ten times faster than tarfile, with the same header."""
         # Name, mode, owner, group, size, time, checksum (blank while it is summed), type, magic and version.
         fields = (b"0000644", b"0000000", b"0000000", b"%011o" % len(data), b"%011o" % 0)
         head = name.encode("ascii").ljust(100, b"\0") + b"\0".join(fields) + b"\0"
@@ -440,7 +440,7 @@ class _TarWriter:
 
 
 def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
-    """Write the index over all shards; return it."""
+    """Write and return the index of all shards."""
     uri = shards_uri(raw, data_root, config)
     states = storage.list_states(uri)
     classes = Classes(raw.categories, raw.hierarchy)
@@ -487,12 +487,12 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
 def _check_splits(
     splits: dict[str, "_SplitCollector"], problems: Problems, raw: RawManifest, uri: str, config: DataConfig
 ) -> list[str]:
-    """Return warnings; raise DataError if too much is bad."""
+    """Return warnings; raise DataError if too many images or boxes are bad."""
     where = f"shards of {raw.source}"
     described = {split: part.statistics for split, part in splits.items()}
     images = sum(split.images for split in described.values())
     found = plausibility.check_samples(problems, described, images)
-    if problems.counts.get(reasons.IMAGE_ROTATED):  # The cause of bad boxes is named first.
+    if problems.counts.get(reasons.IMAGE_ROTATED):  # Report it first, as it is the cause of bad boxes.
         found.raise_errors(where)
     raw.check(where, problems, config.max_bad_fraction)
     if "train" in splits and not splits["train"].statistics.images:
@@ -508,7 +508,7 @@ def _check_splits(
 
 
 class _SplitCollector:
-    """The entries of a split in the index, gathered shard by shard."""
+    """Collects the entries of a split for the index."""
 
     def __init__(self, uri: str, split: str, classes: Classes) -> None:
         self._uri, self._split = uri, split
@@ -521,7 +521,7 @@ class _SplitCollector:
         self.quarantined: list[QuarantinedImage] = []
 
     def gather(self) -> Iterator[Sidecar]:
-        """Take and yield the sidecars of all shards."""
+        """Collect the entries of all shards, and yield their sidecars."""
         columns = SAMPLE.names or ()
         for name, sidecar in zip(self.names, shard_folder.read_sidecars(self._uri, self.names), strict=True):
             rows = [(len(self._shards), *(row[column] for column in columns[1:])) for row in sidecar.rows]
@@ -541,14 +541,14 @@ class _SplitCollector:
         return shard_folder.ShardSplit(samples, boxes, self._shards)
 
     def file_name(self, row: int) -> str:
-        """Return the name of an image by its row in the split."""
+        """Return the file name of a sample, given its row in the split."""
         ends = np.cumsum([one.samples for one in self._shards])
         number = int(np.searchsorted(ends, row, "right"))
         sidecar = shard_folder.read_sidecar(self._uri, self.names[number])
         return str(sidecar.rows[row - int(ends[number])]["file_name"])
 
     def write(self) -> dict[str, shard_folder.StoredFile]:
-        """Write the table of samples and the ground truth; return each file by its name."""
+        """Write the table of samples and the ground truth; return the files by name."""
         contents = {f"{self._split}.samples.npy": raw_folder.to_npy(np.concatenate(self._rows))}
         if self._truth is not None:
             contents[f"annotations/{self._split}.json"] = self._truth.to_json()

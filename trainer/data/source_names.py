@@ -1,4 +1,4 @@
-"""The texts that name sources: parsed without accessing a source, and without pyarrow."""
+"""Parses texts that name sources, without accessing the sources and without pyarrow."""
 
 import os
 import re
@@ -15,9 +15,9 @@ FORMS = (
     "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
     "COCO, VOC or YOLO folder, or a zip or tar of one"
 )
-KINDS = ("coco", "voc", "yolo")  # Kinds of folders, before the colon.
+KINDS = ("coco", "voc", "yolo")  # Prefixes of paths.
 
-ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")  # Of archives.
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")  # of archives
 
 OPENIMAGES_SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _URI_PARAMETERS = ("images", "base", "pixels")
@@ -48,7 +48,7 @@ class Sample:
 
     @property
     def uri(self) -> str:
-        """The source with all its parameters."""
+        """The text of the source with all parameters."""
         return "sample:" + ",".join(f"{name}={value}" for name, value in asdict(self).items())
 
 
@@ -56,12 +56,12 @@ class Sample:
 class OpenImages:
     """Parameters of the source `openimages`."""
 
-    splits: str = "train+validation+test"  # Joined by +; an image list has its own.
-    images: str = ""  # URI of a list of images, in lines `split/image_id` as of the official downloader.
+    splits: str = "train+validation+test"  # joined by +; ignored with an image list
+    images: str = ""  # URI of a list with lines `split/image_id`, as for the official downloader
     subset: Literal["all", "mlperf"] = "all"  # mlperf: the 264 classes of MLPerf's detector.
-    hierarchy: Literal["keep", "none"] = "keep"  # keep: for evaluation.
+    hierarchy: Literal["keep", "none"] = "keep"  # keep: use it in evaluation
     labels: Literal["keep", "none"] = "keep"
-    """Whether validation and test images list their verified classes."""
+    """keep: record the verified classes of validation and test images."""
     base: str = "https://storage.googleapis.com/openimages"  # URI of the folder with the CSV files.
     pixels: str = "https://open-images-dataset.s3.amazonaws.com"
     """URI of the folder with <split>/<image id>.jpg, read anonymously."""
@@ -83,7 +83,7 @@ class OpenImages:
 
     @property
     def uri(self) -> str:
-        """The source with all parameters that are not the default."""
+        """The text of the source with all parameters that differ from the default."""
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
         changed = [f"{name}={value}" for name, (value, default) in values.items() if value != default]
         return "openimages:" + ",".join(changed)
@@ -109,7 +109,7 @@ class Coco2017:
 
 
 def parse_published(source: str) -> Sample | OpenImages | Coco2017 | None:
-    """Return the parameters of a published set, or of the sample; None for a path."""
+    """Parse the parameters of a published data set or the sample; return None for a path."""
     refuse_userinfo(source, "the source")
     kind, _, rest = source.strip().partition(":")
     if kind == "sample":
@@ -122,7 +122,7 @@ def parse_published(source: str) -> Sample | OpenImages | Coco2017 | None:
 
 
 def split_kind(source: str) -> tuple[str, str]:
-    """Return the kind that a text names, "" if none, and the path."""
+    """Split a text into the kind ("" if none) and the path."""
     text = source.strip()
     kind, _, rest = text.partition(":")
     path = rest if kind in KINDS else text
@@ -134,7 +134,7 @@ def split_kind(source: str) -> tuple[str, str]:
 
 
 def source_uris(source: str) -> list[str]:
-    """Return the URIs that a source is read from, without accessing them."""
+    """Return the URIs that a source reads, without accessing them."""
     if parameters := parse_published(source):
         named = [getattr(parameters, name, "") for name in _URI_PARAMETERS]
         return [uri for uri in named if uri and isinstance(uri, str)]
@@ -146,7 +146,7 @@ _GENERIC_NAMES = re.compile(
     r"train(ing)?|val(id|idation)?|test)([-_. ]?(train|val|valid|test|data|coco|default|set|\d+))*",
     re.IGNORECASE,
 )
-"""Names of files and folders that do not tell one data set from another."""
+"""Names of files and folders that do not identify a data set."""
 
 _EXTENSIONS = re.compile(
     "(" + "|".join(map(re.escape, (*ARCHIVE_SUFFIXES, ".json", ".yaml", ".yml", ".txt", ".coco"))) + ")+$",
@@ -155,7 +155,7 @@ _EXTENSIONS = re.compile(
 
 
 def dataset_name(source: str) -> str:
-    """Return a name of [A-Za-z0-9._-] for a `Source.uri` and its models: `cards` for yolo:/data/cards."""
+    """Derive a name of [A-Za-z0-9._-] for models from a `Source.uri`: `cards` for yolo:/data/cards."""
     kind, _, rest = source.partition(":")
     if kind in ("sample", "openimages"):
         return kind

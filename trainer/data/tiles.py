@@ -1,21 +1,21 @@
-"""Tiles: windows of equal size that cover a large image, so that small objects keep their pixels."""
+"""Splits large images into overlapping tiles of equal size, so that small objects keep their resolution."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from trainer.data.samples import Annotation
 
-MIN_VISIBLE = 0.25  # a box is kept in a crop or tile while at least this share of its area is visible
+MIN_VISIBLE = 0.25  # a box is kept in a crop or tile if at least this share of its area is visible
 Window = tuple[int, int, int, int]  # left, top, width, height in pixels of the stored image
-TILE_ID_STEP = 2**32  # The id of a tile is its image's id plus a multiple of it, so that ids stay unique.
-_OVERLAP = 0.2  # of models that are older than the option
+TILE_ID_STEP = 2**32  # A tile's id is its image's id plus a multiple of this, so that ids stay unique.
+_OVERLAP = 0.2  # overlap of models that are older than the option
 _MIN_SIDE = 1.0  # pixels; thinner parts of boxes are dropped
 
 
 def tile_settings(trained: Mapping[str, Any], size: int) -> tuple[int, float]:
-    """Return side and overlap of the tiles for a model, by the configuration of its training.
+    """Return side and overlap of the tiles for a model, given the configuration of its training.
 
-    `size` is `evaluation.tile`: -1 takes the side of the training's tiles.
+    `size` is `evaluation.tile`; -1 means the side of the tiles in training.
     """
     data = trained.get("data", {})
     return data.get("tile", 0) if size < 0 else size, data.get("tile_overlap", _OVERLAP)
@@ -24,8 +24,8 @@ def tile_settings(trained: Mapping[str, Any], size: int) -> tuple[int, float]:
 def tiling(width: int, height: int, size: int, overlap: float) -> list[Window]:
     """Return the tiles of an image, row by row; with `size` 0 the whole image.
 
-    A tile has `size` pixels a side, or the image's side if that is shorter. Neighbors share at least
-    `overlap` of it: the least number of tiles that does so is spread evenly, to the image's borders.
+    A side of a tile is `size` pixels, or the image's side if that is shorter. The smallest number of tiles
+    whose neighbors share at least `overlap` of a side is spread evenly over the image.
     """
     across, down = (_tile_starts(side, size, overlap) if size else [0] for side in (width, height))
     wide, high = min(width, size or width), min(height, size or height)
@@ -41,10 +41,10 @@ def _tile_starts(side: int, size: int, overlap: float) -> list[int]:
 
 
 def crop_boxes(annotations: list[Annotation], window: Window) -> list[Annotation]:
-    """Return the boxes of an image in pixels of a tile.
+    """Return the boxes of an image that are visible in a tile, in pixels of the tile.
 
-    A box is clipped to the tile, and kept if at least a quarter of it is inside, as in crops of the
-    augmentation. Crowds are kept whatever their share. Parts with a side below one pixel are dropped.
+    Boxes are clipped to the tile. A box is kept if at least a quarter of its area is inside, as in crops of
+    the augmentation; a crowd is always kept. Parts with a side below one pixel are dropped.
     """
     left, top, width, height = window
     kept: list[Annotation] = []

@@ -84,7 +84,7 @@ def test_excluded_names_that_are_of_no_image_are_reported(coco, root, tmp_path, 
     listed.write_text(f"0005.jpg\n0006\n0007.jpeg\n{'0' * 64}\n")
     raw = make(coco, root, replace(CONFIG, exclude=str(listed)))
     assert sum(split.images for split in raw.splits.values()) == 18
-    assert "1 names in data.exclude are of no image (first: 0007.jpeg)" in caplog.text
+    assert "1 names in data.exclude match no image (first: 0007.jpeg)" in caplog.text
     assert len(raw.warnings) == 1
 
 

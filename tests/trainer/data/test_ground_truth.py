@@ -35,7 +35,7 @@ def test_what_is_verified_holds_for_classes_above_or_below():
     assert classes.verified_labels({"Cat": 1, "gone": 1}) == [0, 1]
     assert classes.verified_labels({"Animal": 0}) == [0, 1, 2]
     assert classes.verified_labels({"Animal": 1, "Dog": 0, "Tree": 0}) == [0, 2, 3]
-    written = json.loads(GroundTruthWriter(classes).json())
+    written = json.loads(GroundTruthWriter(classes).to_json())
     assert written == to_coco([], classes)
     assert written["hierarchy"] == {"1": [0], "2": [0]} and "hierarchy" not in to_coco([], CLASSES)
 

@@ -176,7 +176,7 @@ def png_of_claimed_size(width: int, height: int) -> bytes:
         (png_of_claimed_size(50_000, 50_000), "pixels"),
         (png_of_claimed_size(15_000, 14_000), "pixels"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
-        (encode(Image.new("F", (9, 9), 0.5), "TIFF"), "neither of 8 nor of 16 bits"),
+        (encode(Image.new("F", (9, 9), 0.5), "TIFF"), "neither 8 nor 16 bits"),
     ],
 )
 def test_unreadable_images_say_why(data, reason):

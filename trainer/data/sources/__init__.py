@@ -1,7 +1,7 @@
-"""Sources of images and boxes, named by a text.
+"""Creates sources of images and boxes from the texts that name them.
 
 docs/data.md lists the texts: `coco:PATH`, `sample:images=300`, or a path whose kind is recognized. A path may
-be a URI that `trainer.storage` reads, and a zip or tar.
+be a URI that `trainer.storage` reads, or a zip or tar.
 """
 
 import hashlib
@@ -36,12 +36,12 @@ _PUBLISHED: dict[type, Callable[..., Source]] = {
 
 
 def parse(source: str, config: DataConfig | None = None) -> Source:
-    """Return the source that a text names, with boxes_from and box_format of `config`.
+    """Create the source that a text names, with boxes_from and box_format of `config`.
 
-    Its servers and buckets, and those of allow_hosts, are added to the allow-list of `trainer.storage.web`.
+    Adds its servers and buckets, and those in allow_hosts, to the allow-list of `trainer.storage.web`.
 
     Raises:
-        DataError: it names no source, or boxes_from or box_format is set for a source that is not COCO.
+        DataError: the text names no source, or boxes_from or box_format is set for a non-COCO source.
     """
     config = config or DataConfig()
     web.allow(source_names.source_uris(source), config.allow_hosts)
@@ -64,14 +64,14 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
 
 
 def _make_source(kind: str, uri: str, confined: str = "") -> Source:
-    """Return the source of a kind at a URI; `confined` is a folder that no path may leave."""
+    """Create a source of a kind at a URI; `confined` is a folder that no path may leave."""
     if kind == "coco":
         return CocoSource(uri, confined=confined)
     return YoloSource(uri, confined) if kind == "yolo" else VocSource(uri)
 
 
 def _apply_options(source: Source, options: BoxOptions) -> Source:
-    """Apply a way of options boxes; refuse one that is not COCO's own if the source is not COCO."""
+    """Apply box options; raise DataError if any is set and the source is not COCO."""
     if isinstance(source, CocoSource | Coco2017Source):
         return replace(source, options=options)
     for name, value, default in zip(BoxOptions._fields, options, DEFAULT_OPTIONS, strict=True):
@@ -84,13 +84,13 @@ def _apply_options(source: Source, options: BoxOptions) -> Source:
 
 
 def recognize_kind(uri: str) -> str:
-    """Return the kind of a folder or file: coco, voc or yolo; "" if it is none."""
+    """Return the kind of a folder or file: coco, voc or yolo; "" if it is none of them."""
     if uri.lower().endswith((".json", *YAML)):
         return "coco" if uri.lower().endswith(".json") else "yolo"
     if storage.scheme(uri) in storage.WEB:
         return ""
     described = find_description(uri)
-    signs: list[tuple[str, Callable[[], bool]]] = [  # The most certain first.
+    signs: list[tuple[str, Callable[[], bool]]] = [  # The most reliable first.
         ("yolo", lambda: described.lower().endswith(YAML)),
         ("voc", lambda: _has_xml(storage.join(uri, "Annotations"), recursive=False)),
         ("coco", lambda: _contains_coco(annotation_files(uri))),
@@ -117,15 +117,15 @@ def _read_head(uri: str) -> bytes:
 
 @dataclass(frozen=True)
 class ArchiveSource(Source):
-    """A data set of any kind in a zip or tar, which is unpacked into a temporary folder."""
+    """A data set in a zip or tar, which is unpacked into a temporary folder."""
 
-    kind: str  # coco, voc or yolo; "" is recognized when it is unpacked.
+    kind: str  # coco, voc or yolo; "": recognized after unpacking.
     location: str  # URI of the archive.
     options: BoxOptions = DEFAULT_OPTIONS
 
     @property
     def uri(self) -> str:
-        """The archive and its kind; to recognize the kind it is unpacked."""
+        """The kind and URI of the archive, which is unpacked if its kind is unknown."""
         return f"{self.kind or self._kind_and_root(unpack(self.location))[0]}:{self.location}"
 
     @property
@@ -133,7 +133,7 @@ class ArchiveSource(Source):
         return f"archive:{self.location}"
 
     def listing(self) -> Listing:
-        """Unpack the archive and list its content; origins, versions and messages name the archive."""
+        """Unpack the archive and list its content; origins and messages name the archive."""
         unpacked = unpack(self.location)
         try:
             kind, root = self._kind_and_root(unpacked)
@@ -153,14 +153,14 @@ class ArchiveSource(Source):
         return replace(listing, splits=splits, state=digest.hexdigest())
 
     def _rename(self, problems: Problems, unpacked: UnpackedArchive) -> None:
-        """Let examples name the archive and not the temporary folder."""
+        """Replace the temporary folder in examples by the archive."""
         for examples in problems.examples.values():
             examples[:] = [example.replace(unpacked.folder, self.location) for example in examples]
 
     def _batches(
         self, rows: Rows, problems: Problems, unpacked: UnpackedArchive, _: Problems
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows whose origins and versions are the same on any machine."""
+        """Yield rows whose origins and versions do not depend on the temporary folder."""
         folder = f"{unpacked.folder}/"
         for batch in rows.batches():
             origins, versions = batch["origin"].to_pylist(), batch["version"].to_pylist()
@@ -182,7 +182,7 @@ class ArchiveSource(Source):
         return storage.read_bytes(storage.join(unpack(self.location).folder, name))
 
     def _kind_and_root(self, unpacked: UnpackedArchive) -> tuple[str, str]:
-        """Return the kind and the folder of the set in the archive: often one folder holds all."""
+        """Return the kind and the folder of the data set in the archive, often its only top folder."""
         parents = [name.split("/")[:-1] for name in unpacked.versions]
         shared = os.path.commonprefix(parents)  # noqa: RUF071 (of lists, as it allows)
         roots = ["/".join([unpacked.folder, *shared[:depth]]) for depth in range(len(shared) + 1)]

@@ -1,7 +1,7 @@
-"""Synthetic images of five shapes, from a seed.
+"""Generates synthetic images of five shapes from a seed.
 
-Scene n is a function of seed, size and n alone, so any number of processes can draw scenes in any order. The
-layout of a scene gives its boxes; drawing it takes longer and gives the pixels.
+A scene depends only on seed, size and its number, so any number of processes can draw scenes in any order.
+Boxes follow from the layout of a scene alone, which is faster than drawing it.
 """
 
 import colorsys
@@ -21,7 +21,7 @@ from trainer.data.sources.source import Box, Category, Entry, Listing, Rows, Sou
 
 CLASSES = ("circle", "square", "triangle", "star", "ring")
 
-MIN_VISIBLE = 0.2  # Objects with a smaller visible share have no box.
+MIN_VISIBLE = 0.2  # Objects of which less is visible get no box.
 _SUPERSAMPLING = 3
 _CROWD_SHARE = 0.06
 _EMPTY_SHARE = 0.04
@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass
 class Scene:
-    """One image before it is drawn."""
+    """The layout of an image."""
 
     width: int
     height: int
@@ -52,12 +52,12 @@ class Scene:
     colors: tuple[Color, Color]
     angle: float
     seed: tuple[int, int]
-    shapes: list[Shape] = field(default_factory=list)  # Drawn in this order: later ones cover others.
-    objects: list[Box] = field(default_factory=list)  # Visible objects with their boxes.
+    shapes: list[Shape] = field(default_factory=list)  # In drawing order: later ones cover earlier ones.
+    objects: list[Box] = field(default_factory=list)  # Boxes of visible objects.
 
 
 def layout_scene(seed: int, number: int, size: int) -> Scene:
-    """Lay out a scene; the sides of its image are 0.8 to 1.2 times `size` pixels."""
+    """Generate a scene; the sides of its image are 0.8 to 1.2 times `size` pixels."""
     rng = np.random.default_rng((seed, number))
     width, height = (int(size * rng.choice((0.8, 0.9, 1.0, 1.1, 1.2))) for _ in range(2))
     hue, dark = rng.random(), rng.random() < 0.5
@@ -92,7 +92,7 @@ def layout_scene(seed: int, number: int, size: int) -> Scene:
 
 
 def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) -> Extent:
-    """Add a dense patch of one class with one crowd box; return its extent."""
+    """Add a dense group of shapes of one class with a crowd box; return its extent."""
     label = int(rng.integers(len(CLASSES)))
     wide, high = (int(size * rng.uniform(0.35, 0.5)) for _ in range(2))
     left = int(rng.uniform(0, scene.width - wide))
@@ -111,7 +111,7 @@ def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) ->
 
 
 def render_scene(scene: Scene) -> Image.Image:
-    """Draw a scene: texture, shapes with smooth edges, a little sensor noise."""
+    """Draw a scene: texture, shapes with smooth edges, and slight sensor noise."""
     rng = np.random.default_rng((*scene.seed, 1))
     y, x = np.mgrid[0 : scene.height, 0 : scene.width].astype(np.float32)
     along = x * math.cos(scene.angle) + y * math.sin(scene.angle)
@@ -150,7 +150,7 @@ def render_scene(scene: Scene) -> Image.Image:
 
 
 def _visible_objects(scene: Scene, singles: list[Shape]) -> list[Box]:
-    """Return the extent and area of each object's uncovered pixels."""
+    """Return the boxes of the visible parts of objects."""
     covered = Image.new("1", (scene.width, scene.height))
     visible: list[Box] = []
     for shape in reversed(singles):
@@ -219,7 +219,7 @@ def _area(points: list[Point]) -> float:
 
 
 def _overlap(a: Extent, b: Extent) -> float:
-    """Return the intersection's share of the smaller extent."""
+    """Return the area of the intersection relative to the smaller extent."""
     wide, high = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     if wide <= 0 or high <= 0:
         return 0.0
@@ -231,17 +231,17 @@ def _color(hue: float, saturation: float, value: float) -> Color:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-VERSION = 1  # Raise it when the same parameters draw other images.
+VERSION = 1  # Increase it if the same parameters would give other images.
 
 
 @dataclass(frozen=True)
 class SampleSource(Sample, Source):
-    """Generated images; val and test each have a sixth as many as train."""
+    """Generated images; val and test each have a sixth of the number of train images."""
 
     cpu_bound = True
 
     def listing(self) -> Listing:
-        """List the scenes, which are laid out when the rows are iterated."""
+        """List the scenes, which are generated when the rows are iterated."""
         held_out = max(1, self.images // 6)
         splits = {}
         first = 0

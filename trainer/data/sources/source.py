@@ -1,6 +1,6 @@
-"""The interface of all sources: a listing of images and boxes, and the bytes of each image.
+"""Defines the interface of sources: a listing of images and boxes, and the bytes of each image.
 
-A source yields its images as record batches of bounded size, with the columns of SOURCE_ROW.
+A source yields its listing as record batches of bounded size, with the columns of SOURCE_ROW.
 """
 
 import json
@@ -21,35 +21,35 @@ UNKNOWN = -1  # Category of a box whose category the source does not list.
 
 
 class Box(NamedTuple):
-    """One annotated object as the source has it, before cleaning."""
+    """An annotated object as given by the source, before cleaning."""
 
     category: int  # Position in the listing's categories, or UNKNOWN.
     bbox: tuple[float, ...]  # [x, y, width, height] in pixels from the image's top left corner.
-    area: float  # Of the object, in square pixels; 0 is unknown.
-    iscrowd: int  # 1 for a region of several objects: ignored in scoring.
+    area: float  # Of the object, in square pixels; 0 if unknown.
+    iscrowd: int  # 1 for a region of several objects, which is ignored in scoring.
 
 
 @dataclass(slots=True)
 class Entry:
     """One image of a source."""
 
-    file_name: str  # Relative name in the source, unique in its split.
-    origin: str  # Location of its bytes, for `Source.read`.
+    file_name: str  # Relative to the source, unique in the split.
+    origin: str  # Location of the bytes, for `Source.read`.
     width: int
     """As annotated, in pixels, see `annotated_side`; or STORED_SHARES or DISPLAYED_SHARES of
     `trainer.data.images` if boxes are fractions of the image's sides."""
     height: int
     boxes: list[Box]
     original_id: int | str | None = None
-    fault: tuple[str, str] | None = None  # (reason, detail) if the listing shows that it is unusable.
-    version: str = ""  # Changes with the image: an ETag, size and time; "" is unknown.
+    fault: tuple[str, str] | None = None  # (reason, detail) if the image is unusable.
+    version: str = ""  # Changes with the file, e.g. an ETag; "" if unknown.
     extra: str = ""  # See SOURCE_ROW.
 
 
 def annotated_side(value: Any) -> int:
-    """Return a side of an annotated size in pixels: 0 if it is unknown, -1 if no image can have it.
+    """Parse a side of an annotated size in pixels: 0 if it is unknown, -1 if it is impossible.
 
-    No file can thus contain STORED_SHARES or DISPLAYED_SHARES.
+    The result is never a side of STORED_SHARES or DISPLAYED_SHARES.
     """
     if not isinstance(value, int | float) or value == 0:
         return 0
@@ -57,24 +57,24 @@ def annotated_side(value: Any) -> int:
 
 
 class Rows:
-    """The images of a split, which can be read repeatedly."""
+    """The listed images of a split, which can be iterated repeatedly."""
 
     def __init__(
         self, read: Callable[[Problems], Iterator[pa.RecordBatch]], problems: Problems | None = None
     ) -> None:
-        """Read rows of SOURCE_ROW by `read`, which yields a bounded number at a time and adds their problems.
+        """Set the function that yields rows of SOURCE_ROW in batches, and adds problems to its argument.
 
-        `problems` gets these when the rows have been read to the end for the first time.
+        These are merged into `problems` when the rows have been read to the end for the first time.
         """
         self._read, self._problems = read, problems
 
     @classmethod
     def of(cls, entries: Callable[[Problems], Iterable["Entry"]], problems: Problems | None = None) -> "Rows":
-        """Return the rows of images that a function lists."""
+        """Create rows from a function that lists entries."""
         return cls(lambda found: map(to_record_batch, _batched(entries(found))), problems)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of SOURCE_ROW, a bounded number at a time."""
+        """Yield rows of SOURCE_ROW in batches of bounded size."""
         found = Problems()
         yield from self._read(found)
         if self._problems is not None:
@@ -87,23 +87,23 @@ class Category(NamedTuple):
 
     name: str
     original_id: int | str
-    frequency: str = ""  # of LVIS: r (rare), c (common) or f (frequent), by its training images
+    frequency: str = ""  # of LVIS: r (rare), c (common) or f (frequent) among training images
 
 
 @dataclass
 class Listing:
-    """The content of a source except the pixels."""
+    """The content of a source without the pixels."""
 
     categories: list[Category]
     splits: Mapping[str, Rows]  # By the names train, val, test.
-    state: str  # Digest that changes when annotations or images change.
-    problems: Problems = field(default_factory=Problems)  # Complete when all rows have been read.
-    exhaustive: bool = True  # Whether all objects are boxed: an image without boxes is a negative example.
+    state: str  # Digest that changes with the annotations or images.
+    problems: Problems = field(default_factory=Problems)  # Complete after all rows have been read.
+    exhaustive: bool = True  # Whether all objects have boxes, so that images without boxes are negative.
     hierarchy: Mapping[Any, Collection[int | str]] = field(default_factory=dict)
-    """Original ids of all categories above one, for evaluation."""
+    """Original ids of all ancestors of a category, for evaluation."""
     box_format: str = ""
-    """See `trainer.config.schema.DataConfig`; "corners" for VOC's, "" if the format leaves no doubt."""
-    read_as: str = ""  # Recognized layout and splits, for people.
+    """See `trainer.config.schema.DataConfig`; "corners" for VOC, "" if the format is unambiguous."""
+    read_as: str = ""  # Recognized layout and splits, for display.
 
 
 class BoxOptions(NamedTuple):
@@ -113,26 +113,26 @@ class BoxOptions(NamedTuple):
     box_format: str = "auto"
 
 
-DEFAULT_OPTIONS = BoxOptions()  # COCO's own form.
+DEFAULT_OPTIONS = BoxOptions()  # The format that COCO defines.
 
 
 class Source:
     """A source of images and boxes."""
 
-    cpu_bound: ClassVar[bool] = False  # Whether `read` computes, so that processes help rather than threads.
+    cpu_bound: ClassVar[bool] = False  # Whether `read` needs processes rather than threads.
 
     @property
     def uri(self) -> str:
-        """The text that names the source, independent of the working directory."""
+        """The text that names the source, with absolute paths."""
         raise NotImplementedError
 
     @property
     def images_uri(self) -> str:
-        """The origin of the bytes: sources with the same one share fetched images."""
+        """The origin of the images; sources with the same origin share fetched images."""
         return self.uri
 
     def listing(self) -> Listing:
-        """List images and boxes; rows may be read later, when they are iterated.
+        """List images and boxes; rows may be read only when they are iterated.
 
         Raises:
             DataError: the source is missing, empty, or not of its format.
@@ -141,25 +141,25 @@ class Source:
         raise NotImplementedError
 
     def read(self, origin: str) -> bytes:
-        """Return the bytes of the image that has this `origin`, which by default is a URI.
+        """Return the bytes of the image with this `origin`, which by default is a URI.
 
-        It may come from annotations: servers and buckets must be on the allow-list of `trainer.storage.web`.
+        Since annotations may name the URI, its host must be on the allow-list of `trainer.storage.web`.
 
         Raises:
-            StorageError: the bytes cannot be read; Refused: the address is not on the list.
+            StorageError: the bytes cannot be read; AddressNotAllowed: the host is not on the allow-list.
         """
         return storage.read_allowed(origin)
 
 
 class SplitOverlaps:
-    """Adds images that are in two splits to the problems. Memory: eight bytes per image."""
+    """Detects images that are in two splits, and adds them to the problems. Uses eight bytes per image."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._hashes: dict[str, np.ndarray] = {}
 
     def add(self, split: str, images: Iterable[tuple[str, str]]) -> None:
-        """Add the names and identities ("" is unknown) of all images of a split."""
+        """Add all images of a split as names and identities ("" if unknown)."""
         added = array("q")
         for batch in _batched(images):
             hashes = np.array([hash(identity) for _, identity in batch], np.int64)
@@ -172,7 +172,7 @@ class SplitOverlaps:
 
 
 def parse_split(name: str) -> str | None:
-    """Return train, val or test for a source's name of a split (val2017, validation), or None."""
+    """Return train, val or test for a split name such as val2017 or validation; None for other names."""
     match = re.search(r"(?:^|[^a-z])(train|val|test)", name, re.IGNORECASE)
     return match.group(1).lower() if match else None
 
@@ -185,7 +185,7 @@ BOX = pa.struct(
         ("iscrowd", pa.int8()),
     ]
 )
-"""A box in pixels as the source has it; NaN where a number is missing."""
+"""A box in pixels as given by the source; NaN for a missing number."""
 
 _TEXT = pa.string()
 SOURCE_ROW = pa.schema(
@@ -214,7 +214,7 @@ def _batched(items: Iterable[Item], size: int = 1000) -> Iterator[list[Item]]:
 
 
 def to_record_batch(entries: list[Entry]) -> pa.RecordBatch:
-    """Return entries as rows of SOURCE_ROW."""
+    """Convert entries to rows of SOURCE_ROW."""
     rows = [
         {
             "file_name": _to_utf8(entry.file_name),
@@ -234,5 +234,5 @@ def to_record_batch(entries: list[Entry]) -> pa.RecordBatch:
 
 
 def _to_utf8(text: str) -> str:
-    """Return text that is UTF-8: names of files may hold bytes that are not."""
+    """Escape surrogates: file names may contain bytes that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
