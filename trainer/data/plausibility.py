@@ -66,7 +66,7 @@ def duplicate_warnings(hashes: Mapping[str, np.ndarray], file_name: Callable[[st
     """Return warnings about near duplicates across splits, which name the most similar ones.
 
     Each image is paired with the most similar one in earlier splits. Two images are compared if one of 16
-    parts of their hashes is equal. This finds all pairs that differ in at most 15 bits, and 97 % of those with
+    parts of their hashes is equal. This finds all pairs that differ in up to 15 bits, and 97 % of those with
     24. `file_name` returns the name of an image, given split and row.
     """
     pairs: list[tuple[int, str, int, str, int]] = []
