@@ -176,7 +176,7 @@ def fetch(planned: RawManifest, config: DataConfig, work: SharedWork) -> RawMani
     Images that failed in an earlier download are requested again. If the source is down, and an earlier
     download was complete enough, they are left out again.
     """
-    if manifest := work.on_first(lambda: find_complete(planned, config)):
+    if manifest := work.run_on_first(lambda: find_complete(planned, config)):
         return manifest
     known, known_failures = read_reports(planned)
     parts = work.take_parts("images", count_parts(planned))

@@ -87,8 +87,8 @@ def shard(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIndex:
         DataError: too many images or boxes are bad, or a worker was killed.
         StorageError: the data root cannot be read or written.
     """
-    with shared_work() as work:
-        if index := work.on_first(lambda: find_complete(raw, data_root, config)):
+    with join_shared_work() as work:
+        if index := work.run_on_first(lambda: find_complete(raw, data_root, config)):
             return index
         write_shards(raw, data_root, config, work)
         return work.run_on_first(lambda: write_index(raw, data_root, config))

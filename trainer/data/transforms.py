@@ -49,7 +49,7 @@ class View(NamedTuple):
         return across, down, across, down
 
 
-def fit_image(image: Tensor, target: InputSquare) -> tuple[Tensor, Scales]:
+def fit_image(image: Tensor, target: NetworkInput) -> tuple[Tensor, Scales]:
     """Fit uint8 [3, H, W] into the square input of a trained model.
 
     `letterbox` scales the longer side to the size and fills the rest; `squash` scales both sides. Returns the
@@ -61,7 +61,7 @@ def fit_image(image: Tensor, target: InputSquare) -> tuple[Tensor, Scales]:
     return torch.from_numpy(square).permute(2, 0, 1).contiguous(), view.scales
 
 
-def full_view(width: int, height: int, target: InputSquare) -> View:
+def full_view(width: int, height: int, target: NetworkInput) -> View:
     """Return the view that `fit_image` uses for an image of this size."""
     size = target.size
     scale = size / max(height, width)

@@ -16,7 +16,7 @@ from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config
 from trainer.data.box_labels import LabeledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
-from trainer.data.tiles import tile_settings, windows
+from trainer.data.tiles import tile_settings, tiling
 from trainer.evaluation.inference import LoadedModel, join_detections, to_image_boxes
 from trainer.export import loading, published_models
 from trainer.export.bundle import Bundle

@@ -32,7 +32,7 @@ def preprocess(
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
     pixels = torch.from_numpy(np.array(to_upright_rgb(image))).permute(2, 0, 1).contiguous()
-    square, scales = fit(pixels, NetworkInput(input_size, resize, fill))
+    square, scales = fit_image(pixels, NetworkInput(input_size, resize, fill))
     return square, np.array(scales)
 
 

@@ -42,7 +42,7 @@ class CalibrationImages:
         if not self._rows:
             return None
         image, _ = read_sample(self._dataset, self._rows.pop(0))
-        return {INPUT: fit(image, self._network_input)[0].numpy()[None]}
+        return {INPUT: fit_image(image, self._network_input)[0].numpy()[None]}
 
 
 def quantize(source: Path, target: Path, images: CalibrationImages) -> None:

@@ -115,7 +115,7 @@ def verify_exports(
         for start in range(0, len(indices), _BATCH):
             samples = [read_sample(dataset, int(index)) for index in indices[start : start + _BATCH]]
             image_ids = [record["image_id"] for _, record in samples]
-            squares, scales = zip(*(fit(image, network_input) for image, _ in samples), strict=True)
+            squares, scales = zip(*(fit_image(image, network_input) for image, _ in samples), strict=True)
             images = torch.stack(squares)
             first = images if not start else first
             trained = detector.predict(images)

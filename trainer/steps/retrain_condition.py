@@ -33,7 +33,7 @@ def reason_to_skip(
     """Return the reason to skip training on a listed source; None if the run trains."""
     from trainer.data import dataset_diff  # Imports numpy, which a client that only checks lacks.
 
-    name = config.export.name or name_of(listed.source)
+    name = config.export.name or dataset_name(listed.source)
     current = published_models.read_current(data_root, name)
     if current is None:
         logger.info("%s has no current version yet: this run trains", name)

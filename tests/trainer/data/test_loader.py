@@ -42,7 +42,7 @@ def test_batches_are_padded_and_crowds_are_no_targets(dataset):
     crowds = [record for record in records if any(item["iscrowd"] for item in record["annotations"])]
     assert crowds, "the sample has crowd regions"
     for record in crowds:
-        view = whole_view(record["width"], record["height"], NetworkInput(96))
+        view = full_view(record["width"], record["height"], NetworkInput(96))
         assert len(transform_boxes(record["annotations"], view, (96, 96))[1]) == sum(
             not item["iscrowd"] for item in record["annotations"]
         )

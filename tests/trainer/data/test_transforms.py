@@ -42,7 +42,7 @@ def drawn(image, view, size):
 @pytest.mark.parametrize(("width", "height"), [(640, 427), (333, 1000), (97, 96), (1, 1600)])
 def test_boxes_in_the_square_come_back_to_the_image(width, height, resize):
     target = NetworkInput(800, resize, 0)
-    square, scales = fit(torch.full((3, height, width), 200, dtype=torch.uint8), target)
+    square, scales = fit_image(torch.full((3, height, width), 200, dtype=torch.uint8), target)
     # As the pixels lie: the border of the image is the border of what was drawn.
     across, down = (int((square[0] > 0).any(axis).sum()) for axis in (0, 1))
     assert (across, down) == (800, 800) if resize == "squash" else max(across, down) == 800

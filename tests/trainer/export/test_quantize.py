@@ -25,7 +25,7 @@ def test_calibration_images_are_spread_over_the_training_split(shards, count, ro
     chosen = range(len(train)) if rows is None else [row % len(train) for row in rows]
     assert images.count == len(inputs) == len(chosen)  # All, if there are fewer than asked for.
     for index, item in zip(chosen, inputs, strict=True):
-        expected = fit(read_sample(train, index)[0], NetworkInput(SIZE))[0]
+        expected = fit_image(read_sample(train, index)[0], NetworkInput(SIZE))[0]
         assert torch.equal(torch.from_numpy(item["images"]), expected[None])
 
 
