@@ -78,14 +78,18 @@ def _cluster_of_runs(namespace: str) -> Cluster | None:
 
 
 def _pod_requests(submission: "Submission") -> Iterator[PodRequests]:
-    """Yield the requests of a step's pod, and of the training pods unless they wait in a queue."""
+    """Yield the requests of a step's pod, and of the pods of jobs unless these wait in a queue."""
     from pipelines.pipeline import GPU  # Importing kfp takes a while.
 
     options, job = submission.options, submission.job()
     step = {"cpu": submission.get("step_cpu"), "memory": submission.get("step_memory")}
     yield PodRequests("a step", step | ({GPU: str(options.gpus)} if options.gpus else {}))
-    trains_in_pods = launchers.in_pods(submission.get("launcher")) and not (options.until or options.trials)
-    if trains_in_pods and not job.kueue_queue:
+    if not launchers.in_pods(submission.get("launcher")) or job.kueue_queue:
+        return
+    workers = submission.get("data_workers")
+    if workers > 1:
+        yield PodRequests("a data worker", step, workers)
+    if not (options.until or options.trials):
         requests = {
             "cpu": job.cpu_request or job.cpu_limit,
             "memory": job.memory_request or job.memory_limit,

@@ -64,7 +64,8 @@ def test_three_data_workers_prepare_the_data_of_a_training_on_two_nodes(runs):
 @pytest.mark.parametrize("step", ["download", "shard"])
 def test_a_data_worker_whose_pod_is_deleted_is_replaced(runs, cluster, step):
     source = f"sample:images=2400,seed={len(step)},size=256"
-    command = runs.submit("--until", "shards", data_workers=3, source=source, alone=True)
+    workers = {"data_workers": 3, "step_cpu": "100m", "step_memory": "512Mi"}  # They start together or wait.
+    command = runs.submit("--until", "shards", source=source, alone=True, **workers)
     job = runs.trains(runs.id_of(command), step)
     pods = until(lambda: len(pods := cluster.pods(job)) == 3 and pods, "three pods")
     uids = {pod.metadata.uid for pod in pods}

@@ -181,6 +181,7 @@ def test_what_may_keep_pods_from_starting_is_a_warning(kfp_server, cluster, caps
     [
         (["--nodes", "2"], "nvidia.com/gpu 8): room for 1 of 2 on 1 ready nodes"),
         (["--job", "memory_limit=64Gi"], "most free on a node: memory 14.0Gi"),
+        (["--data-workers", "9"], "a data worker (cpu 500m, memory 2Gi): room for 7 of 9 on 1"),
         (
             ["--step-memory", "32Gi"],
             "room for a step (cpu 500m, memory 32Gi): room for 0 of 1 on 1 ready nodes",
