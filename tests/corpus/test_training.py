@@ -66,7 +66,7 @@ def without_gradient(name, shards, output, empty):
         if empty:
             nothing = torch.full_like(pair[1].labels, PADDING)
             pair[1] = pair[1]._replace(labels=nothing, counts=[0] * len(pair[1].counts))
-        losses = run.train_step.losses(pair[1], run.train_step._contexts(pair, 4, SINGLE)[1])
+        losses = run.train_step.losses(pair[1], run.train_step._make_contexts(pair, 4, SINGLE)[1])
         assert all(torch.isfinite(loss) for loss in losses.values())
         sum(losses.values()).backward()
         parameters = run.state.detector.named_parameters()
