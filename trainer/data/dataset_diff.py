@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from trainer.data import image_keys
+from trainer.data import image_keys, raw_folder
 from trainer.data.raw_manifest import RawManifest
 
 _IMAGE_COLUMNS = ["key", "file_name", "origin", "version"]
@@ -60,7 +60,7 @@ def _digests(raw: RawManifest) -> np.ndarray:
     """
     parts = [np.zeros((3, 0), np.uint64)]
     for split in raw.splits:
-        table = raw.table(split)
+        table = raw_folder.open_table(raw, split)
         for block in range(table.blocks):
             rows = table.read_block(block, [*_IMAGE_COLUMNS, *_ANNOTATION_COLUMNS])
             images = list(zip(*(rows[name].to_pylist() for name in _IMAGE_COLUMNS), strict=True))

@@ -207,7 +207,7 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
         first += listed.images
         boxes = listed.boxes
         if not is_stored.all():
-            table = planned.table(split)
+            table = raw_folder.open_table(planned, split)
             lists = [table.read_block(block, ["boxes"])["boxes"] for block in range(table.blocks)]
             counts = np.concatenate([pc.list_value_length(boxes).to_numpy() for boxes in lists])
             boxes = int(counts[is_stored].sum())
@@ -249,7 +249,7 @@ def _unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterator[str
         return
     images, first = [], 0
     for split, listed in planned.splits.items():
-        table, in_split = planned.table(split), is_repeated[first : first + listed.images]
+        table, in_split = raw_folder.open_table(planned, split), is_repeated[first : first + listed.images]
         for block in range(table.blocks):
             rows = np.flatnonzero(in_split[block * raw_folder.BLOCK :][: raw_folder.BLOCK])
             if len(rows):

@@ -181,7 +181,7 @@ class ImageFetcher:
         self._known, self._known_failures = known, known_failures
         self._source = sources.parse(planned.source, config)
         self._excluded = frozenset(filter(SHA256.fullmatch, planned.excluded))
-        self._tables = {split: planned.table(split) for split in planned.splits}
+        self._tables = {split: raw_folder.open_table(planned, split) for split in planned.splits}
         self._stored = StoredImages(planned.images, one_listing=planned.listed_images <= ONE_LISTING_LIMIT)
         cores = config.processes or worker_pool.available_cores()
         self._workers = cores if self._source.cpu_bound else config.threads

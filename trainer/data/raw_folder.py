@@ -92,6 +92,11 @@ class RawTable:
             raise DataError(f"{self.uri} is damaged: {error}", fix=fix) from None
 
 
+def open_table(raw: RawManifest, split: str) -> RawTable:
+    """Open the table of a split."""
+    return RawTable(storage.join(raw.uri, f"{split}.parquet"), raw.tables.get(split, ""))
+
+
 def read_manifest(folder: str, name: str = MANIFEST) -> RawManifest:
     """Read the manifest of a folder of raw images, or its PLAN; set the folder's current URIs.
 

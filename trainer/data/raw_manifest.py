@@ -11,7 +11,6 @@ from trainer.data import image_keys
 from trainer.data.problem_counts import BAD_IMAGES, UNLISTED_BOXES, Cases, Problems
 
 if TYPE_CHECKING:
-    from trainer.data.raw_folder import RawTable
     from trainer.data.samples import RawRow
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
@@ -84,12 +83,6 @@ class RawManifest:
         """Return the URI of the image of a row of a table."""
         name = image_keys.image_path(row["key"], row["file_name"], row["origin"], row["version"])
         return storage.join(self.images, name)
-
-    def table(self, split: str) -> "RawTable":
-        """Open the table of a split; see `RawTable`."""
-        from trainer.data.raw_folder import RawTable
-
-        return RawTable(storage.join(self.uri, f"{split}.parquet"), self.tables.get(split, ""))
 
     def write(self) -> None:
         """Write the manifest to its folder."""

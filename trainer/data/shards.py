@@ -183,7 +183,7 @@ def _plan_shards(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[Sha
     """Yield the tasks of all shards: each block is sorted by a hash of the keys, and split by raw size."""
     images = raw_folder.read_image_table(raw)
     for split in raw.splits:
-        table = raw.table(split)
+        table = raw_folder.open_table(raw, split)
         number = 0
         for block in range(table.blocks):
             columns = table.read_block(block, ["image_id", "key"]).to_pydict()
@@ -223,7 +223,7 @@ def write_shard(task: ShardTask) -> tuple[int, int]:
     """
     config, problems = task.config, Problems()
     labels = len(task.raw.categories)
-    table = task.raw.table(task.split)
+    table = raw_folder.open_table(task.raw, task.split)
     hashed = min(1.0, _MAX_HASHED_IMAGES / max(1, len(table)))
     side = config.tile if task.split == "train" else 0
     longest = MAX_PIXELS if config.tile else config.max_side

@@ -190,7 +190,7 @@ def _find_damaged_reports(raw: RawManifest) -> list[_FileResult]:
 def _stored_rows(raw: RawManifest, images: np.ndarray) -> Iterator[RawRow]:
     """Yield the rows of all stored images."""
     for split in raw.splits:
-        table = raw.table(split)
+        table = raw_folder.open_table(raw, split)
         for block in range(table.blocks):
             for row in table.read_block(block).to_pylist():
                 if images["bytes"][row["image_id"] - 1]:
