@@ -13,7 +13,7 @@ from components.launchers.cluster import job_objects
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.job_objects import Kinds
-from components.launchers.cluster.kinds import KINDS, SHARED, Kind, shared_runtime
+from components.launchers.cluster.kinds import KINDS, SHARED_RUNTIME, Kind, shared_runtime
 from components.launchers.cluster.roles import ROLES, allow
 from components.launchers.kubernetes_names import amount
 from trainer.base.errors import ConfigError, KubedetError
@@ -28,7 +28,7 @@ _PURPOSES = {
 """What optional permissions are for, by resource."""
 
 UNKNOWN = "not known: "  # Prefix of the detail of a check whose request failed.
-_ABSENT = "the cluster does not know them"
+_NOT_INSTALLED = "the cluster does not know them"
 _TIMEOUT = 5.0
 
 
@@ -51,7 +51,7 @@ def check_cluster(
     yield from _run_checks({f"namespace {cluster.namespace}": _check_namespace(cluster)})
     kinds = {kind: _check_kind(cluster, kind) for kind in KINDS.values()}
     running = tuple(kind for kind, check in kinds.items() if check.state == "ok")
-    absent = {kind.group for kind, check in kinds.items() if check.detail == _ABSENT}
+    absent = {kind.group for kind, check in kinds.items() if check.detail == _NOT_INSTALLED}
     new = None
     with suppress(ApiError, ConfigError):  # Reported by the check of permissions.
         new = Kinds(cluster, running).kind_of_new_job() if running else None
@@ -67,7 +67,7 @@ def check_cluster(
             yield replace(check, state="warning") if running else check
     checks: dict[str, Iterator[Check]] = {}
     if KINDS["trainjob"] in running:
-        checks[f"runtime {SHARED}"] = _check_runtime(cluster)
+        checks[f"runtime {SHARED_RUNTIME}"] = _check_runtime(cluster)
     others = {kind.plural: f"launcher={kind.name}" for kind in kinds if new and kind is not new}
     for (group, resource), verbs in (item for role in ROLES.values() for item in role.items()):
         if group not in absent:
@@ -129,7 +129,7 @@ def _check_kind(cluster: Cluster, kind: Kind) -> Check:
         problem = job_objects.dry_run_problem(cluster, kind)
     except ApiError as error:
         if error.unknown and "namespaces" not in error.message:
-            return Check(title, "missing", _ABSENT, f"install {kind.controller}")
+            return Check(title, "missing", _NOT_INSTALLED, f"install {kind.controller}")
         return Check(title, "warning", f"{UNKNOWN}{error.message}", error.fix)
     fix = f"look at the pods and logs of {kind.controller}"
     return Check.from_bool(not problem, title, problem or "the cluster runs them", fix, needed=True)
@@ -138,7 +138,7 @@ def _check_kind(cluster: Cluster, kind: Kind) -> Check:
 def _check_runtime(cluster: Cluster) -> Iterator[Check]:
     """Check that the namespace has the shared runtime of TrainJobs in this version."""
     runtimes = KINDS["trainjob"].resource._replace(plural="trainingruntimes")
-    existing = cluster.find(runtimes, SHARED, patience=_TIMEOUT)
+    existing = cluster.find(runtimes, SHARED_RUNTIME, patience=_TIMEOUT)
     problem, fix = "", f"kubectl apply -n {cluster.namespace} -f deploy/trainer/runtime.yaml"
     if existing is None:
         problem = "does not exist, so each job creates its own"
@@ -146,7 +146,7 @@ def _check_runtime(cluster: Cluster) -> Iterator[Check]:
         problem, fix = "was not created by kubedet, so each job creates its own", "rename that one"
     elif not _contains(existing["spec"], shared_runtime()["spec"]):
         problem = "differs from this version's"
-    yield Check.from_bool(not problem, f"runtime {SHARED}", problem or "TrainJobs share it", fix)
+    yield Check.from_bool(not problem, f"runtime {SHARED_RUNTIME}", problem or "TrainJobs share it", fix)
 
 
 def _contains(actual: Any, expected: Any) -> bool:

@@ -24,7 +24,7 @@ def convert_to_shards(
     """Clean the annotations, and write tar shards with an index; finished shards are reused."""
     from components import steps
     from components.data_job import DataJob
-    from components.reports import report_shards
+    from components.reports import publish_shards
     from trainer.steps.manifests import RawData, Shards, read
 
     data_job = DataJob(data_workers, launcher, job, claim, credentials, run_id, steps_image, cpu, memory)
@@ -36,4 +36,4 @@ def convert_to_shards(
         return shard(data, data_job.launch("shard", data.data_root))
 
     written = steps.run_step("convert-to-shards", work, secret=credentials, adopts=True)
-    report_shards(written, shards, statistics, keep_runs=prune)
+    publish_shards(written, shards, statistics, keep_runs=prune)

@@ -31,7 +31,7 @@ def download(
     """
     from components import environment, steps
     from components.data_job import DataJob
-    from components.reports import report_download
+    from components.reports import publish_raw_data
     from trainer.steps.manifests import NothingNew, RawData
 
     data_job = DataJob(data_workers, launcher, job, claim, credentials, run_id, steps_image, cpu, memory)
@@ -51,4 +51,4 @@ def download(
         )
 
     downloaded = steps.run_step("download", work, secret=credentials, adopts=True)
-    return report_download(downloaded, raw, keep_runs=prune)
+    return publish_raw_data(downloaded, raw, keep_runs=prune)

@@ -17,7 +17,7 @@ def evaluate(
 ) -> str:
     """Score the best checkpoint on the test split (or validation), and apply the gate: "pass" or "fail"."""
     from components import steps
-    from components.reports import report_scores
+    from components.reports import publish_scores
     from trainer.steps.manifests import Scores, TrainedModel, read
 
     trained = read(model.path, TrainedModel)
@@ -28,4 +28,4 @@ def evaluate(
         return evaluate(trained, gate)
 
     scores = steps.run_step("evaluate", work, secret=credentials)
-    return report_scores(scores, trained, metrics, report, summary, verdict)
+    return publish_scores(scores, trained, metrics, report, summary, verdict)

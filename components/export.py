@@ -16,7 +16,7 @@ def export(
 ) -> None:
     """Export the model for serving, check it against the trained one on validation images, publish it."""
     from components import environment, steps
-    from components.reports import report_bundle
+    from components.reports import publish_bundle
     from trainer.steps.manifests import Bundle, TrainedModel, read
 
     trained = read(model.path, TrainedModel)
@@ -30,4 +30,4 @@ def export(
             register_model(bundle.model, registry, run_id)
         return bundle
 
-    report_bundle(steps.run_step("export", work, secret=credentials), trained, exported)
+    publish_bundle(steps.run_step("export", work, secret=credentials), trained, exported)

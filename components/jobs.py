@@ -93,7 +93,7 @@ class Request:
             problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in useless]
         try:
             spec = from_fields(fields, where="the training job")
-            problems += _over_limits(spec) if in_pods else []
+            problems += _find_violations(spec) if in_pods else []
         except ConfigError as error:
             for line in map(str.strip, error.message.splitlines()[1:]):
                 field = line.partition(":")[0].partition(".")[0]
@@ -130,7 +130,7 @@ class Request:
         return value if isinstance(value, type(default)) else default
 
 
-def _over_limits(job: JobSpec) -> list[str]:
+def _find_violations(job: JobSpec) -> list[str]:
     """Return one line for each kind of request that exceeds the limits.
 
     The service account of the steps creates the pods that `job` describes, and may do more than the run's

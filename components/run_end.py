@@ -43,7 +43,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     if not event and state in ("COMPLETE", "SUCCEEDED"):
         event = "succeeded"
     elif not event:
-        failed, ended = failures(pods), _ended_from_outside(state)
+        failed, ended = failures(pods), _termination_reason(state)
         if ended:  # Steps that were ended by a signal did not fail: they were stopped with the run.
             stopped = [failure.step for failure in failed if failure.code >= _SIGNAL_BASE]
             failed = [failure for failure in failed if failure.code < _SIGNAL_BASE]
@@ -71,7 +71,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     return {"state": event, **({"reason": reason} if reason else {})}
 
 
-def _ended_from_outside(state: str) -> str:
+def _termination_reason(state: str) -> str:
     """Return whether a user or the deadline ended the run; empty if its steps did.
 
     Kubeflow terminates a run by setting activeDeadlineSeconds of its Workflow to 0; Argo's own commands set

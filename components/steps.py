@@ -210,7 +210,7 @@ def _run_once(work: Callable[[], T], on_orphaned: Callable[[], None], stops: lis
     """Do the work in a forked child process; return its result or error. `stops` receives stop signals."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_work, args=(work, sender, os.getpid(), on_orphaned))
+    child = context.Process(target=_child_main, args=(work, sender, os.getpid(), on_orphaned))
 
     def forward_signal(number: int, frame: object) -> None:
         stops.append(number)
@@ -243,7 +243,7 @@ def _run_once(work: Callable[[], T], on_orphaned: Callable[[], None], stops: lis
     return ProcessKilled(f"the process of the step was killed ({name})", fix=fix)
 
 
-def _work(
+def _child_main(
     work: Callable[[], Any], sender: Connection, supervisor: int, on_orphaned: Callable[[], None]
 ) -> None:
     def watch() -> None:

@@ -38,7 +38,7 @@ def train(
 ) -> None:
     """Train the detector; a run that was stopped continues from its last checkpoint."""
     from components import jobs, steps
-    from components.reports import report_model
+    from components.reports import publish_model
     from trainer.steps.manifests import Shards, TrainedModel, read
 
     request = jobs.Request(
@@ -59,4 +59,4 @@ def train(
 
         return train(read(shards.path, Shards), request, output, rules=gate, warm_start=warm_start)
 
-    report_model(steps.run_step("train", work, secret=credentials, adopts=True), model)
+    publish_model(steps.run_step("train", work, secret=credentials, adopts=True), model)

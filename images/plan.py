@@ -28,7 +28,7 @@ def plan(
     kept = kept if "torch" in kept else {}
     tested = {name: version for name, version in pins.items() if _TORCH.fullmatch(name)}
     others = {name: version for name, version in pins.items() if name not in tested}
-    needed = list(dict.fromkeys(_of_extras(project, extras)))
+    needed = list(dict.fromkeys(_requirements_of(project, extras)))
     # A torchvision for the base's torch has no tested version and no hash.
     fitted = {name for name in lock if name in ("torch", "torchvision")} if kept else set()
     needed = needed if fitted - installed.keys() else ["--no-index", *needed]
@@ -41,13 +41,13 @@ def plan(
     }
 
 
-def _of_extras(project: dict, extras: list[str]) -> list[str]:
+def _requirements_of(project: dict, extras: list[str]) -> list[str]:
     """Return the requirements of extras, which may name other extras of this project."""
     steps, groups = [], project["optional-dependencies"] | {"client": project["dependencies"]}
     for extra in extras:
         for line in groups[extra]:
             own = re.fullmatch(rf"{re.escape(project['name'])}\[(.+)\]", line)
-            steps += _of_extras(project, own[1].split(",")) if own else [line]
+            steps += _requirements_of(project, own[1].split(",")) if own else [line]
     return steps
 
 
@@ -55,7 +55,7 @@ def _lines(versions: dict[str, str]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
 
 
-def _normalised(name: str) -> str:
+def _normalize(name: str) -> str:
     """Return the normalised name of a package (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -64,7 +64,7 @@ def read_pins(text: str) -> dict[str, str]:
     """Return the versions of a constraints file by normalised name."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     pairs = (line.split("==") for line in lines if line)
-    return {_normalised(name): version for name, version in pairs}
+    return {_normalize(name): version for name, version in pairs}
 
 
 def read_lock(text: str, *, hashes: bool = True) -> dict[str, str]:
@@ -72,7 +72,7 @@ def read_lock(text: str, *, hashes: bool = True) -> dict[str, str]:
     entries: dict[str, str] = {}
     for entry in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
         pin = entry.partition("--hash")[0].rstrip().removesuffix("\\").rstrip()
-        entries[_normalised(pin.partition("==")[0])] = entry if hashes else f"{pin}\n"
+        entries[_normalize(pin.partition("==")[0])] = entry if hashes else f"{pin}\n"
     return entries
 
 
@@ -93,7 +93,7 @@ def main() -> None:
         tomllib.loads((options.project / "pyproject.toml").read_text())["project"],
         read_pins((options.project / "constraints.txt").read_text()),
         read_lock(options.lock.read_text(), hashes=bool(options.hashes)),
-        {_normalised(item.metadata["Name"]): item.version for item in distributions()},
+        {_normalize(item.metadata["Name"]): item.version for item in distributions()},
         [extra for extra in options.extras.split(",") if extra],
     )
     options.output.mkdir(parents=True, exist_ok=True)

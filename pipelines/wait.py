@@ -18,7 +18,7 @@ from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import has_waited, list_pods, newest_failure, reason_of
-from components.launchers.obstacles import Obstacle, Obstacles
+from components.launchers.obstacles import Obstacle, ObstacleTracker
 from components.launchers.spec import START_TIMEOUT
 from components.run_end import termination
 from pipelines import CLEANUP_TITLE, SEARCH_TITLES, STEP_TITLES
@@ -212,7 +212,7 @@ def follow(
     start and only a user can fix that, the run is stopped after the same part of `start_timeout` as a job.
     """
     shown: dict[str, str] = {}
-    step_tracker, training_tracker = Obstacles(), Obstacles()
+    step_tracker, training_tracker = ObstacleTracker(), ObstacleTracker()
     pods = Pods(run_id, server.namespace)
     start = last_answer = time.monotonic()
     away = has_ended = False
@@ -254,7 +254,7 @@ def follow(
         news = training_tracker.report_changes(training) if training is not None else ()
         for line in (*step_tracker.report_changes(pods.step_obstacles()), *news):
             show(line)
-        _stop_if_blocked(server, run, step_tracker, start_timeout / obstacles.PERSON_SHARE)
+        _stop_if_blocked(server, run, step_tracker, start_timeout / obstacles.USER_OBSTACLE_SHARE)
         time.sleep(POLL_SECONDS)
 
 
@@ -275,7 +275,7 @@ def _closing_lines(pods: Pods, *, skipped: bool) -> Iterator[str]:
     yield from pods.recorded_outcomes()
 
 
-def _stop_if_blocked(server: Server, run: Any, step_tracker: Obstacles, seconds: float) -> None:
+def _stop_if_blocked(server: Server, run: Any, step_tracker: ObstacleTracker, seconds: float) -> None:
     """Stop a run and raise LaunchError if an obstacle that only a user can remove lasts for longer."""
     if obstacle := step_tracker.find_lasting(seconds):
         server.stop_run(run.run_id)

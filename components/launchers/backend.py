@@ -1,4 +1,4 @@
-"""The interface of the backends that run jobs, and the values that describe a job's status."""
+"""The interface of the backends that run jobs, and the classes for a job's status."""
 
 import random
 from collections.abc import Iterator
@@ -52,16 +52,16 @@ class PodStatus:
     reason: str = ""  # Why it waits or failed: ImagePullBackOff, Evicted, OOMKilled, ...
     message: str = ""
     exit_code: int | None = None
-    restarts: int = 0  # Restarts of its container and replacements of its pod, if they are known.
-    attempt: int = 0  # The replacements that its controller counts.
+    restarts: int = 0  # Known restarts of its container and replacements of its pod.
+    attempt: int = 0  # Number of replacements according to its controller.
     node: str = ""
     uid: str = ""
     created: str = ""
     ended: str = ""
     image: str = ""  # Image of its container, or of the container that caused the reason.
     container: str = ""  # Name of the container that trains.
-    before: Ending | None = None  # How the previous container, or the previous pod of its rank, ended.
-    leaving: bool = False  # Deleted, within its grace period.
+    before: Ending | None = None  # How the previous container, or the previous pod with this rank, ended.
+    leaving: bool = False  # Whether it was deleted and is in its grace period.
 
     @property
     def is_healthy(self) -> bool:
@@ -101,22 +101,22 @@ class LogLine(NamedTuple):
 class Timings:
     """Time limits and intervals, all in seconds."""
 
-    connect: float = 5.0  # Until the API server takes a connection.
-    read: float = 30.0  # Until it answers a request.
-    patience: float = 45.0  # How long a request is retried that fails for a temporary reason.
-    outage: float = 1800.0  # How long the API server may be away while a job is watched.
-    backoff: float = 0.5  # First wait after a failure; each further one is twice as long.
+    connect: float = 5.0  # Time limit to connect to the API server.
+    read: float = 30.0  # Time limit for its response to a request.
+    patience: float = 45.0  # How long a request with a temporary failure is retried.
+    outage: float = 1800.0  # How long the API server may be unavailable while a job is watched.
+    backoff: float = 0.5  # First wait after a failure; it doubles after each further failure.
     longest_backoff: float = 15.0
-    poll: float = 3.0  # Between two reads of a job's status.
-    heartbeat: float = 60.0  # Silence after which a status line is printed.
-    quiet: float = 60.0  # Silence after which a log stream is reopened, because it may be dead.
-    drain: float = 60.0  # For the last lines of a job that has ended.
-    removal: float = 300.0  # Until a deleted job and its pods are gone.
-    stop: float = 20.0  # For the deletion of a job after a stop signal.
-    late: float = 3.0  # How late an aborted creation may still take effect.
-    unserved: float = 60.0  # Until Kueue has created the Workload of a queued job.
-    replaced: float = 10.0  # For another job of the same name to appear after ours is gone.
-    submit: float = 180.0  # For a submission through another program.
+    poll: float = 3.0  # Interval between two reads of a job's status.
+    heartbeat: float = 60.0  # Time without output after which a status line is printed.
+    quiet: float = 60.0  # Time without data after which a log stream is reopened, because it may be dead.
+    drain: float = 60.0  # Time limit for the last lines of a job that has ended.
+    removal: float = 300.0  # Time limit until a deleted job and its pods are gone.
+    stop: float = 20.0  # Time limit for the deletion of a job after a stop signal.
+    late: float = 3.0  # Time within which an aborted creation may still succeed.
+    unserved: float = 60.0  # Time within which Kueue should create the Workload of a queued job.
+    replaced: float = 10.0  # Time within which another job of the same name may appear after ours is gone.
+    submit: float = 180.0  # Time limit for a submission through another program.
 
     def retry_delays(self) -> Iterator[float]:
         """Yield the delay after each failure: it doubles each time, with jitter."""
@@ -138,7 +138,7 @@ class Backend(Protocol):
         ...
 
     def submit(self, job: JobSpec) -> str:
-        """Start a job, or adopt the same one if it runs already; returns its hash if it is known."""
+        """Start a job, or adopt the same job if it is already running; return its hash if known."""
         ...
 
     def status(self, name: str) -> JobStatus:
@@ -148,8 +148,8 @@ class Backend(Protocol):
     def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
         """Yield a job's log lines and, every few seconds, its status, until it has ended.
 
-        Yields all lines of rank 0 (elastic: of every pod), and the last lines of failed pods. With
-        `once` it reads status and logs once. LaunchError: no answer for longer than Timings.outage.
+        Yields all lines of rank 0 (in an elastic job: of all pods), and the last lines of failed pods. With
+        `once`, it reads status and logs only once. Raises LaunchError after Timings.outage without response.
         """
         ...
 
@@ -162,7 +162,7 @@ class Backend(Protocol):
         self.stop(name, wait=wait)
 
     def ends_with_the_run(self) -> bool:
-        """Whether to delete a job if this process is stopped; otherwise the next attempt adopts it."""
+        """Whether to delete the job if this process is stopped; otherwise, the next attempt adopts it."""
         return True
 
     def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:

@@ -4,10 +4,10 @@
 
     python -I guarded_process.py LIFELINE GRACE COMMAND [ARGUMENT ...]
 
-LIFELINE is the number of an inherited pipe whose other end only the caller holds. When the caller is gone,
-the pipe ends and the guard stops the command: SIGTERM, GRACE seconds to end (a second SIGTERM ends them),
-then SIGKILL to all that is left. The guard is a "child subreaper": it becomes the parent of orphans, and ends
-them while the command goes on, because they would keep pipes open. Exit codes are the command's, or 128 + n.
+LIFELINE is the file descriptor of a pipe whose other end the caller holds. When the caller ends, the pipe
+closes, and the guard stops the command: SIGTERM, a grace period of GRACE seconds (a second SIGTERM ends it),
+then SIGKILL for all remaining processes. The guard is a "child subreaper": orphans become its children, and
+it ends them, because they would keep pipes open. The exit code is the command's, or 128 + n after signal n.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.1
-_LOOK_SECONDS = 1.0  # Seconds between two scans of /proc, which take time on a machine with many processes.
+_SCAN_SECONDS = 1.0  # Seconds between two scans of /proc, which take time on a machine with many processes.
 _ORPHAN_SECONDS = 2.0
 
 
 class GuardedProcess:
     """Runs a command that is stopped, with its child processes, when this process ends in any way.
 
-    A context manager: leaving the block stops what still runs and waits for it.
-    `env` is the whole environment and `cwd` the folder (None: those of this process). It is killed
-    `grace_seconds` after a stop. The guard holds the files `keep_open` until all have ended.
+    A context manager: leaving the block stops the command and waits for its end. `env` is the complete
+    environment and `cwd` the working directory (None: those of this process). A stopped command is killed
+    after `grace_seconds`. The guard keeps the files `keep_open` open until all processes have ended.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class _Guard:
         if self._stops == 1:
             self._deadline = time.monotonic() + self._grace
             if self._code is None:
-                _signal(self._pid, signal.SIGTERM)
+                _send_signal(self._pid, signal.SIGTERM)
         else:
             self._deadline = 0.0
 
     def run(self) -> int:
         watched = [self._lifeline]
-        next_look = 0.0
+        next_scan = 0.0
         while True:
             if select.select(watched, [], [], _POLL_SECONDS)[0]:
                 watched = []  # End of the pipe: polling it again would spin.
@@ -124,18 +124,18 @@ class _Guard:
                 return self._code
             now = time.monotonic()
             if now > self._deadline:
-                for pid in _descendants(_children(), os.getpid()):
-                    _signal(pid, signal.SIGKILL)
-            elif now > next_look:
-                next_look = now + _LOOK_SECONDS
+                for pid in _descendants(_list_children(), os.getpid()):
+                    _send_signal(pid, signal.SIGKILL)
+            elif now > next_scan:
+                next_scan = now + _SCAN_SECONDS
                 # An orphan gets a moment to end, then SIGTERM and, after the grace period, SIGKILL.
-                pids = [pid for pid in _children().get(os.getpid(), []) if pid != self._pid]
+                pids = [pid for pid in _list_children().get(os.getpid(), []) if pid != self._pid]
                 self._orphans = {pid: self._orphans.get(pid, now) for pid in pids}
                 for pid, since in self._orphans.items():
                     if now - since > _ORPHAN_SECONDS + min(self._grace, 10.0):
-                        _signal(pid, signal.SIGKILL)
+                        _send_signal(pid, signal.SIGKILL)
                     elif now - since > _ORPHAN_SECONDS:
-                        _signal(pid, signal.SIGTERM)
+                        _send_signal(pid, signal.SIGTERM)
 
     def _reap(self) -> bool:
         """Reap children that have ended; return whether none is left."""
@@ -151,12 +151,12 @@ class _Guard:
                 self._code = code if code >= 0 else 128 - code
 
 
-def _signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _children() -> dict[int, list[int]]:
+def _list_children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -48,7 +48,7 @@ def read_job(
     Raises:
         ConfigError: lists every invalid field.
     """
-    tree = _from_file(spec) if spec else {}
+    tree = _read_file(spec) if spec else {}
     texts = [*fields, *(f"env.{text}" for text in env)]
     given = {"name": name, "image": image, "nodes": nodes, "nproc": nproc, "gpus": gpus}
     texts += [f"{field}={value}" for field, value in given.items() if value is not None]
@@ -80,7 +80,7 @@ def read_fields(texts: Sequence[str]) -> dict[str, Any]:
     return tree
 
 
-def _from_file(name: str) -> dict[str, Any]:
+def _read_file(name: str) -> dict[str, Any]:
     where = "stdin" if name == "-" else name
     try:
         with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as file:
@@ -110,11 +110,11 @@ def set_field(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
     path = path.strip()
     if not equals or not path:
         return [f"  {text!r} is not FIELD=VALUE"]
-    problem = _put(tree, kind, path, value)
+    problem = _set_value(tree, kind, path, value)
     return [f"  {path}: {problem}"] if problem else []
 
 
-def _put(node: Any, kind: Any, path: str, value: str) -> str:
+def _set_value(node: Any, kind: Any, path: str, value: str) -> str:
     """Set the value at a path below a node whose type is `kind`; return the problem, if any.
 
     The types of the fields matter: a mapping's key may contain dots (kubernetes.io/arch), a list's is a
@@ -126,15 +126,15 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
     if not isinstance(node, list if container is tuple else dict):
         return f"what is given before is no {'list' if container is tuple else 'mapping'}"
     if container is tuple:
-        part, inner = parse_digits(key), _plain(get_args(kind)[0])
+        part, inner = parse_digits(key), _without_none(get_args(kind)[0])
         if part is None or part > len(node):
             return f"{key!r} is not a number from 0 to {len(node)}"
         if isinstance(node, list) and part == len(node):
             node.append(None)
     elif container is Mapping:
-        inner = _plain(get_args(kind)[1])
+        inner = _without_none(get_args(kind)[1])
     elif key in (hints := get_type_hints(kind)):
-        inner = _plain(hints[key])
+        inner = _without_none(hints[key])
     else:
         return "no such field"
     if not rest:
@@ -149,10 +149,10 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
         node.setdefault(part, None)
     if node[part] is None:
         node[part] = [] if get_origin(inner) is tuple else {}
-    return _put(node[part], inner, rest, value)
+    return _set_value(node[part], inner, rest, value)
 
 
-def _plain(kind: Any) -> Any:
+def _without_none(kind: Any) -> Any:
     if get_origin(kind) in (Union, UnionType):
         return next(item for item in get_args(kind) if item is not NoneType)
     return kind

@@ -26,11 +26,11 @@ LABEL_NAME = "app.kubernetes.io/instance"  # Name of the job, on each of its pod
 LABEL_MANAGED, MANAGED_BY = (
     "app.kubernetes.io/managed-by",
     "kubedet",
-)  # Objects without it are never touched.
+)  # Objects without this label are never changed.
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's queue that admits a job.
 
 
-def _checked(text: str, valid: object, problem: str) -> str:
+def _require(text: str, valid: object, problem: str) -> str:
     if not valid:
         raise ValueError(f"{text!r} {problem}")
     return text
@@ -39,15 +39,15 @@ def _checked(text: str, valid: object, problem: str) -> str:
 def job(text: str) -> str:
     """Check the name of a job."""
     problem = "is not a DNS-1035 label: lower-case letters, digits and '-', beginning with a letter"
-    _checked(text, _DNS_1035.fullmatch(text), problem)
+    _require(text, _DNS_1035.fullmatch(text), problem)
     problem = f"has {len(text)} characters, more than the allowed {MAX_JOB_NAME_LENGTH}"
-    return _checked(text, len(text) <= MAX_JOB_NAME_LENGTH, problem)
+    return _require(text, len(text) <= MAX_JOB_NAME_LENGTH, problem)
 
 
 def dns(text: str) -> str:
     """Check the name of an object; it may be empty."""
     valid = not text or (len(text) <= 253 and _DNS_SUBDOMAIN.fullmatch(text))
-    return _checked(text, valid, "is not a name of Kubernetes: lower-case letters, digits, '-' and '.'")
+    return _require(text, valid, "is not a name of Kubernetes: lower-case letters, digits, '-' and '.'")
 
 
 def dns_required(text: str) -> str:
@@ -61,17 +61,17 @@ def qualified(text: str) -> str:
     """Check the key of a label, annotation or resource: `name` or `domain/name`."""
     domain, slash, name = text.rpartition("/")
     valid = (not slash or _DNS_SUBDOMAIN.fullmatch(domain)) and len(name) <= 63 and _QUALIFIED.fullmatch(name)
-    return _checked(text, valid, "is not of the form name or domain/name")
+    return _require(text, valid, "is not of the form name or domain/name")
 
 
 def environment(text: str) -> str:
     """Check the name of an environment variable."""
-    return _checked(text, _ENVIRONMENT.fullmatch(text), "cannot be a variable's name")
+    return _require(text, _ENVIRONMENT.fullmatch(text), "cannot be a variable's name")
 
 
 def quantity(text: str) -> str:
     """Check the amount of a resource, e.g. 500m or 128Gi; it may be empty."""
-    return _checked(text, not text or _QUANTITY.fullmatch(text), "is not an amount like 4, 500m or 128Gi")
+    return _require(text, not text or _QUANTITY.fullmatch(text), "is not an amount like 4, 500m or 128Gi")
 
 
 def amount(text: str) -> Decimal:
@@ -83,7 +83,7 @@ def amount(text: str) -> Decimal:
 def mount_path(text: str) -> str:
     """Check an absolute path in a container."""
     valid = text.startswith("/") and ":" not in text and ".." not in text.split("/") and text.strip("/")
-    return _checked(text, valid, "is not an absolute path below /").rstrip("/")
+    return _require(text, valid, "is not an absolute path below /").rstrip("/")
 
 
 def working_dir(text: str) -> str:
@@ -94,4 +94,4 @@ def working_dir(text: str) -> str:
 def image(text: str) -> str:
     """Check the name of a container image; it may be empty."""
     forbidden = sorted(set(text) & set("\"'\\ \t\n"))
-    return _checked(text, not forbidden, f"is no container image: it holds {' '.join(map(repr, forbidden))}")
+    return _require(text, not forbidden, f"is no container image: it holds {' '.join(map(repr, forbidden))}")

@@ -17,7 +17,7 @@ from trainer.launching.stop_signals import signal_handler
 
 
 def run(job: JobSpec) -> None:
-    """Run a job of one node here to its end, print its output, and forward stop signals to it."""
+    """Run a job of one node on this machine until it ends; print its output, and forward stop signals."""
     if job.nodes != 1:
         raise ConfigError(
             f"the launcher local runs on this machine only, not on {job.nodes} nodes",
@@ -67,7 +67,7 @@ def run(job: JobSpec) -> None:
 
 
 def command(job: JobSpec) -> list[str]:
-    """Return the program and arguments that start a job here."""
+    """Return the program and arguments that start a job on this machine."""
     program, *arguments = job.command
     return [sys.executable if program == "python" else program, *arguments]
 

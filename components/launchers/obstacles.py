@@ -8,15 +8,15 @@ from components.launchers.backend import JobStatus
 from trainer.base.clock import CLOCK, Clock
 
 RESUME_FIX = "run the same command again to continue from the last checkpoint"
-PERSON_SHARE = 10
-"""An obstacle that only a person can remove ends a job after this part of its start_timeout."""
+USER_OBSTACLE_SHARE = 10
+"""Divisor of start_timeout: how long a job waits if only a user can remove the obstacle."""
 
 START_REASONS = ("StartError", "ContainerCannotRun", "RunContainerError")
 ROOT_REFUSED = re.compile("runAsNonRoot|breaks non-root policy")  # Patterns of messages of the kubelet.
 NOT_EXECUTABLE = re.compile(
     r"exec:|executable|no such file or directory|permission denied|format error|not a directory|chdir", re.I
 )
-"""Messages of a runtime that cannot execute the program; other messages may be about the node."""
+"""Messages of a container runtime that cannot execute the program; others may be about the node."""
 
 _PULLS = ("ErrImagePull", "ImagePullBackOff")  # The kubelet alternates between these.
 _PULL, _PENDING = "|".join((*_PULLS, "Failed")), "Unschedulable|FailedScheduling"
@@ -28,10 +28,10 @@ _PULL_FIX = (
     "(image_pull_secrets; of a step's pod those of its service account)"
 )
 
-# Remedies by patterns of the whole reason and in the message; the first match applies. In order: obstacles
-# that only a user can remove, obstacles of unknown kind, temporary obstacles.
+# Fixes by two patterns: one matches the whole reason, one is found in the message. The first match applies.
+# The order is: obstacles that only a user can remove, obstacles of unknown kind, temporary obstacles.
 _Rules = dict[tuple[str, str], str]
-_PERSON: _Rules = {
+_USER_RULES: _Rules = {
     (
         _CREATE,
         "violates PodSecurity",
@@ -60,7 +60,7 @@ _PERSON: _Rules = {
     (_MOUNT, r"(secret|configmap) \S+ not found|references non-existent"): "create the Secret, ConfigMap or "
     "key that the message names",
 }
-_UNKNOWN: _Rules = {
+_UNKNOWN_RULES: _Rules = {
     (_PULL, r"^$|^Back-off pulling image \S+$"): _PULL_FIX,
     ("OOMKilled", ""): f"{_MEMORY} (train.batch_size; train.global_batch keeps the images of a step), and "
     f"{RESUME_FIX}",
@@ -71,7 +71,7 @@ _UNKNOWN: _Rules = {
     ): "correct the command, or use an image that holds the program",
     (_START, ""): "check the node: its container runtime cannot start this container",
 }
-_PASSING: _Rules = {
+_TEMPORARY_RULES: _Rules = {
     (_PULL, ""): f"check that the nodes reach the registry; otherwise {_PULL_FIX}",
     (
         _PENDING,
@@ -88,7 +88,7 @@ _PASSING: _Rules = {
 
 def _find_remedy(reason: str, message: str) -> tuple[str, bool | None]:
     """Return the remedy of a reason, and whether only a user can apply it (None: unknown)."""
-    for rules, needs_person in ((_PERSON, True), (_UNKNOWN, None), (_PASSING, False)):
+    for rules, needs_person in ((_USER_RULES, True), (_UNKNOWN_RULES, None), (_TEMPORARY_RULES, False)):
         for (of_reason, of_message), fix in rules.items():
             if re.fullmatch(of_reason, reason) and re.search(of_message, message):
                 return fix, needs_person
@@ -129,8 +129,8 @@ def find_obstacles(status: JobStatus) -> list[Obstacle]:
     return found
 
 
-class Obstacles:
-    """Reports obstacles and their ends once; measures the duration of those only a user can remove."""
+class ObstacleTracker:
+    """Reports each obstacle and its end once, and measures how long obstacles that need a user last."""
 
     def __init__(self, clock: Clock = CLOCK) -> None:
         self._clock = clock
@@ -138,7 +138,7 @@ class Obstacles:
         self._since: dict[str, tuple[float, Obstacle]] = {}
 
     def report_changes(self, current: Iterable[Obstacle]) -> Iterator[str]:
-        """Yield a line for each new obstacle, and for each object that has none any more."""
+        """Yield a line for each new obstacle, and for each object that no longer has an obstacle."""
         now, by_name = self._clock.monotonic(), {item.name: item for item in current}
         for name in self._reported.keys() - by_name.keys():
             del self._reported[name]
@@ -157,6 +157,6 @@ class Obstacles:
                 yield f"{name} waits: {item}{f' (fix: {fix})' if fix else ''}"
 
     def find_lasting(self, seconds: float) -> Obstacle | None:
-        """Return an obstacle that lasts for longer and that only a user can remove; None if none."""
+        """Return an obstacle that only a user can remove and that has lasted for longer; None if none."""
         now = self._clock.monotonic()
         return next((item for since, item in self._since.values() if now - since > seconds), None)

@@ -16,12 +16,12 @@ def failure_message(lines: Iterable[str]) -> str:
 
 
 def indent_lines(lines: Iterable[str]) -> str:
-    """Return the lines for people as a block below an error."""
+    """Indent the lines, without events for programs, as a block below an error."""
     return "\n".join(f"  {line}" for line in lines if not events.parse(line))
 
 
 # Patterns of log lines and their hints: for every job, for jobs in pods, and for jobs that request RDMA.
-_ANYWHERE = {
+_GENERAL_HINTS = {
     r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)": "the GPU's memory is full: "
     "halve train.batch_size and set train.global_batch, which keeps the images of a step; "
     "PYTORCH_ALLOC_CONF=expandable_segments:True (the default with GPUs) avoids fragmentation",
@@ -29,7 +29,7 @@ _ANYWHERE = {
     "one is stuck, gone or much slower; look at the last lines of each (`kubedet job logs --rank`) and at "
     "the network (network.interface)",
 }
-_SETTINGS = {
+_POD_HINTS = {
     r"ibv_reg_mr\w* failed|ibv_create_\w+ failed.*Cannot allocate memory": "RDMA memory cannot be locked: "
     "allow unlimited memlock on the nodes (LimitMEMLOCK of the container runtime; deploy/ has the files) and "
     "the capability IPC_LOCK (network.profile rdma adds it)",
@@ -39,7 +39,7 @@ _SETTINGS = {
     r"PermissionError: \[Errno 13\]": "the pods' user has no access: set fs_group to the group that owns the "
     "volume, or run_as_user to the user that owns the folder",
 }
-_SOCKET = {
+_RDMA_HINTS = {
     r"NET/Socket": "RDMA was asked for, but NCCL uses TCP (NET/Socket): give the pods the RDMA resource and "
     "its network (resources, annotations), the capability IPC_LOCK and unlimited memlock, and check "
     "network.hca; network.debug INFO shows the reason"
@@ -48,10 +48,10 @@ _BUS_ERROR = 135  # 128 + SIGBUS
 
 
 class Hints:
-    """Collects each hint once; hints on RDMA or pods only if the job uses them."""
+    """Collects hints from log lines, each once; hints on RDMA or pods only if the job uses them."""
 
     def __init__(self, *, rdma: bool, pods: bool = True) -> None:
-        self._rules = _ANYWHERE | (_SETTINGS if pods else {}) | (_SOCKET if rdma else {})
+        self._rules = _GENERAL_HINTS | (_POD_HINTS if pods else {}) | (_RDMA_HINTS if rdma else {})
         self.hints: list[str] = []  # The hints so far.
 
     def line(self, text: str) -> str:

@@ -98,7 +98,7 @@ def template(
         scheduler_name=job.scheduler or ("runai-scheduler" if job.runai_queue else None),
         priority_class_name=job.priority_class or None,
         service_account_name=job.service_account or None,
-        # Training needs no access to the API: no token that could be stolen, no service variables.
+        # Training needs no access to the API, so the pod gets no token and no service variables.
         automount_service_account_token=False,
         enable_service_links=False,
         image_pull_secrets=[V1LocalObjectReference(name) for name in job.image_pull_secrets] or None,
@@ -168,7 +168,7 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1Volu
         command=list(job.command),
         working_dir=job.working_dir or None,
         env=variables,
-        resources=V1ResourceRequirements(limits=_set(limits), requests=_set(requests)),
+        resources=V1ResourceRequirements(limits=_non_empty(limits), requests=_non_empty(requests)),
         security_context=V1SecurityContext(
             run_as_non_root=job.run_as_non_root or None,
             allow_privilege_escalation=False,
@@ -179,7 +179,7 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1Volu
     )
 
 
-def _set(amounts: dict[str, str]) -> dict[str, str] | None:
+def _non_empty(amounts: dict[str, str]) -> dict[str, str] | None:
     """Return the non-empty amounts; None if there are none, so that the cluster's defaults apply."""
     return {name: amount for name, amount in amounts.items() if amount} or None
 

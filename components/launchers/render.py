@@ -38,9 +38,9 @@ def render(target: str, job: JobSpec) -> str:
     if not job.image:
         raise ConfigError("the job has no container image", fix="set image")
     if target in KINDS:
-        return _documents(KINDS[target].manifests(job, lambda *_: True))
+        return _to_yaml(KINDS[target].manifests(job, lambda *_: True))
     if target == "indexed-job":
-        return _documents(_indexed_job(job))
+        return _to_yaml(_indexed_job(job))
     unsupported = runai.unsupported_fields(job, target)
     lines = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}\n"] if unsupported else []
     command = runai.command(job, target)
@@ -55,7 +55,7 @@ def render(target: str, job: JobSpec) -> str:
     return "".join([*lines, " -- ", shlex.join(command[len(options) + 1 :]), "\n"])
 
 
-def _documents(manifests: list[Body]) -> str:
+def _to_yaml(manifests: list[Body]) -> str:
     return yaml.safe_dump_all(manifests, sort_keys=False, width=110)
 
 

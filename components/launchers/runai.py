@@ -27,7 +27,7 @@ from trainer.base.errors import ConfigError, LaunchError
 logger = logging.getLogger(__name__)
 
 _KINDS = ("pytorch", "standard")  # In the order of look-up.
-_OLDER = {
+_OLDER_COMMANDS = {
     "runai-submit-dist": ["runai", "submit-dist", "pytorch", "--name"],
     "runai-submit-pytorch": ["runai", "submit-pytorch", "--name"],
 }
@@ -43,8 +43,8 @@ def command(job: JobSpec, target: str) -> list[str]:
             fix="omit it, or use a PyTorchJob with runai_queue",
         )
     kind = "pytorch" if job.nodes > 1 else "standard"
-    words = [*_OLDER.get(target, ["runai", "training", kind, "submit"]), job.name]
-    for _, option, values in _options(job, older=target in _OLDER):
+    words = [*_OLDER_COMMANDS.get(target, ["runai", "training", kind, "submit"]), job.name]
+    for _, option, values in _options(job, older=target in _OLDER_COMMANDS):
         for value in values:
             if value is True:
                 words.append(f"--{option}")
@@ -55,7 +55,7 @@ def command(job: JobSpec, target: str) -> list[str]:
 
 def unsupported_fields(job: JobSpec, target: str) -> list[str]:
     """Return the fields of a job (set or default) that the command line of `target` cannot express."""
-    older = target in _OLDER
+    older = target in _OLDER_COMMANDS
     # Defaults of the older commands: any user, and Kubernetes' grace period.
     usual = JobSpec(job.command, run_as_non_root=not older, grace_seconds=30.0 if older else 60.0)
     changed = [item.name for item in fields(JobSpec) if getattr(job, item.name) != getattr(usual, item.name)]
@@ -83,7 +83,7 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
     tolerations = []
     for item in job.tolerations:
         parts = {"operator": item.operator, "key": item.key, "value": item.value, "effect": item.effect}
-        tolerations.append(",".join(_pairs({key: value for key, value in parts.items() if value})))
+        tolerations.append(",".join(_format_pairs({key: value for key, value in parts.items() if value})))
     options: list[tuple[str, str, str, list[Any]]] = [
         ("runai_queue", "project", "project", [job.runai_queue]),
         ("image", "image", "image", [job.image]),
@@ -91,20 +91,20 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
         ("working_dir", "working-dir", "working-dir", [job.working_dir]),
         ("nodes", "workers", "workers", [job.nodes - 1 if older or job.nodes > 1 else None]),
         ("gpus", "gpu-devices-request", "gpu", [gpus or None]),
-        ("resources", "extended-resource", "extended-resource", _pairs(resources)),
+        ("resources", "extended-resource", "extended-resource", _format_pairs(resources)),
         ("cpu_request", "cpu-core-request", "cpu", [cores[0]]),
         ("cpu_limit", "cpu-core-limit", "cpu-limit", [cores[1]]),
         ("memory_request", "cpu-memory-request", "memory", [job.memory_request or job.memory_limit]),
         ("memory_limit", "cpu-memory-limit", "memory-limit", [job.memory_limit]),
-        ("annotations", "annotation", "annotation", _pairs(job.annotations)),
-        ("labels", "label", "label", _pairs(job.labels)),
+        ("annotations", "annotation", "annotation", _format_pairs(job.annotations)),
+        ("labels", "label", "label", _format_pairs(job.labels)),
         ("shared_memory", "large-shm", "large-shm", [amount(job.shared_memory) > 0 or None]),
         ("mounts", "existing-pvc", "pvc", [mount.format(m, ":ro" * m.read_only) for m in job.mounts]),
         ("run_as_user", "run-as-uid", "", [job.run_as_user]),
         ("run_as_group", "run-as-gid", "", [job.run_as_group]),
         ("capabilities", "capability", "add-capability", [*job.capabilities, "IPC_LOCK" if rdma else None]),
         ("run_as_non_root", "run-as-non-root", "", [job.run_as_non_root or None]),
-        ("env", "environment-variable", "environment", _pairs(env)),
+        ("env", "environment-variable", "environment", _format_pairs(env)),
         ("secret_env", "env-secret", "environment", [secret.format(item) for item in job.secret_env]),
         # The closest equivalent of the Training Operator's ExitCode.
         ("", "restart-policy", "", ["OnFailure"]),
@@ -119,12 +119,12 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
     return [item for item in chosen if item[1]]
 
 
-def _pairs(values: Mapping[str, Any]) -> list[str]:
+def _format_pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
 
 
 _VERSION = "install the command line of v2.20 or later"
-_REFUSALS = {  # Patterns of error messages that the user must act on, and the fixes.
+_ERROR_FIXES = {  # Patterns of error messages that the user must act on, and the fixes.
     r"unknown (?:command|flag|shorthand flag)": f"{_VERSION}; for an older one, print the command: kubedet "
     "job render --target runai-submit-dist (or runai-submit-pytorch)",
     r"logged in|\blog ?in\b|(?:token|session)[^.\n]*(?:expired|invalid|missing)|unauthenticated|"
@@ -265,7 +265,7 @@ class RunaiBackend(Backend):
         """Yield the lines of a pod that are newer than the time in `read`, and update it."""
         last = since = read.get(pod, ("", ""))
         resumed = ["--since-time", since[0]] if since[0] else []
-        text = self._call(*self._about(name, "logs"), "--pod", pod, "--timestamps", *resumed)
+        text = self._call(*self._job_args(name, "logs"), "--pod", pod, "--timestamps", *resumed)
         for line in text.splitlines():
             stamp = _TIMESTAMP.match(line)
             printed = (stamp[1] + stamp[3], (stamp[2] or "").ljust(9, "0")) if stamp else last
@@ -279,7 +279,7 @@ class RunaiBackend(Backend):
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
         terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-        words = self._command(*self._about(name, "exec"), "--pod", pod.name, *terminal, "--", *arguments)
+        words = self._command(*self._job_args(name, "exec"), "--pod", pod.name, *terminal, "--", *arguments)
         return subprocess.run(words, check=False).returncode
 
     def stop(self, name: str, *, wait: bool = True) -> None:
@@ -288,7 +288,7 @@ class RunaiBackend(Backend):
             return
         _check_managed(name, labels)
         with suppress(_WorkloadNotFoundError):
-            self._call(*self._about(name, "delete"))
+            self._call(*self._job_args(name, "delete"))
         end = self.clock.monotonic() + self.timings.removal
         while wait and self.status(name).phase is not Phase.GONE:
             if self.clock.monotonic() > end:
@@ -316,7 +316,7 @@ class RunaiBackend(Backend):
             return status, labels if isinstance(labels, dict) else None
         return JobStatus(name, Phase.GONE), None
 
-    def _about(self, name: str, verb: str) -> tuple[str, ...]:
+    def _job_args(self, name: str, verb: str) -> tuple[str, ...]:
         return ("training", self._kinds.get(name, _KINDS[0]), verb, name)
 
     def _call(self, *words: str, seconds: float = 120.0) -> str:
@@ -343,7 +343,7 @@ class RunaiBackend(Backend):
         text = f"`runai {' '.join(words[:4])}` failed: {lines}"  # Option values may be secret.
         if _NOT_FOUND.search(output):
             raise _WorkloadNotFoundError(text, fix="see `kubedet job list --backend runai`")
-        for pattern, fix in _REFUSALS.items():
+        for pattern, fix in _ERROR_FIXES.items():
             if re.search(pattern, output, re.I):
                 raise ConfigError(text, fix=fix)
         raise LaunchError(text, fix="follow the message; `runai training list` shows the workloads")

@@ -40,7 +40,7 @@ def model(tmp_path):
 
 def test_scores_and_a_passed_gate(artifact, ended, model, tmp_path):
     metrics, report, summary, verdict = map(artifact, ("metrics", "report", "summary", "verdict"))
-    assert reports.report_scores(scores(tmp_path), model, metrics, report, summary, verdict) == "pass"
+    assert reports.publish_scores(scores(tmp_path), model, metrics, report, summary, verdict) == "pass"
     # COCO's value is -1 if there is nothing of a size: it would look like a bad score.
     assert metrics.metadata == {"coco/AP": 0.29}
     assert read(metrics.path, Scores).metrics["coco/APs"] == -1.0
@@ -60,17 +60,17 @@ def test_a_store_that_is_away_while_a_report_is_copied(artifact, ended, model, t
         return read_bytes(uri)
 
     monkeypatch.setattr(storage, "read_bytes", read_later)
-    assert reports.report_scores(scores(tmp_path), model, *artifacts) == "pass"
+    assert reports.publish_scores(scores(tmp_path), model, *artifacts) == "pass"
     failures += [StorageError("the store is closed", fix="open it")] * 9
     with pytest.raises(SystemExit):
-        reports.report_scores(scores(tmp_path), model, *artifacts)
+        reports.publish_scores(scores(tmp_path), model, *artifacts)
     assert ended == ["the store is closed\n  fix: open it"] and "fix: open it" in capfd.readouterr().err
 
 
 def test_a_run_that_is_held_back(artifact, ended, model, tmp_path):
     failed = scores(tmp_path, passed=False, reason="coco/AP 0.290 > 0.5: failed")
     artifacts = map(artifact, ("metrics", "report", "summary", "verdict"))
-    assert reports.report_scores(failed, model, *artifacts) == "fail"
+    assert reports.publish_scores(failed, model, *artifacts) == "fail"
     end, text = ended
     assert (end.outcome.event, end.outcome.run, end.outcome.model) == (hooks.HELD_BACK, "run", "pets")
     assert end.outcome.metrics == {"coco/AP": 0.29} and end.folder == model.output
@@ -80,7 +80,7 @@ def test_a_run_that_is_held_back(artifact, ended, model, tmp_path):
 def test_a_run_with_nothing_new(artifact, ended, monkeypatch):
     monkeypatch.setenv("KUBEDET_RUN_ID", "night-2")
     found = NothingNew(data_root="root", since="pets v7", found="0 new", model="pets", model_version="v7")
-    assert reports.report_download(found, artifact("raw"), keep_runs=3) == hooks.NOTHING_NEW
+    assert reports.publish_raw_data(found, artifact("raw"), keep_runs=3) == hooks.NOTHING_NEW
     end, text, pruned = ended
     assert (pruned.data_root, pruned.keep_runs) == ("root", 3)
     assert (end.outcome.run, end.outcome.model_version) == ("night-2", "v7")
@@ -93,7 +93,7 @@ def test_an_exported_model(artifact, ended, model):
         metrics={"coco/AP": 0.3, "coco/APs": -1.0}, gate="coco/AP > 0: passed",
     )  # fmt: skip
     exported = artifact("exported")
-    reports.report_bundle(bundle, model, exported)
+    reports.publish_bundle(bundle, model, exported)
     assert exported.metadata == {"uri": "root/models/pets/v8", "name": "pets", "model_version": "v8"}
     assert read(exported.path, Bundle) == bundle
     end, text = ended

@@ -8,7 +8,7 @@ import pytest
 
 from components import environment, jobs
 from components.launchers import kubernetes_names, pod_template
-from components.launchers.cluster.kinds import API_VERSION, SHARED, shared_runtime
+from components.launchers.cluster.kinds import API_VERSION, SHARED_RUNTIME, shared_runtime
 from components.launchers.cluster.roles import ROLES, allow
 from components.launchers.spec import JobSpec
 
@@ -50,7 +50,7 @@ def test_no_remedy_names_a_role_that_does_not_grant_it(resource, verb, namespace
 
 
 def test_the_shared_runtime_is_that_of_the_launcher(the):
-    assert the("TrainingRuntime", SHARED) == shared_runtime()
+    assert the("TrainingRuntime", SHARED_RUNTIME) == shared_runtime()
 
 
 def test_the_example_secret_has_the_keys_of_the_steps(the):

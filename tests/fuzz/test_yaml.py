@@ -28,7 +28,7 @@ def of_space(path):
 READERS = {
     "space": of_space,
     "recipe": recipes.read_recipe,
-    "job": job_options._from_file,
+    "job": job_options._read_file,
     "yolo": lambda path: yolo.YoloSource(path.removesuffix("/data.yaml")).read_description(),
 }
 

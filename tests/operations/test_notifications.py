@@ -169,10 +169,10 @@ def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path
         metrics={**METRICS, "coco/APs": -1.0},
         passed=True, reason="coco/AP 0.29 >= 0.2: passed", rules=["coco/AP >= 0.2"],
     )  # fmt: skip
-    reports.report_scores(scores, trained, *artifacts)
+    reports.publish_scores(scores, trained, *artifacts)
     assert hook.posted == []
     for _ in range(2):  # as a step that is tried again
-        reports.report_scores(scores.model_copy(update={"passed": False}), trained, *artifacts)
+        reports.publish_scores(scores.model_copy(update={"passed": False}), trained, *artifacts)
     (body,) = hook.posted
     assert (body["event"], body["run"], body["model"]) == ("held back", "20261123-ab", "pets")
     assert body["metrics"] == METRICS and "coco/AP" in body["reason"]
@@ -191,7 +191,7 @@ def test_the_export_tells_of_what_is_published(hook, trained, tmp_path):
         metrics=METRICS, gate="coco/AP 0.29 >= 0.2: passed",
     )  # fmt: skip
     for _ in range(2):
-        reports.report_bundle(bundle, trained, artifact(tmp_path, "exported"))
+        reports.publish_bundle(bundle, trained, artifact(tmp_path, "exported"))
     (body,) = hook.posted
     assert (body["event"], body["model"], body["model_version"]) == ("passed", "pets", "v2")
     assert body["metrics"] == METRICS

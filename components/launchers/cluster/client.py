@@ -1,4 +1,4 @@
-"""The connection to a cluster: requests, retries, and what each refusal of the API server means."""
+"""The connection to a cluster: requests, retries, and errors with fixes."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ _REPORT_EVERY = 60.0  # Seconds between two log lines about failing requests.
 
 
 class ApiError(LaunchError):
-    """The API server refused a request, or did not answer."""
+    """The API server rejected a request, or did not respond."""
 
     def __init__(self, message: str, *, status: int = 0, absent: bool = False, fix: str = "") -> None:
         super().__init__(message, fix=fix, transient=status == 0 or status in _RETRY_STATUSES)
@@ -55,13 +55,13 @@ class ApiError(LaunchError):
         by_others = "admission webhook" in message or "exceeded quota" in message
         self.forbidden = status == 403 and not by_others  # Whether RBAC refuses it.
         self.webhook_away = "failed calling webhook" in message or "no endpoints available" in message
-        """Whether it failed only because an admission webhook, mostly a controller's, does not answer."""
+        """Whether it failed because an admission webhook (usually of a controller) does not respond."""
         if not self.transient:
             self.exit_code = EXIT_USAGE
 
 
 def api_error(error: BaseException, verb: str, resource: str, name: str, namespace: str) -> ApiError:
-    """Return the error of a failed request, with its fix; verb and resource (pods/log) are those of RBAC."""
+    """Return the error for a failed request, with a fix; verb and resource (e.g. pods/log) are RBAC's."""
     status = (error.status or 0) if isinstance(error, ApiException) else 0
     try:
         body = json.loads(getattr(error, "body", "") or "")
@@ -159,11 +159,11 @@ class Cluster:
         patience: float | None = None,
         **options: Any,
     ) -> T:
-        """Call `request` with its arguments and options; retry with back-off while its failure is temporary.
+        """Call `request` with its arguments and options; retry temporary failures with back-off.
 
-        Temporary are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs. At 401 the
-        credentials are loaded again, once. A webhook that does not respond is retried for as long as an API
-        server, because its controller may be starting. `verb` and `resource` (pods/log) are those of RBAC;
+        Temporary failures are 410, 429 (after Retry-After), 5xx, lost connections and timeouts. After a 401,
+        the credentials are reloaded once. If a webhook does not respond, retry up to Timings.outage, because
+        its controller may be starting. `verb` and `resource` (e.g. pods/log) are RBAC's, for messages;
         `patience` limits the retries in seconds (0: none; None: Timings.patience).
         """
         began = self.clock.monotonic()

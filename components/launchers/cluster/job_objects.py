@@ -40,7 +40,7 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
         for dependency in dependencies:
             _create_or_orphan(cluster, dependency, job)
         try:
-            uid = str(_send_object(cluster, "create", job, body=job)["metadata"]["uid"])
+            uid = str(_request_object(cluster, "create", job, body=job)["metadata"]["uid"])
             break
         except ApiError as error:
             # A controller's cache may be stale, or the deletion of an earlier job deleted the object.
@@ -53,7 +53,7 @@ def create_all(cluster: Cluster, manifests: list[Body]) -> str:
             if not error.transient and error.status != 409:  # Otherwise a job may exist that needs them.
                 for dependency in dependencies:
                     with suppress(ApiError):  # The error of the job itself is more useful.
-                        _send_object(cluster, "delete", dependency)
+                        _request_object(cluster, "delete", dependency)
             raise
     add_owner(cluster, manifests, uid)
     return uid
@@ -67,7 +67,7 @@ def add_owner(cluster: Cluster, manifests: list[Body], uid: str) -> None:
     for dependency in dependencies:
         try:
             body = {**_type(dependency), "metadata": {"ownerReferences": [owner]}}
-            _send_object(cluster, "patch", dependency, body=body)
+            _request_object(cluster, "patch", dependency, body=body)
         except ApiError as error:
             kind, name = dependency["kind"], dependency["metadata"]["name"]
             logger.warning("the %s %s stays when its job is deleted: %s", kind, name, error.message)
@@ -77,14 +77,14 @@ def _create_or_orphan(cluster: Cluster, dependency: Body, job: Body) -> None:
     """Create an object that a job refers to; if it exists, remove its owner, an earlier job."""
     for _ in range(_MAX_TRIES):
         try:
-            _send_object(cluster, "create", dependency, body=dependency)
+            _request_object(cluster, "create", dependency, body=dependency)
             return
         except ApiError as error:
             if error.status != 409 or cluster.find(_resource(job), job["metadata"]["name"]) is not None:
                 raise
         try:
             metadata = {"ownerReferences": None, **dependency["metadata"]}
-            _send_object(cluster, "patch", dependency, body={**_type(dependency), "metadata": metadata})
+            _request_object(cluster, "patch", dependency, body={**_type(dependency), "metadata": metadata})
             return
         except ApiError as error:
             if not error.absent:
@@ -100,7 +100,7 @@ def _resource(body: Body) -> Resource:
     return Resource(group, version, f"{body['kind'].lower()}s")
 
 
-def _send_object(cluster: Cluster, verb: str, about: Body, **options: Any) -> Any:
+def _request_object(cluster: Cluster, verb: str, about: Body, **options: Any) -> Any:
     return cluster.request(verb, _resource(about), about["metadata"]["name"], **options)
 
 
@@ -150,7 +150,7 @@ class Kinds:
         while self._chosen is None:
             refusals: dict[Kind, ApiError] = {}
             for kind in self.possible:
-                if refusal := _refusal(self._cluster, kind):
+                if refusal := _probe_error(self._cluster, kind):
                     refusals[kind] = refusal
                     continue
                 self._chosen = kind
@@ -210,11 +210,11 @@ class Kinds:
 
 def dry_run_problem(cluster: Cluster, kind: Kind) -> str:
     """Return why a dry run of a job of a kind fails; empty if it succeeds, or if that is unknown."""
-    refusal = _refusal(cluster, kind)
+    refusal = _probe_error(cluster, kind)
     return "" if refusal is None or refusal.forbidden else _problem(kind, refusal).partition(": ")[2]
 
 
-def _refusal(cluster: Cluster, kind: Kind) -> ApiError | None:
+def _probe_error(cluster: Cluster, kind: Kind) -> ApiError | None:
     """Return the error if jobs of a kind cannot be created; None if the controller responded."""
     try:
         cluster.request("create", kind.resource, body=kind.probe(), dry_run="All", patience=0.0)

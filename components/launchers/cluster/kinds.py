@@ -1,8 +1,8 @@
 """The kinds of training jobs in a cluster: PyTorchJobs and TrainJobs. No other module depends on a kind.
 
-A TrainJob refers to a TrainingRuntime, a template, and contains the differences. The runtime SHARED has what
-every job of kubedet needs; a job that needs more (a priority class, a scheduler, its number of restarts)
-comes with another runtime. Source: kubeflow/trainer v2.3.0, pkg/apis/trainer/v1alpha1 and
+A TrainJob refers to a TrainingRuntime (a template) and overrides parts of it. The shared runtime has what all
+jobs of kubedet need. A job that needs more (a priority class, a scheduler, another number of restarts) gets
+its own runtime. Source: kubeflow/trainer v2.3.0, pkg/apis/trainer/v1alpha1 and
 pkg/runtime/framework; kubernetes-sigs/jobset v0.12, failure policies; Kubernetes, "Pod failure policy".
 """
 
@@ -27,7 +27,7 @@ from components.launchers.spec import Elastic, JobSpec
 if TYPE_CHECKING:
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime
 
-Exists = Callable[[str, str], bool]  # Whether kubedet created an object of this resource (plural) and name.
+Exists = Callable[[str, str], bool]  # Takes resource (plural) and name; whether kubedet created the object.
 
 
 class Resource(NamedTuple):
@@ -39,7 +39,7 @@ class Resource(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a job reports about itself."""
+    """The state of a job, from its specification and its conditions."""
 
     nodes: int  # Number of requested pods.
     needed: int  # Number of pods that must run for the job to run.
@@ -77,7 +77,7 @@ class Kind(Protocol):
         ...
 
     def problems(self, manifests: list[Body]) -> list[str]:
-        """Return one line for each setting that the controller would refuse or overwrite."""
+        """Return a line for each setting that the controller would reject or overwrite."""
         return []
 
     def unsupported_fields(self, job: JobSpec) -> list[str]:
@@ -85,7 +85,7 @@ class Kind(Protocol):
         return []
 
     def probe(self) -> Body:
-        """Return a small job: sent as a dry run, it shows whether the controller answers."""
+        """Return a minimal job, whose creation as a dry run shows whether the controller responds."""
         ...
 
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
@@ -121,7 +121,7 @@ _PYTORCHJOB_PHASES = {
     "Failed": Phase.FAILED, "Succeeded": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED, "Restarting": None,
 }  # fmt: skip
 """Not Running: the operator sets that late, and for one running pod."""
-_INDEX = "training.kubeflow.org/replica-index"
+_INDEX_KEY = "training.kubeflow.org/replica-index"
 
 
 class PyTorchJob(Kind):
@@ -137,7 +137,7 @@ class PyTorchJob(Kind):
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
         # The rank of a node is the index of its pod, as in all messages; c10d would assign ranks itself.
-        label = V1EnvVarSource(field_ref=V1ObjectFieldSelector(field_path=f"metadata.labels['{_INDEX}']"))
+        label = V1EnvVarSource(field_ref=V1ObjectFieldSelector(field_path=f"metadata.labels['{_INDEX_KEY}']"))
         template = pod_template.template(job)
         template.spec.containers[0].env.append(V1EnvVar("PET_NODE_RANK", value_from=label))
         bounds = job.elastic or Elastic(job.nodes, job.nodes, 0)
@@ -178,7 +178,7 @@ class PyTorchJob(Kind):
         return self.body({"generateName": "kubedet-probe-"}, {"pytorchReplicaSpecs": {"Worker": replica}})
 
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
-        return int(labels.get(_INDEX, 0))
+        return int(labels.get(_INDEX_KEY, 0))
 
     def state(self, job: Body) -> State:
         replicas, policy = job["spec"]["pytorchReplicaSpecs"], job["spec"].get("elasticPolicy") or {}
@@ -192,24 +192,30 @@ class PyTorchJob(Kind):
 
 GROUP = "trainer.kubeflow.org"
 API_VERSION = f"{GROUP}/v1alpha1"
-SHARED = "kubedet"  # Name of the runtime that deploy/ puts into a namespace.
+SHARED_RUNTIME = "kubedet"  # Name of the runtime that deploy/ puts into a namespace.
 _RUNTIME = "TrainingRuntime"
-_ELASTIC = "kubedet/elastic"  # Annotation of an elastic job: minimum and maximum number of nodes, MIN:MAX.
-_NODE = "node"  # Name of the replicated job and of its container, which the controller requires.
+_BOUNDS_KEY = "kubedet/elastic"  # Annotation of an elastic job: minimum and maximum number of nodes, MIN:MAX.
+_NODE_NAME = "node"  # Name of the replicated job and of its container, which the controller requires.
 _ANCESTOR_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _MANAGER_NAME = "kubedet.dev/launcher"
 _RESTARTS_PER_BACKOFF = 10  # The launcher does not count restarts before a newer checkpoint.
 
 _RUNTIME_FIELDS = {"automountServiceAccountToken", "enableServiceLinks", "restartPolicy"}
-"""Fields of all pods of kubedet that the runtime SHARED sets, and a TrainJob cannot."""
+"""Fields of all pods of kubedet that the shared runtime sets, and a TrainJob cannot."""
 
 _TRAINJOB_PHASES = {"Failed": Phase.FAILED, "Complete": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
 _MAX_NAME_LENGTH = 63 - 6  # A pod's name ends with 6 random characters: -x8k2p.
-_RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+_RESERVED_NAMES = (
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+)
 
 
 class TrainJob(Kind):
-    """A JobSet of one Job, whose pods are the nodes; it has no condition for a job that runs."""
+    """Runs as a JobSet with one Job, whose pods are the nodes. No condition says that it is running."""
 
     name = "trainjob"
     title = "TrainJob"
@@ -221,9 +227,9 @@ class TrainJob(Kind):
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
         from kubeflow_trainer_api import models  # Importing it takes a second.
 
-        template, metadata = _template(job), to_body(pod_template.job_metadata(job))
+        template, metadata = _make_template(job), to_body(pod_template.job_metadata(job))
         runtime = {**metadata, "name": f"{job.name}-{job.fingerprint[:8]}"}
-        is_shared = fits_shared(job) and exists("trainingruntimes", SHARED)
+        is_shared = fits_shared_runtime(job) and exists("trainingruntimes", SHARED_RUNTIME)
         trainer: Body = {"numNodes": job.nodes, "numProcPerNode": job.processes}
         patches = []
         if is_shared:
@@ -234,7 +240,7 @@ class TrainJob(Kind):
             patch = models.TrainerV1alpha1PodTemplatePatch.from_dict(template)
             patch.spec.containers[0].env = None  # It is in `trainer`.
             replicated = models.TrainerV1alpha1ReplicatedJobPatch(
-                name=_NODE,
+                name=_NODE_NAME,
                 template=models.TrainerV1alpha1JobTemplatePatch(
                     spec=models.TrainerV1alpha1JobSpecPatch(template=patch)
                 ),
@@ -247,10 +253,10 @@ class TrainJob(Kind):
                 models.TrainerV1alpha1RuntimePatch(manager=_MANAGER_NAME, training_runtime_spec=runtime_spec)
             )
         if job.elastic:
-            metadata["annotations"] = {_ELASTIC: f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"}
+            metadata["annotations"] = {_BOUNDS_KEY: f"{job.elastic.min_nodes}:{job.elastic.max_nodes}"}
         spec = models.TrainerV1alpha1TrainJobSpec(
             runtime_ref=models.TrainerV1alpha1RuntimeRef(
-                api_group=GROUP, kind=_RUNTIME, name=SHARED if is_shared else runtime["name"]
+                api_group=GROUP, kind=_RUNTIME, name=SHARED_RUNTIME if is_shared else runtime["name"]
             ),
             trainer=models.TrainerV1alpha1Trainer.from_dict(trainer),
             runtime_patches=patches or None,
@@ -258,14 +264,14 @@ class TrainJob(Kind):
             suspend=pod_template.is_suspended(job),
         )
         trainjob = self.body(metadata, spec.to_dict())
-        return [trainjob] if is_shared else [_runtime(runtime, job, template).to_dict(), trainjob]
+        return [trainjob] if is_shared else [_make_runtime(runtime, job, template).to_dict(), trainjob]
 
     def problems(self, manifests: list[Body]) -> list[str]:
         job = manifests[-1]
         trainer, name = job["spec"]["trainer"], job["metadata"]["name"]
         nodes = trainer["numNodes"]
-        longest = _MAX_NAME_LENGTH - len(f"-{_NODE}-0-{nodes - 1}")
-        reserved = [item["name"] for item in trainer.get("env") or [] if item["name"] in _RESERVED]
+        longest = _MAX_NAME_LENGTH - len(f"-{_NODE_NAME}-0-{nodes - 1}")
+        reserved = [item["name"] for item in trainer.get("env") or [] if item["name"] in _RESERVED_NAMES]
         problems = [f"spec.trainer.env: {name} is set by the controller" for name in reserved]
         if len(name) > longest:
             problems.append(
@@ -287,24 +293,24 @@ class TrainJob(Kind):
 
     def state(self, job: Body) -> State:
         nodes = (job["spec"].get("trainer") or {}).get("numNodes") or 1
-        bounds = (job["metadata"].get("annotations") or {}).get(_ELASTIC, "")
+        bounds = (job["metadata"].get("annotations") or {}).get(_BOUNDS_KEY, "")
         needed = int(bounds.partition(":")[0]) if bounds else nodes
         suspended = Phase.SUSPENDED if job["spec"].get("suspend") else None
         state = State(nodes, needed, bool(bounds), suspended)
         return _with_condition(state, job, _TRAINJOB_PHASES)
 
     def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
-        return ((self.title, name), ("JobSet", name), ("Job", f"{name}-{_NODE}-0"))
+        return ((self.title, name), ("JobSet", name), ("Job", f"{name}-{_NODE_NAME}-0"))
 
 
 def shared_runtime() -> Body:
-    """Return the runtime SHARED, as parsed from YAML."""
+    """Return the shared runtime, as parsed from YAML."""
     job = JobSpec(command=("true",))
     managed = {"app.kubernetes.io/name": "kubedet", LABEL_MANAGED: MANAGED_BY}
-    own = {name: value for name, value in _template(job)["spec"].items() if name in _RUNTIME_FIELDS}
+    own = {name: value for name, value in _make_template(job)["spec"].items() if name in _RUNTIME_FIELDS}
     # Without metadata the controller briefly fails for jobs that Kueue evicted.
-    template = {"metadata": {"labels": managed}, "spec": {**own, "containers": [{"name": _NODE}]}}
-    body: Body = _runtime({"name": SHARED, "labels": managed}, job, template).to_dict()
+    template = {"metadata": {"labels": managed}, "spec": {**own, "containers": [{"name": _NODE_NAME}]}}
+    body: Body = _make_runtime({"name": SHARED_RUNTIME, "labels": managed}, job, template).to_dict()
     return body
 
 
@@ -312,35 +318,35 @@ _TRAINER_FIELDS = {"image": "image", "command": "command", "env": "env", "resour
 """Fields of a container, and their names in the `trainer` of a TrainJob."""
 
 
-def fits_shared(job: JobSpec) -> bool:
-    """Whether a job can use the runtime SHARED, because a TrainJob has fields for all of its settings."""
+def fits_shared_runtime(job: JobSpec) -> bool:
+    """Whether a job can use the shared runtime, because a TrainJob has fields for all of its settings."""
     from kubeflow_trainer_api import models
 
     if job.elastic or job.backoff != JobSpec(command=("true",)).backoff:
         return False
-    spec = _template(job)["spec"]
+    spec = _make_template(job)["spec"]
     patch = models.TrainerV1alpha1PodSpecPatch.from_dict(spec).to_dict()
     (container,), (patched,) = spec["containers"], patch["containers"]
     return set(spec) <= {*patch, *_RUNTIME_FIELDS} and set(container) <= {*patched, *_TRAINER_FIELDS}
 
 
-def _template(job: JobSpec) -> Body:
+def _make_template(job: JobSpec) -> Body:
     # Trainer has no elastic jobs, and would fix the number of nodes: they use torchrun's c10d rendezvous.
-    env = pod_template.rendezvous(job, f"{job.name}-{_NODE}-0-0.{job.name}") if job.elastic else {}
-    return to_body(pod_template.template(job, container=_NODE, env=env, restart_policy="Never"))
+    env = pod_template.rendezvous(job, f"{job.name}-{_NODE_NAME}-0-0.{job.name}") if job.elastic else {}
+    return to_body(pod_template.template(job, container=_NODE_NAME, env=env, restart_policy="Never"))
 
 
-def _runtime(metadata: Body, job: JobSpec, template: Body) -> "TrainerV1alpha1TrainingRuntime":
+def _make_runtime(metadata: Body, job: JobSpec, template: Body) -> "TrainerV1alpha1TrainingRuntime":
     """Return a runtime with its policies for failures.
 
-    A program's own error (exit code 1 to 127) fails the Job, and with it the TrainJob, for good; other
-    failures are pods that were killed, preempted or deleted, or lost their peers, and restart all pods
-    together. Of an elastic job only the lost pod is replaced, and the first node that succeeds ends the job.
+    An error of the program (exit code 1 to 127) permanently fails the Job and the TrainJob. After any other
+    failure (a pod was killed, preempted or deleted, or lost its peers), all pods are restarted. In an elastic
+    job, only the lost pod is replaced, and the job ends when the first node succeeds.
     """
     from kubeflow_trainer_api import models
 
     restarts = _RESTARTS_PER_BACKOFF * job.backoff
-    codes = {"containerName": _NODE, "operator": "In", "values": list(range(1, 128))}
+    codes = {"containerName": _NODE_NAME, "operator": "In", "values": list(range(1, 128))}
     lost = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     rules = [
         {"action": "Ignore" if job.elastic else "Count", **lost},
@@ -360,13 +366,13 @@ def _runtime(metadata: Body, job: JobSpec, template: Body) -> "TrainerV1alpha1Tr
         rule = models.JobsetV1alpha2FailurePolicyRule(
             name="error", action="FailJobSet", on_job_failure_reasons=["PodFailurePolicy"]
         )
-        # Recreate after the old pods are gone: rank 0's name must be unique.
+        # Recreate the pods only when the old ones are gone, because the name of rank 0 must be unique.
         jobset_failures = models.JobsetV1alpha2FailurePolicy(
             max_restarts=restarts, restart_strategy="BlockingRecreate", rules=[rule]
         )
     job_template = {"metadata": {"labels": _ANCESTOR_LABEL}, "spec": {**job_failures, "template": template}}
     replicated = models.JobsetV1alpha2ReplicatedJob(
-        name=_NODE, template=models.IoK8sApiBatchV1JobTemplateSpec.from_dict(job_template)
+        name=_NODE_NAME, template=models.IoK8sApiBatchV1JobTemplateSpec.from_dict(job_template)
     )
     jobset = models.JobsetV1alpha2JobSetSpec(failure_policy=jobset_failures, replicated_jobs=[replicated])
     return models.TrainerV1alpha1TrainingRuntime(
@@ -384,4 +390,4 @@ def _runtime(metadata: Body, job: JobSpec, template: Body) -> "TrainerV1alpha1Tr
 
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (PyTorchJob(), TrainJob())}
-"""By name; where a cluster knows several, the first is taken unless the user names another."""
+"""The kinds by name. If a cluster supports several, the first is used unless the user chooses another."""

@@ -1,4 +1,4 @@
-"""Jobs in queues of Kueue. Source: Kueue, `workload_types.go`."""
+"""Finds out why jobs wait in queues of Kueue. Source: Kueue, `workload_types.go`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,13 +26,13 @@ UNSERVED = "Unserved"  # Kueue has no Workload for it.
 UNKNOWN = "QueueUnknown"  # Its Workload may not be read, or the API server has trouble.
 
 HOPELESS = (UNSERVED, NO_QUEUE, DEACTIVATED, ADMITTED)
-"""Reasons for which a job is given up after a while: its kind or its queue is not served. One that waits for
-quota is fine, and so is one whose Workload may not be read."""
+"""Reasons why the launcher gives up a job after a while: Kueue does not serve its kind or its queue. It keeps
+waiting for jobs that need quota, and for jobs whose Workload cannot be read."""
 _TIMEOUT_SECONDS = 5.0
 _MESSAGE_LIMIT = 400  # Maximum length of a message of Kueue.
 
 
-def _workloads(cluster: Cluster, versions: Iterable[str], **options: Any) -> tuple[str, list[Body]]:
+def _list_workloads(cluster: Cluster, versions: Iterable[str], **options: Any) -> tuple[str, list[Body]]:
     """Return the first version of Kueue's API that is served ("" if none), and the Workloads."""
     for version in versions:
         try:
@@ -53,7 +53,7 @@ class Queues:
         self._version = ""
 
     def with_reasons(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
-        """Return jobs; add to suspended jobs the reason why their queue holds them back. Never fails."""
+        """Return the jobs, with the reason why suspended ones wait in their queue. Never raises an error."""
         waiting = [job for job in jobs if job.phase is Phase.SUSPENDED and job.queue]
         if not waiting:
             return list(jobs)
@@ -77,7 +77,7 @@ class Queues:
         workloads: list[Body] = []
         for selector in [f"{LABEL_JOB}={jobs[0].uid}", ""] if len(jobs) == 1 else [""]:
             if not workloads:
-                version, workloads = _workloads(
+                version, workloads = _list_workloads(
                     self._cluster, versions, label_selector=selector, patience=patience
                 )
                 self._version = self._version or version
@@ -105,7 +105,7 @@ class Queues:
 
 
 def _state(workload: Body) -> tuple[str, str]:
-    """Return reason and message of a job that waits."""
+    """Return the reason why a job waits, and a message."""
     true_conditions = find_true_conditions(workload)
     if workload["spec"].get("active") is False:
         return DEACTIVATED, _message(true_conditions.get("Evicted") or {}) or "its Workload is not active"
@@ -143,7 +143,7 @@ _SETUP_PATIENCE = 2.0
 
 @dataclass(frozen=True)
 class InstalledKueue:
-    """The version and state of the installed Kueue, as far as RBAC allows to read them."""
+    """The version and state of the installed Kueue, if RBAC allows reading them."""
 
     served: str = ""  # The newest version of its API; empty if there is no Kueue.
     ready: bool = True  # Whether its controller runs, if that may be read.
@@ -156,7 +156,7 @@ class InstalledKueue:
 
 def find_installed(cluster: Cluster) -> InstalledKueue:
     """Return the Kueue that is installed in a cluster."""
-    served, _ = _workloads(cluster, VERSIONS, limit=1, patience=_SETUP_PATIENCE)
+    served, _ = _list_workloads(cluster, VERSIONS, limit=1, patience=_SETUP_PATIENCE)
     if not served:
         return InstalledKueue()
     read = client.AppsV1Api(cluster.api).read_namespaced_deployment

@@ -20,10 +20,10 @@ _PREVIOUS_TRIES = 5  # Attempts to read a container's previous log, which may be
 
 
 class PodLog:
-    """The log of one pod, through streams that drop, stall or end early, and restarts.
+    """The complete log of one pod, even if streams drop, stall or end early, or the container restarts.
 
-    Every line has the time at which it was printed. A new stream asks for the lines since shortly before the
-    last one, and drops those that were read: they are recognized by time and text, equal ones are counted.
+    Every line has a timestamp. A new stream requests the lines since shortly before the last one, and skips
+    those that were already read. Lines are compared by time and text; identical lines are counted.
 
     Following ends when `stopped` returns true. A pod of the same name with another uid is not followed.
     `tail` is the number of last lines to read; 0 reads all.
@@ -77,7 +77,7 @@ class PodLog:
                 ends = ends + 1 if self._rest == rest else 0
                 if ends > (1 if rest else 0):
                     if rest:
-                        yield _split(rest)[1]
+                        yield _split_timestamp(rest)[1]
                     return
             if clock.monotonic() - progress > timings.drain:
                 raise ApiError(f"the end of the log of pod {self._pod} cannot be read")
@@ -86,7 +86,7 @@ class PodLog:
     def _existing_lines(self) -> Iterator[str]:
         complete = yield from self._read()
         if self._rest:
-            yield _split(self._rest)[1]
+            yield _split_timestamp(self._rest)[1]
         if not complete:
             raise ApiError(f"the log of pod {self._pod} could not be read to its end", fix="try again")
 
@@ -137,7 +137,7 @@ class PodLog:
                 _request_timeout=(cluster.timings.connect, cluster.timings.quiet),
             )
         except ApiException as error:
-            self._check(error)
+            self._raise_if_forbidden(error)
             return previous and error.status in (400, 404)  # There is none.
         except (HTTPError, OSError):
             return False
@@ -147,7 +147,7 @@ class PodLog:
                 *raws, rest = (rest + chunk).split(b"\n")
                 for raw in raws:
                     if self._is_new(raw, replay):
-                        yield _split(raw)[1]
+                        yield _split_timestamp(raw)[1]
                 if self._stopped():
                     return False
             complete = True
@@ -158,12 +158,12 @@ class PodLog:
         if previous:
             # Nothing is added to the log of a container that has ended.
             if rest and self._is_new(rest, replay):
-                yield _split(rest)[1]
+                yield _split_timestamp(rest)[1]
         else:
             self._rest = rest if not replay[rest] else b""
         return complete
 
-    def _check(self, error: ApiException) -> None:
+    def _raise_if_forbidden(self, error: ApiException) -> None:
         if error.status == 401:
             self._cluster.refresh()
         elif error.status == 403:
@@ -175,7 +175,7 @@ class PodLog:
             replay[raw] -= 1
             return False
         self._read_lines += 1
-        printed, _ = _split(raw)
+        printed, _ = _split_timestamp(raw)
         if printed is None:  # A message of the node, e.g. that the log cannot be read.
             self._seen[raw] = 1
             return True
@@ -191,7 +191,7 @@ class PodLog:
         return True
 
 
-def _split(raw: bytes) -> tuple[datetime | None, str]:
+def _split_timestamp(raw: bytes) -> tuple[datetime | None, str]:
     """Return the time (None if missing) and the text of a line."""
     stamp, space, text = raw.partition(b" ")
     try:
@@ -240,8 +240,8 @@ class MergedLogs:
     def drain(self, seconds: float, ended: Collection[str] | None = None) -> Iterator[LogLine]:
         """Yield lines until every log has ended; wait only a limited time for a log that does not end.
 
-        Waits up to `seconds` for each line, and ten times as long in total. If the uids of the pods that have
-        `ended` are known, logs of others are read while these are read, and for a sixth of the time.
+        Waits up to `seconds` for each line, and ten times as long in total. If the uids of the `ended` pods
+        are known, the logs of other pods are read only while those are read, and for a sixth of `seconds`.
         """
         monotonic = self._clock.monotonic
         start = last_line_at = monotonic()

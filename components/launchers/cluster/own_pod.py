@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 _SINGLE_ATTEMPT: dict[str, Any] = {"patience": 0.0, "_request_timeout": (1.0, 1.0)}
-"""One try, with a second to connect and one to answer: after a stop signal few are left."""
+"""A single attempt with short time limits (one second each): after a stop signal, little time is left."""
 _POD_NAME = "KFP_POD_NAME"  # Kubeflow sets it in the pods of steps.
 _STEP = "main"  # Argo's name of the container that runs a step.
 
@@ -32,15 +32,15 @@ class OwnPod:
 
 
 def read_own_pod(cluster: Cluster) -> OwnPod:
-    """Read the pod of this process; if it may not be read, the job has no owner and needs its own image.
+    """Read the pod of this process. If RBAC forbids it, the job has no owner, and its image must be set.
 
-    ApiError: the API server does not respond, so the owner is unknown; or this pod was deleted, and the
-    step's next attempt has the job.
+    Raises ApiError if the API server does not respond (then the owner is unknown), or if this pod was deleted
+    (then the next attempt of the step adopts the job).
     """
     try:
         return _read(cluster)
     except ApiError as error:
-        if _may_be_retried(error):
+        if _is_pod_deleted(error):
             error.fix = "look at the step's next attempt, which continues with the job"
             raise
         if error.transient:
@@ -51,7 +51,7 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
 
 def delete(cluster: Cluster) -> None:
     """Delete the pod of this process without a grace period, so that Kubeflow runs its step again."""
-    name, home = _read_self(cluster)
+    name, home = _locate_own_pod(cluster)
     request = home.core.delete_namespaced_pod
     home.call("delete", "pods", request, name, home.namespace, name=name, grace_period_seconds=0)
 
@@ -59,11 +59,11 @@ def delete(cluster: Cluster) -> None:
 def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
     """Whether to delete the job when this process is stopped.
 
-    True if the run was terminated or deleted or has ended, and outside of a pipeline. If only this pod is
-    evicted or deleted, the next attempt of the step adopts the job. Kubeflow leaves about a second for
-    these requests; `termination` has usually sent them by then.
+    True outside of a pipeline, and if the run was terminated, was deleted or has ended. If only this pod is
+    evicted or deleted, the next attempt of the step adopts the job. Kubeflow leaves about one second for
+    these requests, but the process of `termination` has usually sent them before.
     """
-    name, home = _read_self(cluster)
+    name, home = _locate_own_pod(cluster)
     if not name:
         return True
     try:
@@ -71,10 +71,10 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
         return own.workflow is None or run_has_ended(home, own.workflow["name"])
     except ApiError as error:
         # A job without a launcher ends itself: see `trainer.launching.heartbeat`.
-        return error.status == 404 and not _may_be_retried(error)
+        return error.status == 404 and not _is_pod_deleted(error)
 
 
-def _may_be_retried(error: ApiError) -> bool:
+def _is_pod_deleted(error: ApiError) -> bool:
     """Whether the pod of this step was deleted, so that its next attempt may have adopted the job."""
     return error.absent and _POD_NAME in os.environ
 
@@ -87,11 +87,11 @@ def run_has_ended(cluster: Cluster, workflow: str) -> bool:
 
 def read_workflow(cluster: Cluster) -> dict[str, Any]:
     """Return the Workflow that this process's pod belongs to; empty if none."""
-    owner, (_, home) = _read(cluster).workflow, _read_self(cluster)
+    owner, (_, home) = _read(cluster).workflow, _locate_own_pod(cluster)
     return (home.find(_WORKFLOWS, owner["name"], **_SINGLE_ATTEMPT) if owner else None) or {}
 
 
-def _read_self(cluster: Cluster) -> tuple[str, Cluster]:
+def _locate_own_pod(cluster: Cluster) -> tuple[str, Cluster]:
     """Return the name of this pod ("" outside a cluster), and a client for its namespace."""
     is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     name = os.environ.get(_POD_NAME, "") or (socket.gethostname() if is_pod else "")
@@ -100,7 +100,7 @@ def _read_self(cluster: Cluster) -> tuple[str, Cluster]:
 
 
 def _read(cluster: Cluster, *, single_attempt: bool = False) -> OwnPod:
-    name, home = _read_self(cluster)
+    name, home = _locate_own_pod(cluster)
     if not name:
         return OwnPod()
     read, options = home.core.read_namespaced_pod, _SINGLE_ATTEMPT if single_attempt else {}

@@ -39,12 +39,12 @@ def list_pods(cluster: Cluster, labels: str, *, patience: float | None = None) -
     )
 
 
-def _ending(pod: PodStatus) -> Ending | None:
+def _termination(pod: PodStatus) -> Ending | None:
     ended = pod.phase == "Failed" or pod.exit_code
     return Ending(pod.reason, pod.message, pod.exit_code) if ended else None
 
 
-def _status(pod: Any, kind: Kind, job: Body) -> PodStatus:
+def _to_status(pod: Any, kind: Kind, job: Body) -> PodStatus:
     labels = pod.metadata.labels or {}
     earlier_pods = int(labels.get(kind.attempt_label) or 0)
     main, container = main_container(pod)
@@ -166,12 +166,12 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
 
     # A recently deleted job of the same name leaves pods with the same labels.
     statuses = [
-        status for status in (_status(pod, kind, job) for pod in job_pods) if status.created >= created
+        status for status in (_to_status(pod, kind, job) for pod in job_pods) if status.created >= created
     ]
     newest: dict[int, PodStatus] = {}
     for pod in sorted(statuses, key=age):
         last = newest.get(pod.rank)
-        newest[pod.rank] = replace(pod, before=pod.before or (_ending(last) if last else None))
+        newest[pod.rank] = replace(pod, before=pod.before or (_termination(last) if last else None))
     state = kind.state(job)
     # The job's conditions decide the final phases, its pods the others.
     phase, reason, message = state.phase, state.reason, state.message
@@ -278,7 +278,7 @@ class PodHistory:
         with self._news:
             endings = self._endings.setdefault(pod.rank, {})
             if endings.get(pod.uid) in (None, Ending()):
-                endings[pod.uid] = _ending(pod) or endings.get(pod.uid)
+                endings[pod.uid] = _termination(pod) or endings.get(pod.uid)
             if deleted:  # Deleted by a user or with its node while it ran.
                 endings[pod.uid] = endings[pod.uid] or Ending("deleted")
             self._news.notify_all()
@@ -298,7 +298,7 @@ class PodHistory:
                     cluster.core.list_namespaced_pod, cluster.namespace, **options, **begin
                 ):
                     waits = timings.retry_delays()
-                    self._record(_status(change["object"], kind, job), deleted=change["type"] == "DELETED")
+                    self._record(_to_status(change["object"], kind, job), deleted=change["type"] == "DELETED")
                     if self._stopped:
                         return
             except ApiException as error:

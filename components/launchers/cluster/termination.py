@@ -1,9 +1,9 @@
 """A small process that deletes a training job as soon as its run ends.
 
-A terminated run leaves its step 0.3 to 2 s between SIGTERM and SIGKILL, too little on a busy node to open a
-connection. So the launcher starts this file as a program, which imports only the standard library, when it
-submits the job. It watches the run's Workflow and sends the DELETE when that has ended, mostly before the
-signal arrives. If only the step's pod is evicted or deleted, the job continues for the step's next attempt.
+When a run is terminated, a step has 0.3 to 2 s between SIGTERM and SIGKILL, too little on a busy node to open
+a connection. So the launcher starts this file as a program when it submits the job; the program imports only
+the standard library. It watches the run's Workflow and sends the DELETE as soon as the run has ended, usually
+before the signal arrives. If only the pod of the step is evicted or deleted, the job continues.
 """
 
 import http.client
@@ -23,10 +23,10 @@ from urllib.parse import quote, urlsplit
 
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-_WARM_SECONDS = 20.0  # The API server closes connections that are idle for longer than 90 s.
+_KEEPALIVE_SECONDS = 20.0  # The API server closes connections that are idle for longer than 90 s.
 _WATCH_SECONDS = 60
 _DELETE_SECONDS = 30.0
-_LATE_SECONDS = 3.0  # A creation that was sent before the DELETE may arrive after it.
+_LATE_CREATION_SECONDS = 3.0  # A create request sent before the DELETE may arrive after it.
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 _DELETED_STATUSES = (200, 202, 404)
 _FIELDS = {
@@ -85,7 +85,7 @@ class _Server:
         self._ca, self._authorization = request["ca"], request["authorization"]
         self._connection: http.client.HTTPConnection | None = None
 
-    def ask(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> Any:
+    def send(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> Any:
         """Send a request, on a new connection if the old one fails, and return the response."""
         headers = {"Accept": accept, "Content-Type": "application/json"}
         token = f"Bearer {_TOKEN.read_text().strip()}" if _TOKEN.exists() else self._authorization
@@ -107,7 +107,7 @@ class _Server:
     def status(self, method: str, path: str, body: Any = None, accept: str = "application/json") -> int:
         """Send a request and return the status of the response; 0: no response."""
         try:
-            response = self.ask(method, path, body, accept)
+            response = self.send(method, path, body, accept)
             response.read()
         except (OSError, http.client.HTTPException):
             return 0
@@ -136,7 +136,7 @@ class _Watch:
         server = _Server(self._request, 1.5 * _WATCH_SECONDS)
         while True:
             try:
-                response = server.ask("GET", f"{collection}?{query}")
+                response = server.send("GET", f"{collection}?{query}")
                 if response.status == 200:
                     for line in response:
                         event = json.loads(line)
@@ -156,10 +156,10 @@ class _Watch:
                 time.sleep(1.0)
 
 
-def _ask(server: _Server, workflow: str) -> bool | None:
-    """Request whether the run has ended; None: no response."""
+def _query_has_ended(server: _Server, workflow: str) -> bool | None:
+    """Query the API server whether the run has ended; None: no response."""
     try:
-        response = server.ask("GET", workflow)
+        response = server.send("GET", workflow)
         text = response.read()
         if response.status == 200:
             return has_ended(json.loads(text), datetime.now(UTC))
@@ -169,13 +169,13 @@ def _ask(server: _Server, workflow: str) -> bool | None:
 
 
 def _delete(server: _Server, jobs: Iterable[str]) -> None:
-    """Delete the job of any kind, and again later, in case a creation was in progress."""
+    """Delete the jobs at these paths, and repeat it for a while in case a creation is still in progress."""
     paths, end = list(jobs), time.monotonic() + _DELETE_SECONDS
     body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
     while time.monotonic() < end:
         answers = [server.status("DELETE", path, body) for path in paths]
         if all(status in _DELETED_STATUSES or status == 403 for status in answers):
-            end = min(end, time.monotonic() + _LATE_SECONDS)
+            end = min(end, time.monotonic() + _LATE_CREATION_SECONDS)
         time.sleep(0.5)
 
 
@@ -188,14 +188,14 @@ def main() -> None:
     server = _Server(request, 5.0)
     warmed, leaving = float("-inf"), False
     while os.getppid() == request["parent"]:
-        if time.monotonic() - warmed > _WARM_SECONDS:
+        if time.monotonic() - warmed > _KEEPALIVE_SECONDS:
             warmed = time.monotonic()
             server.status("GET", request["jobs"][0], accept=_METADATA)
         stopping = signal.sigtimedwait(_STOP_SIGNALS, 0.2)
         leaves = pod.seen is not None and bool(pod.seen["metadata"].get("deletionTimestamp"))
         ended = run.seen is not None and has_ended(run.seen, datetime.now(UTC))
         if not ended and (stopping or (leaves and not leaving)):
-            answer = _ask(server, request["workflow"])
+            answer = _query_has_ended(server, request["workflow"])
             if answer is False:
                 server.status("DELETE", request["pod"], {"gracePeriodSeconds": 0})
             ended, leaving = bool(answer), answer is not None

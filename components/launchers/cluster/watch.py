@@ -29,7 +29,7 @@ MEMORY_KILLS = 3
 
 
 class Restarts:
-    """Counts restarts without a newer checkpoint: preempted jobs that make progress are healthy."""
+    """Counts the restarts since the last new checkpoint: a preempted job that makes progress is healthy."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -38,7 +38,7 @@ class Restarts:
         self._step = 0
 
     def resume(self, step: int) -> None:
-        """Forget earlier restarts if the training resumed from a newer checkpoint."""
+        """Reset the counts if training resumed from a newer checkpoint."""
         if step > self._step:
             self._step = step
             self._forgiven = dict(self._known)
@@ -48,7 +48,7 @@ class Restarts:
         """Record a pod's restarts; return whether there are more than before."""
         before = self._known.get(pod.rank, 0)
         self._known[pod.rank] = pod.restarts
-        # After an eviction by the queue the count starts at zero.
+        # After an eviction by the queue, the pod's count starts at zero again.
         self._forgiven[pod.rank] = min(self._forgiven.get(pod.rank, 0), pod.restarts)
         if pod.restarts <= before:
             return False
@@ -56,12 +56,12 @@ class Restarts:
             self._kills[pod.rank] = self._kills.get(pod.rank, 0) + pod.restarts - before
         return True
 
-    def unforgiven(self, pod: PodStatus) -> int:
-        """Return a pod's restarts without a newer checkpoint."""
+    def count(self, pod: PodStatus) -> int:
+        """Return the number of restarts of a pod since the last new checkpoint."""
         return pod.restarts - min(self._forgiven.get(pod.rank, 0), pod.restarts)
 
-    def out_of_memory(self, pods: Iterable[PodStatus]) -> PodStatus | None:
-        """Return a pod that was killed for its memory MEMORY_KILLS times, if any."""
+    def find_oom_killed(self, pods: Iterable[PodStatus]) -> PodStatus | None:
+        """Return a pod that ran out of memory MEMORY_KILLS times, if any."""
         return next((pod for pod in pods if self._kills.get(pod.rank, 0) >= MEMORY_KILLS), None)
 
 
@@ -86,15 +86,15 @@ def job_error(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints:
         )
     lines = list(last_lines.get(pod.name, ()))
     message = failure_message(lines)
-    text = f"{_describe_failure(pod)}: {message}" if message else _describe_failure(pod) + _last_lines(lines)
+    text = f"{_describe_failure(pod)}: {message}" if message else _describe_failure(pod) + _quote_tail(lines)
     # Some runtimes do not report OOMKilled, the usual cause of a kill.
     fix = remedy(pod.reason, pod.message) or (remedy("OOMKilled") if pod.exit_code == 137 else "")
     return hints.error(text, fix, pod.exit_code)
 
 
 def first_failed_pod(pods: Iterable[PodStatus]) -> PodStatus | None:
-    """Return the pod that failed first; killed pods come last, because a failure ends the peers."""
-    # In CrashLoopBackOff the state of a pod only says that it waits.
+    """Return the pod that failed first; killed pods come last, because a failure also ends the other pods."""
+    # In CrashLoopBackOff, only the previous state says why the pod failed.
     ended = [
         replace(pod, reason=end.reason, message=end.message, exit_code=end.exit_code)
         if (end := pod.before) and pod.reason == "CrashLoopBackOff"
@@ -119,7 +119,7 @@ def _describe_failure(pod: PodStatus) -> str:
     return f"pod {pod.name} (rank {pod.rank}) {how}{reason}{message}"
 
 
-def _last_lines(lines: Iterable[str]) -> str:
+def _quote_tail(lines: Iterable[str]) -> str:
     text = indent_lines(lines)
     return f"; its last lines:\n{text}" if text else ""
 
@@ -133,10 +133,10 @@ _print = partial(print, flush=True)
 
 
 def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
-    """Run a job to its end, or adopt the same one if it runs already.
+    """Start a job, or adopt the same job if it is already running, and follow it until it ends.
 
-    On SIGTERM or SIGINT the job is deleted before anything else; but if this is the pod of a step
-    and its run continues, the next attempt adopts the job.
+    On SIGTERM or SIGINT, the job is deleted immediately. If this is the pod of a step whose run continues,
+    the job is kept, and the next attempt of the step adopts it.
     """
     submitted = None
     delete = f"kubedet job stop{backend.options} {job.name}"
@@ -154,8 +154,8 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
             return
         except ApiError as error:
             if submitted is not None and error.transient:
-                error.message += f"; the job {job.name} goes on by itself"
-                error.fix = f"run the same again to adopt it; `{delete}` deletes it"
+                error.message += f"; the job {job.name} continues"
+                error.fix = f"run the same command again to adopt it; `{delete}` deletes it"
             raise
         except _StopRequest:
             received = signal.Signals(signals[0]).name
@@ -187,13 +187,13 @@ class Watch:
 
     def __init__(self, backend: Backend, job: JobSpec, fingerprint: str, out: PrintLine) -> None:
         self._backend, self._job, self._out = backend, job, out
-        self._hash = fingerprint
+        self._fingerprint = fingerprint
         self._hints = Hints(rdma=job.network.profile == "rdma")
         self._last: dict[int, deque[str]] = {}
         """Last lines, by rank: a pod that replaces another may have another name."""
         self._ranks: dict[str, int] = {}
         self._reported: set[tuple[str, ...]] = set()
-        self._obstacles = obstacles.Obstacles(backend.clock)
+        self._obstacles = obstacles.ObstacleTracker(backend.clock)
         self._restarts = Restarts()
         self._queue_message = ""
         self._queue_reason, self._queue_since = "", 0.0
@@ -203,7 +203,7 @@ class Watch:
         self._waiting_since: float | None = None
 
     def run_to_end(self) -> None:
-        """Watch until the job has succeeded, and all its lines are printed."""
+        """Watch the job until it has succeeded and its log is printed; raise an error if it fails."""
         for event in self._backend.follow(self._job.name):
             if isinstance(event, JobStatus):
                 self._process_status(event)
@@ -221,7 +221,7 @@ class Watch:
                 self._print(f"hint: {hint}")
         timings = self._backend.timings
         end = self._clock.monotonic() + timings.replaced
-        # Another job may replace ours in a moment.
+        # Another job may be about to replace ours.
         while self._status.phase is Phase.GONE and self._clock.monotonic() < end:
             self._clock.sleep(min(timings.poll, timings.replaced / 4))
             try:
@@ -270,7 +270,7 @@ class Watch:
             self._print(f"job {job.name}: {_describe_phase(status)}, for {since}; no line for {silence}")
 
     def _update_queue_message(self, status: JobStatus) -> bool:
-        """Store the message of a queued job; return whether it is new apart from numbers."""
+        """Store the message of a queued job; return whether more than its numbers changed."""
         if status.phase is not Phase.SUSPENDED or not status.queue:
             self._queue_message = ""
             return False
@@ -282,20 +282,18 @@ class Watch:
 
     def _check_identity(self, status: JobStatus) -> None:
         """Raise LaunchError if another launcher created a different job under our job's name."""
-        if status.uid and self._hash and status.spec != self._hash:
+        if status.uid and self._fingerprint and status.spec != self._fingerprint:
             raise LaunchError(
                 f"the job {self._job.name} was replaced by another specification of that name (its label "
-                f"kubedet/spec-hash is {status.spec}, ours was {self._hash})",
+                f"kubedet/spec-hash is {status.spec}, ours was {self._fingerprint})",
                 fix="rename one of the two, and run this one again",
             )
 
     def _report(self, pod: PodStatus) -> None:
-        """Print what happened to a pod: a restart each time, its end once."""
+        """Print each restart of a pod, and once if it failed."""
         if self._restarts.record(pod):
             end = f" ({pod.before})" if str(pod.before or "") else ""
-            self._print(
-                f"pod {pod.name}: restarted, {self._restarts.unforgiven(pod)} of {self._job.backoff}{end}"
-            )
+            self._print(f"pod {pod.name}: restarted, {self._restarts.count(pod)} of {self._job.backoff}{end}")
         if pod.phase == "Failed" or pod.exit_code:
             key = (pod.uid, str(pod.restarts))
             if key not in self._reported:
@@ -305,7 +303,7 @@ class Watch:
     def _check_waiting(self, now: float) -> None:
         """Give up if the job has waited too long for its pods, or if its queue will never admit it."""
         status, job = self._status, self._job
-        limit = job.start_timeout / obstacles.PERSON_SHARE
+        limit = job.start_timeout / obstacles.USER_OBSTACLE_SHARE
         if status.phase not in (Phase.PENDING, Phase.RESTARTING):
             self._waiting_since = None
         elif self._waiting_since is None:
@@ -335,7 +333,7 @@ class Watch:
             self._give_up("\n".join(filter(None, [text, explanation])), kueue.remedy(status))
 
     def _check_pods(self) -> None:
-        """Give up if a pod can never run as specified, or was restarted too often."""
+        """Give up if a pod can never start as specified, or was restarted too often."""
         job, pods = self._job, self._status.pods
         given_up = f"the job {job.name} was given up"
         for pod in pods:
@@ -355,20 +353,20 @@ class Watch:
                     remedy(end.reason, end.message),
                     code=EXIT_USAGE,
                 )
-        if killed := self._restarts.out_of_memory(pods):
+        if killed := self._restarts.find_oom_killed(pods):
             self._give_up(
                 f"{given_up}: pod {killed.name} was killed {MEMORY_KILLS} times for the memory it used "
                 f"({killed.before or 'OOMKilled'}), without a newer checkpoint in between"
-                + _last_lines(self._last.get(killed.rank, ())),
+                + _quote_tail(self._last.get(killed.rank, ())),
                 remedy("OOMKilled"),
             )
-        worst = max(pods, key=self._restarts.unforgiven, default=None)
-        if worst and (count := self._restarts.unforgiven(worst)) > job.backoff:
+        worst = max(pods, key=self._restarts.count, default=None)
+        if worst and (count := self._restarts.count(worst)) > job.backoff:
             end = worst.before or Ending()
             reason = f" ({end})" if str(end) else ""
             self._give_up(
                 f"{given_up}: pod {worst.name} was restarted {count} times{reason} without a newer "
-                f"checkpoint, allowed are {job.backoff}{_last_lines(self._last.get(worst.rank, ()))}",
+                f"checkpoint, allowed are {job.backoff}{_quote_tail(self._last.get(worst.rank, ()))}",
                 remedy(end.reason, end.message)
                 or "find out why it ends; set backoff higher if nodes are only preempted often",
             )

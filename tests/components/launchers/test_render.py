@@ -11,7 +11,7 @@ import pytest
 import yaml
 from job_specs import ODD, job
 
-from components.launchers.cluster.kinds import KINDS, fits_shared
+from components.launchers.cluster.kinds import KINDS, fits_shared_runtime
 from components.launchers.render import TARGETS, render
 from components.launchers.spec import JobSpec, from_fields
 from trainer.base.errors import ConfigError
@@ -137,7 +137,7 @@ def test_a_read_only_root_has_a_folder_of_its_own_to_write_to() -> None:
     mounted = job(read_only_root=True, mounts=[{"claim": "c", "path": "/tmp"}])
     (container,) = worker(pytorchjob(mounted))["template"]["spec"]["containers"]
     assert [mount["mountPath"] for mount in container["volumeMounts"]].count("/tmp") == 1
-    assert fits_shared(job(read_only_root=True))
+    assert fits_shared_runtime(job(read_only_root=True))
 
 
 def test_runai_says_what_it_leaves_out_and_quotes() -> None:

@@ -23,8 +23,8 @@ def test_a_start_from_the_same_checkpoint_forgives_nothing():
     for number in range(1, MEMORY_KILLS + 1):
         restarts.record(pod(number))
         restarts.resume(100)
-    assert restarts.unforgiven(pod(MEMORY_KILLS)) == MEMORY_KILLS
-    assert restarts.out_of_memory([pod(MEMORY_KILLS)])
+    assert restarts.count(pod(MEMORY_KILLS)) == MEMORY_KILLS
+    assert restarts.find_oom_killed([pod(MEMORY_KILLS)])
 
 
 def killed(*lines, after=0.5):

@@ -171,7 +171,7 @@ def test_an_outage_has_an_end(run, backend, simulated, timings, first):
 
     simulated.lives[first] = life
     backend.timings = replace(timings, outage=0.3)
-    with pytest.raises(LaunchError, match=r"503.*; the job train goes on by itself") as error:
+    with pytest.raises(LaunchError, match=r"503.*; the job train continues") as error:
         run()
     assert "kubedet job stop -n default train" in error.value.fix
     assert simulated.job()  # It may be well: the next launcher takes it up.
