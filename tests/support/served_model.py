@@ -48,7 +48,7 @@ def running(command, folder):
     try:
         end = time.monotonic() + PATIENCE
         # The lines are flushed while the server runs.
-        while "Ctrl-C ends it" not in log.read_text():
+        while "Ctrl-C to stop" not in log.read_text():
             assert time.monotonic() < end and process.poll() is None, log.read_text()
             time.sleep(0.05)
         yield process, int(log.read_text().splitlines()[0].rstrip("/").rpartition(":")[2])

@@ -27,7 +27,7 @@ def jpeg(size=(192, 96), color="white", turned=False):
 
 def drop(page, *files):
     page.evaluate(DROP, [(name, base64.b64encode(data).decode()) for name, data in files])
-    page.locator("#message", has_text="looked at").wait_for()
+    page.locator("#message", has_text="processed").wait_for()
 
 
 def boxes(page):

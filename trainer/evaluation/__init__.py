@@ -1,1 +1,1 @@
-"""Scoring of detections: COCO metrics, the gate, the report."""
+"""Scores detections: COCO metrics, comparison with a baseline, the gate."""

@@ -1,7 +1,7 @@
-"""Confidence intervals for the comparison of two models, by a paired bootstrap over images.
+"""Compares two models by a paired bootstrap over images, which gives confidence intervals.
 
 Efron and Tibshirani, An Introduction to the Bootstrap, 1993; Holm, Scandinavian Journal of Statistics 6,
-1979. docs/evaluation.md explains intervals and verdicts. Arrays are [rows, B samples].
+1979. docs/evaluation.md explains intervals and verdicts. Arrays have one column per bootstrap sample (B).
 """
 
 from dataclasses import replace
@@ -13,18 +13,18 @@ from trainer.evaluation.coco import RECALLS
 from trainer.evaluation.metrics import BETTER, MIN_IMAGES, NOT_SURE, TOO_FEW, WORSE, Change
 
 _SIGNIFICANCE = 0.05
-_MAX_CELLS = 20_000_000  # Largest array of one step: samples x predictions of a class.
+_MAX_CELLS = 20_000_000  # limits the samples that are processed at once: samples x predictions of a class
 
 
 def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int = 200) -> dict[str, Change]:
     """Compare the matches of two models with the same ground truth.
 
     Returns:
-        The change of coco/AP, coco/AP50 (AP at the first threshold) and of AP[class] for each class with
-        objects; empty if none has.
+        The change of coco/AP, coco/AP50 (AP at the first threshold) and AP[class] of each class with objects;
+        empty if no class has objects.
     """
     random = np.random.default_rng(0)
-    # The first column is the original data set: every image counts once.
+    # The first column is the original dataset: every image counts once.
     weights = np.ones((base.image_count, samples + 1), np.uint8)
     for sample in range(1, samples + 1):
         chosen = random.integers(0, base.image_count, base.image_count)
@@ -39,7 +39,7 @@ def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int
         drawn.append(pair)
     if not drawn:
         return {}
-    # [classes, models, mean or first, B]; a sample's mean excludes classes without an object in it.
+    # [classes, models, mean and first threshold, B]; a sample's mean excludes classes without objects in it.
     precisions = np.array(drawn)
     with np.errstate(invalid="ignore"):
         base_means, new_means = np.nansum(precisions, axis=0) / np.isfinite(precisions).sum(axis=0)
@@ -57,7 +57,7 @@ def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int
 
 
 def _estimate_change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, float]:
-    """Return the change with its interval, and its p-value by Student's t."""
+    """Return the change with its interval, and the p-value of Student's t-test."""
     spread = (new - base)[1:]
     spread = spread[np.isfinite(spread)]
     delta, low, high = float(new[0] - base[0]), np.nan, np.nan
@@ -77,7 +77,7 @@ def _estimate_change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Ch
 
 
 def _resample(matches: BoxMatches, place: int, weights: np.ndarray) -> np.ndarray:
-    """Return a class's mean precision over all thresholds, and its precision at the first one, [2, B]."""
+    """Return a class's mean precision over all thresholds and its precision at the first one, [2, B]."""
     rows = matches.class_rows(place)
     step = max(_MAX_CELLS // max(rows.stop - rows.start, 1), 1)
     parts = [
@@ -91,12 +91,12 @@ def _resample_chunk(matches: BoxMatches, rows: slice, objects: np.ndarray, weigh
     counts = weights[objects].sum(axis=0, dtype=np.int64)
     precision = np.zeros((len(matches.thresholds), weights.shape[1]))
     drawn = weights[matches.images[rows]]
-    # Only rows with a match at some threshold are kept separately; the rows between them are summed.
+    # Keep only rows with a match at some threshold; sum the rows between them.
     hits = np.flatnonzero(matches.correct[rows].any(axis=1))
     if len(hits):
         between = np.add.reduceat(drawn[: hits[-1] + 1], np.r_[0, hits[:-1] + 1], axis=0, dtype=np.int32)
         seen, hit_weights = np.cumsum(between, axis=0), drawn[hits]
-        # The number of RECALLS that 0 to `counts` hits reach, for each sample.
+        # For each sample: how many RECALLS are reached by 0, 1, ..., `counts` hits.
         starts = np.cumsum(counts + 1) - (counts + 1)
         number = np.arange((counts + 1).sum()) - np.repeat(starts, counts + 1)
         recall = number / np.repeat(np.maximum(counts, 1), counts + 1)
@@ -112,7 +112,7 @@ def _resample_chunk(matches: BoxMatches, rows: slice, objects: np.ndarray, weigh
                 before = np.concatenate([np.zeros_like(before[:1]), before])
                 counted = counted - before[np.searchsorted(ignored, hits[correct_hits])]
             correct = np.cumsum(hit_weights[correct_hits], axis=0, dtype=np.int32)
-            # Adding the smallest number makes 0/0 equal 0, bit for bit as in pycocotools.
+            # The smallest float avoids 0/0, exactly as in pycocotools.
             envelope = np.maximum.accumulate((correct / (counted + np.spacing(1)))[::-1], axis=0)[::-1]
             steps = np.diff(table[correct + starts], axis=0, prepend=0)
             precision[threshold] = np.einsum("mb,mb->b", envelope, steps) / len(RECALLS)

@@ -2,7 +2,7 @@
 
 Within an image and class, predictions are processed by descending score. Each takes the unmatched object that
 it overlaps most, if the overlap reaches the threshold; an unmatched prediction in a crowd is ignored. All
-images and classes are matched together: first the best prediction of each, then the second best, and so on.
+images and classes are processed together: first the best prediction of each, then the second best, and so on.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy as np
 
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
-MAX_DETECTIONS = 100  # Counted predictions of one class in an image, as in COCO.
+MAX_DETECTIONS = 100  # predictions of one class in an image that count, as in COCO
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class BoxMatches:
     starts: np.ndarray  # [K + 1] first row of each class, in the order of category ids
     rows: np.ndarray  # [N] row of each prediction in the original predictions
     partners: np.ndarray  # [N] row of the matched object at the first threshold, or -1
-    images: np.ndarray  # [N] index of the image among the I images, sorted by id
+    images: np.ndarray  # [N] index of the image, if images are sorted by id
     scores: np.ndarray
     correct: np.ndarray  # [N, T] bool: matches an object
     ignored: np.ndarray  # [N, T] bool: is in a crowd and matches no object
@@ -79,7 +79,7 @@ def match_boxes(truth: Truth, predictions: Predictions, thresholds: np.ndarray) 
 def candidate_pairs(
     truth: Truth, predictions: Predictions, objects: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all pairs of a prediction and an object (a row in `objects`) of the same image and class.
+    """Return all pairs of a prediction and one of `objects` (rows of the truth) of the same image and class.
 
     Returns:
         Rows of predictions [P], rows of the truth [P], overlaps [P]: IoU, or the share inside a crowd.
@@ -148,11 +148,11 @@ def _match_by_rank(
     return correct, ignored, partners
 
 
-def _iou(one: np.ndarray, other: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    near = np.maximum(one[:, :2], other[:, :2])
-    far = np.minimum(one[:, :2] + one[:, 2:], other[:, :2] + other[:, 2:])
+def _iou(boxes: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    near = np.maximum(boxes[:, :2], truth[:, :2])
+    far = np.minimum(boxes[:, :2] + boxes[:, 2:], truth[:, :2] + truth[:, 2:])
     sides = far - near
     common = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], 0.0)
-    area = one[:, 2] * one[:, 3]
-    union = np.where(crowd, area, area + other[:, 2] * other[:, 3] - common)
+    area = boxes[:, 2] * boxes[:, 3]
+    union = np.where(crowd, area, area + truth[:, 2] * truth[:, 3] - common)
     return np.asarray(np.divide(common, union, out=np.zeros_like(common), where=common > 0))

@@ -22,10 +22,10 @@ class CocoResult:
 
     metrics: dict[str, float]  # the twelve values, by the names in METRICS
     per_class: dict[str, dict[str, float]]
-    """For each class by name: AP, AP50, AP75, APs, APm, APl, AR100 (-1 without boxes of the
-    size) and boxes (crowds not counted)."""
+    """For each class by name: AP, AP50, AP75, APs, APm, APl, AR100 (-1 without boxes of that
+    size), and the number of boxes without crowds."""
     precision: np.ndarray
-    """[T, R, K] precision for 100 detections an image and all sizes; -1 if a class has no boxes."""
+    """[T, R, K] precision for all sizes and up to 100 detections per image; -1 if a class has no boxes."""
 
 
 def evaluate(
@@ -52,11 +52,11 @@ def evaluate(
         ]
         row = dict(zip(PER_CLASS, values, strict=True))
         per_class[category["name"]] = row | {"boxes": boxes[category["id"]]}
-    # Copied, because a view would keep the precision of other sizes and limits in memory.
+    # A copy, because a view would keep the precision of other sizes and limits in memory.
     return CocoResult(dict(zip(METRICS, numbers, strict=True)), per_class, precision[..., 0].copy())
 
 
-_MAX_NAME_LENGTH = 33  # Characters of a class name in the table: a line then fits into 80 columns.
+_MAX_NAME_LENGTH = 33  # longest class name in the table, so that a line fits into 80 columns
 
 
 def format_table(result: CocoResult, *, rows: int = 40) -> str:

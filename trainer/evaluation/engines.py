@@ -1,4 +1,4 @@
-"""The evaluators of the COCO metrics; they give the same arrays, bit for bit.
+"""Evaluators of the COCO metrics, which return the same arrays, bit for bit.
 
 hotcoco: https://github.com/derekallman/hotcoco; pycocotools: https://github.com/ppwwyyxx/cocoapi.
 """
@@ -15,19 +15,19 @@ from trainer.base.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 ENGINES = ("hotcoco", "pycocotools")
-_CHUNK_PREDICTIONS = 1_000_000  # Predictions in one call of hotcoco, which needs about 300 bytes for each.
+_CHUNK_PREDICTIONS = 1_000_000  # predictions per call of hotcoco, which needs about 300 bytes for each
 
 
 PrecisionRecall = tuple[np.ndarray, np.ndarray]
 """Precision [T, R, K, A, M] and recall [T, K, A, M], -1 without ground truth.
 
 T IoU thresholds, R recalls, K classes in the order of their ids, A sizes (all, small, medium, large), and M
-limits of detections an image (1, 10, 100).
+limits of detections per image (1, 10, 100).
 """
 
 
 def run_evaluator(engine: str, truth: Truth, predictions: Predictions) -> PrecisionRecall:
-    """Match predictions with ground truth and accumulate; raise the errors of `require`."""
+    """Match predictions with ground truth and accumulate; raise the errors of `require_engine`."""
     require_engine(engine)
     return (_run_hotcoco if engine == "hotcoco" else _run_pycocotools)(truth, predictions)
 
@@ -46,7 +46,7 @@ def require_engine(engine: str) -> None:
 
 
 def hotcoco_evaluator(truth: Truth, predictions: Predictions) -> Any:
-    """Return hotcoco's evaluator with all classes matched at IoU 0.5; a large split takes gigabytes."""
+    """Return hotcoco's evaluator after matching at IoU 0.5; large splits take gigabytes of memory."""
     coco_eval = _load_hotcoco(truth, predictions)
     params = coco_eval.params
     params.iou_thrs, params.max_dets = [0.5], [100]
@@ -78,7 +78,7 @@ def _run_hotcoco(truth: Truth, predictions: Predictions) -> PrecisionRecall:
         coco_eval = _load_hotcoco(part, predictions.take(np.isin(predictions.labels, chosen)))
         coco_eval.evaluate()
         coco_eval.accumulate()
-        arrays = coco_eval.eval  # Read once, because each access copies these large arrays.
+        arrays = coco_eval.eval  # each access copies these large arrays
         precision.append(np.asarray(arrays["precision"]))
         recall.append(np.asarray(arrays["recall"]))
     return np.concatenate(precision, axis=2), np.concatenate(recall, axis=1)

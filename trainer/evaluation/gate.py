@@ -2,9 +2,9 @@
 
 `coco/AP50 >= 0.5`            a metric and a number; also >, <, <=
 `AP[person] >= 0.3`           AP of a class; also AP50, AP75, APs, APm, APl, AR100
-`AP[*] >= 0.05`               of every class that has objects
-`coco/AP >= baseline - 0.01`  with 95 % confidence not worse than the baseline by more than that
-`coco/AP > baseline`          with 95 % confidence better than the baseline
+`AP[*] >= 0.05`               AP of every class that has objects
+`coco/AP >= baseline - 0.01`  not worse than the baseline by more than 0.01, with 95 % confidence
+`coco/AP > baseline`          better than the baseline, with 95 % confidence
 """
 
 import difflib
@@ -29,14 +29,14 @@ from trainer.evaluation.metrics import (
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RULE = re.compile(
-    # Words and the blanks between them share no character, so matching takes linear time.
+    # Words and the spaces between them share no character, so matching takes linear time.
     r"\s*(?P<metric>[A-Za-z0-9/]+\[[^\[\]]+\]|[^\s<>=,;\[\]]+(?:\s+[^\s<>=,;\[\]]+)*)\s*(?P<comparison>>=|<=|>|<)\s*"
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
 _CLASS_METRIC = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
 _ALL_METRICS = (*METRICS, OPEN_IMAGES)
 _NOT_MEASURED = "the evaluation does not report it"
-_NO_TRUTH = ", there is no ground truth to measure it on"
+_NO_TRUTH = ", there is no ground truth for it"
 _MAX_LISTED = 5
 
 
@@ -111,15 +111,15 @@ def parse_rule(text: str) -> Rule:
     rule = Rule(match["metric"], match["comparison"], float(bound), baseline=bool(match["baseline"]))
     metric, of_class, problem, fix = rule.metric, _CLASS_METRIC.fullmatch(rule.metric), "", ""
     if of_class and of_class[1] not in PER_CLASS:
-        problem, fix = f": there is no {of_class[1]} of a class", f"use {', '.join(PER_CLASS)}"
+        problem, fix = f": classes have no metric {of_class[1]}", f"use {', '.join(PER_CLASS)}"
     elif not of_class and metric not in _ALL_METRICS:
         problem = " names an unknown metric"
         fix = f"use one of: {', '.join(_ALL_METRICS)}, or AP[class]"
     elif rule.baseline and metric not in ("coco/AP", "coco/AP50") and not metric.startswith("AP["):
-        problem = f": {metric} is not compared with the baseline"
+        problem = f": {metric} cannot be compared with the baseline"
         fix = "use coco/AP, coco/AP50 or AP[class]"
     elif rule.baseline and rule.comparison not in (">=", ">"):
-        problem, fix = " asks for a model that is worse", "compare with >= or > the baseline"
+        problem, fix = " requires a model that is worse", "compare with >= or > the baseline"
     elif not (-1 if rule.baseline else 0) <= rule.bound <= 1:
         problem = ": metrics are between 0 and 1"
         fix = f"write the number as a fraction, for example {rule.bound / 100:g} for {rule.bound:g} %"
@@ -231,7 +231,7 @@ def _check_class_name(text: str, name: str, classes: Collection[str]) -> None:
 
 
 def _format_comparison(rule: Rule, value: float) -> str:
-    # Use as many digits as the outcome needs: showing 0.4996 as 0.5 would contradict `failed`.
+    # Show enough digits: 0.4996 shown as 0.5 would contradict `failed`.
     if rule.baseline:
         return f"{value:.3f}"
     compare = _OPERATORS[rule.comparison]

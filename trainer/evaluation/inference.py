@@ -1,4 +1,4 @@
-"""Detects objects in a split, whole or tile by tile; processes share the images."""
+"""Detects objects in the images of a split, in whole images or tile by tile."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ def predict_split(
     task: str = "evaluate",
     tile: tuple[int, float] = (0, 0.0),
 ) -> Predictions:
-    """Detect objects in all images of a split; the processes of `world` share them, see `predict_share`.
+    """Detect objects in all images of a split, shared among the processes of `world`; see `predict_share`.
 
     Returns:
         All predictions on rank 0; on other ranks, the predictions of the rank's images.
@@ -81,7 +81,7 @@ def predict_share(
 
     `predict` is the method of a detector or LoadedModel on the world's device; `reentrant` says whether
     several threads may call it at once. `task` is the name in the progress display. `tile` is the side and
-    overlap of the tiles into which images are split; side 0 stands for whole images.
+    overlap of the tiles into which images are split; side 0 means whole images.
 
     Returns:
         Predictions by image id, with boxes in pixels of the stored image.
@@ -100,7 +100,7 @@ def predict_share(
     sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
 
     def detect(batch: Batch) -> tuple[int, PredictionsAndWindows]:
-        # This context only applies to the thread that enters it.
+        # Inference mode applies only to the current thread.
         try:
             with torch.inference_mode():
                 detections = predict(batch.images)
@@ -121,7 +121,7 @@ def predict_share(
 def join_detections(
     parts: Sequence[PredictionsAndWindows], sizes: Mapping[int, np.ndarray], tile: tuple[int, float]
 ) -> Predictions:
-    """Join detections by image id, and merge detections of one object in several tiles.
+    """Join detections, sorted by image id, and merge detections of one object in several tiles.
 
     `sizes` are width and height of each image by id; for `tile` see `predict_share`.
     """
@@ -194,11 +194,11 @@ def merge_tiles(
 ) -> Predictions:
     """Merge detections of the same object in neighboring tiles.
 
-    Two tiles show the same pixels in the region that they share. So two detections of a class belong to one
-    object if the parts of their boxes in that region overlap by at least half (IoU), whether or not a tile
-    border cuts the object. The merged box is that of a detection that no border cuts; if there is none, it
-    encloses all of them. The score is the highest one. Detections of one tile are never merged with each
-    other.
+    Two tiles show the same pixels in the region that they share. Therefore, two detections of a class belong
+    to one object if the parts of their boxes in that region overlap by at least half (IoU), whether or not a
+    tile border cuts the object. The merged box is that of a detection that no border cuts; if there is none,
+    it encloses all detections of the object. The score is the highest one. Detections of one tile are never
+    merged with each other.
 
     `windows` [N, 4] are left, top, width and height of each detection's tile, in pixels of the image; `sizes`
     are width and height of each image by id. The remaining detections keep their order.
@@ -254,7 +254,7 @@ def _merge(
 def _find_partners(
     boxes: np.ndarray, labels: np.ndarray, tiles: np.ndarray, tile: np.ndarray
 ) -> dict[int, list[tuple[float, int]]]:
-    """Return the overlap and row of each partner of a row in another tile."""
+    """Return for each row the overlaps and rows of its partners in other tiles."""
     pairs: dict[int, list[tuple[float, int]]] = defaultdict(list)
     rows_of = [np.flatnonzero(tile == number) for number in range(len(tiles))]
     for one, rows in enumerate(rows_of):

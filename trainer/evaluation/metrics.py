@@ -1,4 +1,4 @@
-"""Names and meanings of the metrics, and their change between two models. Imports only light modules."""
+"""Names and meanings of the metrics, and their changes between two models. Imports only light modules."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
@@ -13,9 +13,9 @@ METRICS = {
     "coco/APs": "small objects, below 32 x 32 px",
     "coco/APm": "medium objects",
     "coco/APl": "large objects, above 96 x 96 px",
-    "coco/AR1": "recall with 1 detection an image",
-    "coco/AR10": "recall with 10 detections an image",
-    "coco/AR100": "recall with 100 detections an image",
+    "coco/AR1": "recall with 1 detection per image",
+    "coco/AR10": "recall with 10 detections per image",
+    "coco/AR100": "recall with 100 detections per image",
     "coco/ARs": "recall of small objects",
     "coco/ARm": "recall of medium objects",
     "coco/ARl": "recall of large objects",
@@ -29,7 +29,7 @@ PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")  # metrics of e
 VERDICTS = BETTER, WORSE, NOT_SURE, TOO_FEW = "better", "worse", "not sure", "too few to tell"
 
 MIN_IMAGES = 10
-"""Images with boxes that a verdict needs: a bootstrap over fewer images gives too narrow intervals."""
+"""Images with boxes that a verdict requires: with fewer images, bootstrap intervals are too narrow."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,6 @@ class BaselineComparison:
 
 
 def count_verdicts(changes: Mapping[str, Change]) -> str:
-    """Format the number of classes by verdict: `2 better, 0 worse, 5 not sure, 1 too few to tell`."""
+    """Count the classes by verdict: `2 better, 0 worse, 5 not sure, 1 too few to tell`."""
     found = [change.verdict for name, change in changes.items() if name.startswith("AP[")]
     return ", ".join(f"{found.count(verdict)} {verdict}" for verdict in VERDICTS)

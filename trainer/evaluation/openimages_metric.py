@@ -1,9 +1,9 @@
 """Average precision of the Open Images Challenge, at IoU 0.5.
 
 Its protocol (https://storage.googleapis.com/openimages/web/evaluation.html) differs from COCO's: a prediction
-can only match the object that it overlaps most; all predictions with at least half of their area in a group
-count as one; objects also count for the ancestors of their class; predictions of classes that were not
-verified in the image are ignored; the area under the curve is exact, as in VOC 2010.
+can match only the object that it overlaps most; all predictions with at least half of their area in a group
+count as one prediction; objects also count for the ancestors of their class; predictions of classes that were
+not verified in the image are ignored; the area under the curve is exact, as in VOC 2010.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from trainer.evaluation.box_matching import candidate_pairs
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
-IOU = 0.5  # least overlap of a match; for a group, the least share of the prediction's area inside
+IOU = 0.5  # minimum overlap of a match; for a group, minimum share of the prediction's area inside it
 
 
 def evaluate(
@@ -30,7 +30,7 @@ def evaluate(
 
     Args:
         truth: checked ground truth; crowds are the groups.
-        predictions: checked predictions, repeated for each class that they count for.
+        predictions: checked predictions, one row for each class for which they count.
         verified: [V, 2] image id and label of each image-level label; None counts all predictions.
         ancestors: ids of the classes above each class.
         group_weight: weight of a group relative to an object, above 0; 1 in the Challenge.
@@ -40,7 +40,7 @@ def evaluate(
         rows = np.flatnonzero(truth.labels == label)
         parts += [np.stack([rows, np.full(len(rows), parent)], axis=1) for parent in above if parent in known]
     copies = np.concatenate(parts)
-    # In the order of the objects: among equal overlaps, the first one counts.
+    # Keep the order of the objects: among equal overlaps, the first one counts.
     copies = copies[np.argsort(copies[:, 0], kind="stable")]
     every = np.concatenate([np.arange(len(truth.labels)), copies[:, 0]])
     truth = replace(truth.take(every), labels=np.concatenate([truth.labels, copies[:, 1]]))

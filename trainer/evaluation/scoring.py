@@ -26,7 +26,7 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """Confusion matrix [C, C]: rows are true classes, columns predicted classes; `background` is last."""
+    """A matrix [C, C]: rows are true classes, columns predicted classes; `background` is the last of both."""
 
     names: list[str]
     counts: np.ndarray
@@ -67,14 +67,14 @@ class Scores:
 
 
 def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
-    """Score predictions; raise the errors of `coco.evaluate`. `dataset` is the truth in COCO's format."""
+    """Score predictions. Raises the errors of `coco.evaluate`; `dataset` is the truth in COCO's format."""
     result = coco.evaluate(truth, predictions, engine=engine)
     confusion = None
     if engine == "hotcoco":
         evaluator = engines.hotcoco_evaluator(truth, predictions)
         matrix = evaluator.confusion_matrix(iou_thr=0.5, min_score=MIN_SHOWN_SCORE)
         confusion = ConfusionMatrix([*matrix["cat_names"], "background"], matrix["matrix"].astype(np.int64))
-        del evaluator  # It holds gigabytes.
+        del evaluator  # frees gigabytes of memory
     verified, ancestors = openimages_metric.read_image_labels(dataset)
     open_images, _ = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
     metrics = {**result.metrics, OPEN_IMAGES: open_images}
@@ -89,7 +89,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
         correct = np.r_[0, np.cumsum(matches.correct[rows, 0][counted])]
         f1 = 2 * correct / (np.arange(len(correct)) + objects)
         if len(scores):
-            # Equal scores pass a threshold together, so only the last of them counts.
+            # Detections with equal scores pass a threshold together, so only the last one is a candidate.
             last = np.flatnonzero(np.r_[scores[1:] != scores[:-1], True])
             best = last[np.argmax(f1[1:][last])]
             points[name] = OperatingPoint(float(scores[best]), float(f1[1:][best]))

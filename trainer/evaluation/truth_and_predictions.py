@@ -1,4 +1,4 @@
-"""Ground truth and predictions as columns, for millions of boxes."""
+"""Ground truth and predictions, stored as columns to handle millions of boxes."""
 
 import hashlib
 import io
@@ -89,7 +89,7 @@ class Predictions:
             raise EvaluationError(f"{uri} is damaged: checksum mismatch", fix=_EVALUATE_FIX)
         if digest not in ("", found):
             raise EvaluationError(
-                f"{uri} was replaced: its predictions differ from those that its evaluation scored",
+                f"{uri} was replaced: it does not contain the predictions that its evaluation scored",
                 fix=_EVALUATE_FIX,
             )
         return predictions, metadata
@@ -163,9 +163,9 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray
 
 
 def check_boxes(truth: Truth, items: Truth | Predictions, source: str) -> None:
-    """Check that the boxes of `items` are finite, in a known image, and of a known category.
+    """Check that the boxes of `items` are finite and refer to known images and categories.
 
-    Also check that the areas of a truth, or the scores of predictions, are finite.
+    Also check that areas (of a truth) or scores (of predictions) are finite.
     """
     boxes = items.boxes
     finite = np.isfinite(boxes).all(axis=1)
@@ -196,7 +196,7 @@ def check_boxes(truth: Truth, items: Truth | Predictions, source: str) -> None:
 def class_difference(first: Sequence[str], second: Sequence[str], first_owner: str, second_owner: str) -> str:
     """Describe the difference between two lists of class names; return "" if the lists are equal.
 
-    The owners of the names are, for example, "the data" and "the model".
+    `first_owner` and `second_owner` name the lists in the text, for example "the data" and "the model".
     """
     if list(first) == list(second):
         return ""

@@ -3,9 +3,9 @@
 - `model.safetensors`: weights in torchvision's layout
 - `model.onnx` and others: the exported formats
 - `model_metadata.json`: classes, input, outputs, thresholds, origin, checks
-- `MODEL_CARD.md`: the same for people
+- `MODEL_CARD.md`: the same for human readers
 - `model.sig`: signature, if a key was given
-- `SHA256SUMS`: written last: a folder without it is not a bundle (`sha256sum -c` reads it)
+- `SHA256SUMS`: written last, so a folder without it is not a bundle (`sha256sum -c` checks it)
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Bundle:
     uri: str
     metadata: Metadata
     checksums: dict[str, str]  # sha256 of each file by name, except SHA256SUMS and the signature
-    digest: str  # sha256 of SHA256SUMS: of all files except the signature
+    digest: str  # sha256 of SHA256SUMS, which identifies all files except the signature
 
     @property
     def class_names(self) -> list[str]:
@@ -48,14 +48,14 @@ class Bundle:
         return [category["name"] for category in self.metadata.classes]
 
     def verify_checksums(self) -> None:
-        """Compare all files with their checksums; raises the errors of `verified_files`."""
+        """Compare all files with their checksums. Raises the errors of `verified_files`."""
         with self.verified_files(self.checksums):
             pass
 
     def verify_exact_files(self) -> None:
         """Compare all files with their checksums, and refuse any other file in the folder."""
         added = set(storage.list_files(self.uri)) - {*self.checksums, CHECKSUMS, SIGNATURE}
-        problems = [f"{name}: added: {CHECKSUMS} does not list it" for name in added]
+        problems = [f"{name}: not listed in {CHECKSUMS}" for name in added]
         if storage.is_local(self.uri):
             top = storage.local_path(self.uri)
             for path in top.rglob("*"):
@@ -66,13 +66,13 @@ class Bundle:
         if problems:
             raise StorageError(
                 f"{self.uri} has changed since it was exported:\n  " + "\n  ".join(sorted(problems)),
-                fix="remove files that do not belong there, or export the model again",
+                fix="remove the files that were added, or export the model again",
             )
         _check_size(storage.join(self.uri, SIGNATURE), _MAX_TEXT_BYTES)
         self.verify_checksums()
 
     def verified_files(self, names: Iterable[str]) -> AbstractContextManager[Path]:
-        """Provide a local folder with the named files, verified by their checksums."""
+        """Provide a local folder with the named files after verifying their checksums."""
         return _verified_files(self.uri, self.checksums, names)
 
 
@@ -98,7 +98,7 @@ def _verified_files(uri: str, checksums: dict[str, str], names: Iterable[str]) -
             yield storage.local_path(uri)
             return
         for name, path in paths.items():
-            # In one folder under their own names: runtimes look for a second file in the same folder.
+            # Put them into one folder: runtimes look for further files next to the first.
             os.symlink(path, temporary / name)
         yield temporary
 
@@ -109,7 +109,7 @@ def exists(uri: str) -> bool:
 
 
 def load(uri: str) -> Bundle:
-    """Open a bundle, after comparing its metadata with the checksums."""
+    """Load a bundle after verifying the checksum of its metadata."""
     sums = storage.join(uri, CHECKSUMS)
     if not storage.exists(sums):
         raise StorageError(
@@ -123,7 +123,7 @@ def load(uri: str) -> Bundle:
         metadata = storage.read_model(storage.join(uri, METADATA), Metadata, REMEDY)
     for name, entry in metadata.formats.items():
         if unlisted := sorted(set(entry.files) - set(checksums)):
-            problem = f"formats.{name}.files: {', '.join(unlisted)}, not files of the bundle"
+            problem = f"formats.{name}.files: {', '.join(unlisted)} not listed in {CHECKSUMS}"
             raise FormatError(f"{storage.join(uri, METADATA)}: {problem}", fix=REMEDY)
     return Bundle(uri, metadata, checksums, hashlib.sha256(content).hexdigest())
 
@@ -135,22 +135,22 @@ def _check_size(uri: str, maximum: int) -> None:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write SHA256SUMS over the files of a local folder."""
+    """Write the checksums of a local folder's files to SHA256SUMS."""
     files = sorted(path for path in folder.iterdir() if path.name not in (CHECKSUMS, SIGNATURE))
     (folder / CHECKSUMS).write_text("".join(f"{file_sha256(path)}  {path.name}\n" for path in files))
 
 
 def publish(folder: Path, uri: str, names: Sequence[str] = ()) -> None:
-    """Copy a sealed local folder, or its files `names`, to a URI, the checksums last.
+    """Copy a local folder with checksums, or only its files `names`, to a URI; SHA256SUMS is copied last.
 
-    Deletes files of a previous bundle that this one does not have, such as an old signature.
+    Files of a previous bundle that this one lacks, such as an old signature, are deleted.
     """
     names = names or [path.name for path in folder.iterdir()]
     storage.remove_stale(uri)
     sums, old_names = storage.join(uri, CHECKSUMS), {SIGNATURE}
     if storage.exists(sums):
         old_names |= set(_parse_checksums(storage.read_bytes(sums), sums))
-        # The old checksums must not vouch for files that are being replaced.
+        # Delete the old checksums first: they must not cover replaced files.
         storage.delete(sums)
     for name in sorted(old_names - set(names)):
         storage.delete(storage.join(uri, name))
@@ -159,7 +159,7 @@ def publish(folder: Path, uri: str, names: Sequence[str] = ()) -> None:
 
 
 def copy(source: Bundle, uri: str) -> None:
-    """Check a bundle and copy it to another folder, the checksums last."""
+    """Verify a bundle and copy it to another folder; SHA256SUMS is copied last."""
     with source.verified_files(source.checksums) as folder:
         extra = [name for name in (CHECKSUMS, SIGNATURE) if storage.exists(storage.join(source.uri, name))]
         if not storage.is_local(source.uri):
@@ -169,7 +169,7 @@ def copy(source: Bundle, uri: str) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal."""
+    """Return the hexadecimal sha256 of a file."""
     with translate_oserror(str(path), "read"), storage.open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -187,15 +187,15 @@ def _parse_checksums(data: bytes, uri: str) -> dict[str, str]:
 
 
 def sign(folder: Path, private_key: str) -> None:
-    """Write model.sig over all files of a sealed folder."""
+    """Sign all files of a folder that has checksums; write model.sig."""
     signing_config(private_key).set_hashing_config(_hashing_config(folder)).sign(folder, folder / SIGNATURE)
 
 
 def check_signature(source: Bundle, public_key: str) -> None:
-    """Verify the signature of all files in a bundle's folder, after `verify_exact_files`."""
+    """Verify a bundle's signature after checking its files with `verify_exact_files`."""
     fix = "use the PEM file that `openssl ec -in private.pem -pubout` writes"
     verifying = _import_model_signing("verifying")
-    with wrap_exceptions(ExportError, f"{public_key} is no public key", fix=fix):
+    with wrap_exceptions(ExportError, f"{public_key} is not a public key", fix=fix):
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     source.verify_exact_files()
     with _local_folder(source) as folder:
@@ -204,7 +204,7 @@ def check_signature(source: Bundle, public_key: str) -> None:
                 f"the bundle {source.uri} is not signed",
                 fix="export with a key (KUBEDET_SIGNING_KEY), or verify without --public-key",
             )
-        mismatch = f"the signature of {source.uri} does not fit {public_key}"
+        mismatch = f"the signature of {source.uri} does not match the key {public_key}"
         fix = "check that this is the signer's key; do not use the model"
         with wrap_exceptions(ExportError, mismatch, fix=fix):
             config.set_hashing_config(_hashing_config(folder)).verify(folder, folder / SIGNATURE)
@@ -217,7 +217,7 @@ def signing_config(private_key: str) -> Any:
         "(openssl ecparam -name prime256v1 -genkey -noout)"
     )
     signing = _import_model_signing("signing")
-    with wrap_exceptions(ExportError, f"the bundle cannot be signed with {private_key}", fix=fix):
+    with wrap_exceptions(ExportError, f"{private_key} cannot be used to sign the bundle", fix=fix):
         return signing.Config().use_elliptic_key_signer(private_key=private_key)
 
 
@@ -239,7 +239,7 @@ def _import_model_signing(name: str) -> Any:
         return importlib.import_module(f"model_signing.{name}")
     except ImportError:
         raise ExportError(
-            "signatures need the package model-signing, which is not installed",
+            "the package model-signing, which signatures need, is not installed",
             fix=install_extra("signing"),
         ) from None
 

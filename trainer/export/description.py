@@ -1,4 +1,4 @@
-"""The description of a bundle: model_metadata.json and the model card."""
+"""Writes the description of a bundle: model_metadata.json and the model card."""
 
 import hashlib
 import json
@@ -30,9 +30,9 @@ _MAX_CLASSES = 100
 
 
 def read_results(evaluation_uri: str, sha256: str) -> Evaluation:
-    """Return the section `metrics` of the metadata: results of the evaluation, if there was one.
+    """Return the section `metrics` of the metadata: the results of the evaluation, if there is one.
 
-    An evaluation of another model than that with this sha256 is an ExportError.
+    Raises ExportError if the evaluated model has another sha256.
     """
     uri = storage.join(evaluation_uri, SUMMARY) if evaluation_uri else ""
     scored = storage.read_json(uri) if uri and storage.exists(uri) else {}
@@ -65,7 +65,7 @@ def describe_bundle(
     scores: Evaluation,
     made_from: str,
 ) -> None:
-    """Write the metadata and the card of the files in a folder.
+    """Write the metadata and the model card for the files in a folder.
 
     `meta` is the checkpoint's metadata, `rows` the number of detections per image, `scores` the result of
     `read_results`, and `made_from` a hash of all inputs.
@@ -77,7 +77,7 @@ def describe_bundle(
     source = storage.read_json(raw)["source"] if storage.exists(raw) else ""
     described = Metadata(
         name=name,
-        # The same files always have the same version.
+        # derived from the files: the same files have the same version
         model_version=hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:12],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         classes=meta["categories"],
@@ -117,7 +117,7 @@ def describe_bundle(
             checkpoint=storage.absolute(checkpoint_uri),
             step=meta["step"],
             epoch=meta["epoch"],
-            # Without credentials: user name and password, signed query.
+            # Remove credentials: user name and password, signed query.
             source=re.sub("//[^/@]*@", "//", source.partition("?")[0]),
             splits={
                 split: {"images": counts.samples, "boxes": counts.boxes}
@@ -133,10 +133,10 @@ def describe_bundle(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of kubedet, of its sources, and of the packages that export."""
+    """Return the versions of kubedet and of the packages used for export, and a hash of the sources."""
     found = {"kubedet": version("kubedet"), "sources": _source_digest(), "torch": torch.__version__}
     for package in ("onnx", "onnxruntime"):
-        with suppress(PackageNotFoundError):  # An extra that is not installed.
+        with suppress(PackageNotFoundError):  # the extra is not installed
             found[package] = version(package)
     return found
 
@@ -154,7 +154,7 @@ def render_card(metadata: Metadata) -> str:
     """Return the model card in Markdown."""
     values, scores = metadata.metrics.values, metadata.metrics.per_class
     titles = ["label", "name", "original id"]
-    titles += ["boxes scored on", "AP", "AP50", "score of best F1"] if scores else []
+    titles += ["scored boxes", "AP", "AP50", "threshold (best F1)"] if scores else []
     class_rows = []
     for item in metadata.classes[:_MAX_CLASSES]:
         cells = [item["id"], item["name"], item.get("original_id", "")]

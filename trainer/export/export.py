@@ -1,4 +1,4 @@
-"""Exports a checkpoint: writes the files, checks them in the runtimes that serve them, and publishes."""
+"""Exports a checkpoint: writes the files, checks them in their runtimes, and publishes the bundle."""
 
 import hashlib
 import json
@@ -38,37 +38,37 @@ def export(
     evaluation_uri: str = "",
     signing_key: str = "",
 ) -> dict[str, Any]:
-    """Write a bundle of the formats in config.export to `output_uri`.
+    """Write a bundle with the formats in config.export to `output_uri`.
 
-    The validation images of the shards (else test, else train; the training's tiles if there are any)
-    check the export, training images calibrate int8. `evaluation_uri` is the folder of the run's
-    evaluation, or ""; `signing_key` the path of the PEM file that signs the bundle, by default that of
-    KUBEDET_SIGNING_KEY.
+    The export is checked on validation images of the shards (else on test or training images; on training
+    tiles if there are any); int8 is calibrated on training images. `evaluation_uri` is the folder of the
+    run's evaluation, or "". `signing_key` is the path of the PEM file that signs the bundle, by default the
+    value of KUBEDET_SIGNING_KEY.
 
     Returns:
         model (the bundle's URI), name, model_version, files (name -> URI), bytes (name -> size),
         formats (name -> check), metrics and fingerprint.
 
     Raises:
-        ExportError: among others, an exported model does not match the trained one; nothing is published.
+        ExportError: for example, an exported model does not match the trained one; nothing is published.
     """
     names = list(dict.fromkeys(config.export.formats))
     key = signing_key or os.environ.get(SIGNING_KEY, "")
     if key:
-        bundle.signing_config(key)  # A key that cannot sign is refused before minutes of work.
+        bundle.signing_config(key)  # Refuse an unusable key before minutes of work.
     check_writable(output_uri)
     sha256 = checkpoint.read_digest(checkpoint_uri)
     scores = read_results(evaluation_uri, sha256)
     inputs = [sha256, asdict(config.export), asdict(scores), versions()]
     made_from = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-    # With a key it is exported and signed again: the previous signature may be by another key.
+    # With a key, export and sign again: the previous signature may be from another key.
     if not key and _is_exported(output_uri, made_from):
-        _LOG.info("the model has been exported and checked already: %s", output_uri)
+        _LOG.info("the model is already exported and checked: %s", output_uri)
         return _result(output_uri)
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = read_index(shards_uri)
     config = replace(config, export=replace(config.export, name=resolve_name(config.export.name, shards_uri)))
-    # A model of tiles sees little in whole images, and only training images are cut.
+    # A model for tiles detects little in whole images, and only training images are cut into tiles.
     order = ("train",) if meta["config"]["data"].get("tile") else ("val", "test", "train")
     split = next((name for name in order if index.samples.get(name)), "")
     if not split:
@@ -79,7 +79,7 @@ def export(
     classes = [category["name"] for category in meta["categories"]]
     if difference := class_difference(index.names, classes, "the data", "the model"):
         raise ExportError(
-            f"the classes of the checkpoint {checkpoint_uri} are not those of the shards {shards_uri}: "
+            f"the classes of the checkpoint {checkpoint_uri} differ from those of the shards {shards_uri}: "
             f"{difference}",
             fix="export with the shards that the model was trained on",
         )
@@ -116,19 +116,19 @@ def export(
 
 
 def _result(output_uri: str) -> dict[str, Any]:
-    made = bundle.load(output_uri)
-    names = [*made.checksums, bundle.CHECKSUMS, bundle.SIGNATURE]
+    exported = bundle.load(output_uri)
+    names = [*exported.checksums, bundle.CHECKSUMS, bundle.SIGNATURE]
     files = {name: storage.join(output_uri, name) for name in sorted(names)}
     sizes = {name: state.size for name, uri in files.items() if (state := storage.state(uri))}
     return {
         "model": output_uri,
-        "name": made.metadata.name,
-        "model_version": made.metadata.model_version,
+        "name": exported.metadata.name,
+        "model_version": exported.metadata.model_version,
         "files": {name: files[name] for name in sizes},
         "bytes": sizes,
-        "formats": {name: asdict(entry.check) for name, entry in made.metadata.formats.items()},
-        "metrics": made.metadata.metrics.values,
-        "fingerprint": made.metadata.trained_on.shards,
+        "formats": {name: asdict(entry.check) for name, entry in exported.metadata.formats.items()},
+        "metrics": exported.metadata.metrics.values,
+        "fingerprint": exported.metadata.trained_on.shards,
     }
 
 
@@ -139,5 +139,5 @@ def _is_exported(output_uri: str, made_from: str) -> bool:
         earlier = bundle.load(output_uri)
         earlier.verify_checksums()
     except StorageError:
-        return False  # Damaged: it is exported again.
+        return False  # damaged: export again
     return earlier.metadata.made_from == made_from

@@ -1,4 +1,4 @@
-"""The export formats, each with its writer, and their runtime."""
+"""The export formats with their writers, and the runtime that runs them."""
 
 import copy
 import logging
@@ -22,14 +22,14 @@ from trainer.model.architecture import INPUT, Architecture, Detections, Graph
 from trainer.model.retinanet import postprocess
 
 _LOG = logging.getLogger("export")
-OPSET = 18  # ONNX operator set, which all runtimes support
-_CANDIDATES = 10_000  # best pairs of box and class of an image that enter suppression
+OPSET = 18  # ONNX operator set that all runtimes support
+_CANDIDATES = 10_000  # best pairs of box and class per image that suppression processes
 
 
 class OnnxRuntime:
     """An ONNX file in onnxruntime, on the CPU.
 
-    `name` is the library with its version, such as `onnxruntime 1.31.1`, `size` the side of its images in
+    `name` is the library with its version, such as `onnxruntime 1.31.1`; `size` is the side of the input in
     pixels.
     """
 
@@ -37,14 +37,14 @@ class OnnxRuntime:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # Refused shapes are reported by our errors, not by lines on stderr.
+        options.log_severity_level = 4  # Suppresses messages about refused shapes, which our errors report.
         options.intra_op_num_threads = threads or torch.get_num_threads()
         self.name = f"onnxruntime {onnxruntime.__version__}"
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.size = self._session.get_inputs()[0].shape[-1]
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
-        """Return outputs, in the graph's order, of uint8 images [B, 3, S, S]."""
+        """Run the model on uint8 images [B, 3, S, S]; return the outputs in the graph's order."""
         outputs: list[np.ndarray] = self._session.run(None, {INPUT: images})
         return outputs
 
@@ -53,15 +53,15 @@ _ANY_BATCH: Any = ({0: torch.export.Dim("batch", min=1)},)
 
 
 def _example_input(image_size: int) -> torch.Tensor:
-    # Two images: a batch of one would be taken for a constant.
+    # Two images, because the exporter would treat a batch size of one as a constant.
     return torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
 
 
 def write_onnx(graph: Graph, path: Path, *, grid_sample: bool = True) -> None:
-    """Export a graph with a dynamic batch, all weights inside the file, and check it.
+    """Export a graph with a dynamic batch size and all weights in one file, and check it.
 
-    Without `grid_sample` it has no GridSample: a CPU then needs 2 to 9 % longer, but TensorRT
-    compiles it right.
+    With `grid_sample=False` the graph contains no GridSample, so TensorRT compiles it correctly; on a CPU
+    it is 2 to 9 % slower.
     """
     translations: dict[Callable[..., Any], Callable[..., Any]] = {
         torch.ops.kubedet.nms_keep.default: nms_keep
@@ -86,7 +86,7 @@ def write_onnx(graph: Graph, path: Path, *, grid_sample: bool = True) -> None:
         assert program is not None
         model = program.model_proto
         values = [*model.graph.value_info, *model.graph.initializer, *model.graph.input, *model.graph.output]
-        for part in (model, model.graph, *model.graph.node, *values):  # They hold paths of this machine.
+        for part in (model, model.graph, *model.graph.node, *values):  # They contain local paths.
             part.ClearField("metadata_props")
             part.ClearField("doc_string")
         path.write_bytes(model.SerializeToString())
@@ -94,7 +94,7 @@ def write_onnx(graph: Graph, path: Path, *, grid_sample: bool = True) -> None:
 
 
 class FormatWriter:
-    """Writes the files of formats; shared intermediate files are created once, in the folder `scratch`."""
+    """Writes exported files; shared intermediate files are created once, in the folder `scratch`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ FORMATS = {
 
 
 class ExportedModel:
-    """An exported file that onnxruntime runs; returns detections."""
+    """An exported file, opened in onnxruntime."""
 
     def __init__(self, kind: Format, path: Path, thresholds: Mapping[str, float]) -> None:
         self.kind, self.runtime, self._thresholds = kind, OnnxRuntime(path), thresholds
@@ -162,7 +162,7 @@ class ExportedModel:
 
 
 def to_detections(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
-    """Detections from the raw graph's outputs for a batch, boxes [B, N, 4] and scores [B, N, C].
+    """Select detections from the raw graph's outputs for a batch: boxes [B, N, 4] and scores [B, N, C].
 
     `thresholds` are `score`, `detections_per_image` and, for a detector with suppression, `nms`: the largest
     overlap (IoU) of two detections of a class.

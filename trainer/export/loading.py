@@ -1,4 +1,4 @@
-"""Loads a model to score: a checkpoint or an exported model."""
+"""Loads a model for prediction: a checkpoint or an exported model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -20,14 +20,14 @@ from trainer.training import checkpoint
 
 _Predict = Callable[[Tensor], Detections]
 _PREFERRED = ("onnx", "onnx-int8", "raw")
-"""Formats in the order of preference; else the weights."""
+"""Formats in order of preference; the weights come last."""
 _TORCH = f"torch {torch.__version__}"
 
 
 def load_model(uri: str, device: torch.device) -> LoadedModel:
     """Load a checkpoint (.pt), the folder of an exported model, or one of its files.
 
-    The files are weights (.safetensors) and .onnx. `device` is for a checkpoint or weights, ONNX runs on the
+    A file is .safetensors (weights) or .onnx. `device` applies to checkpoints and weights; ONNX runs on the
     CPU.
     """
     exported = _find_exported(uri)
@@ -51,12 +51,12 @@ def load_model(uri: str, device: torch.device) -> LoadedModel:
 
 
 def load_bundle_file(source: Bundle, name: str, device: torch.device) -> LoadedModel:
-    """Load a file of a bundle, see `load`, after comparing it with its checksum."""
+    """Load a file of a bundle after verifying its checksum; see `load_model`."""
     metadata, file, reentrant = source.metadata, storage.join(source.uri, name), name == WEIGHTS
     if reentrant:
         trained = parsing.from_tree(metadata.config, where=storage.join(source.uri, METADATA))
         detector = build(trained.model, len(metadata.classes))
-        problem = f"{file} does not fit its configuration"
+        problem = f"{file} does not match its configuration"
         with (
             source.verified_files([WEIGHTS]) as folder,
             wrap_exceptions(CheckpointError, problem, fix="export the model again"),
@@ -83,7 +83,7 @@ def load_bundle_file(source: Bundle, name: str, device: torch.device) -> LoadedM
 
 
 def select_file(source: Bundle, kind: str = "") -> str:
-    """Return the file name of a format; by default the first available one, else the weights."""
+    """Return the file name of a format; by default of the preferred available format, else the weights."""
     formats = source.metadata.formats
     if kind and kind not in formats:
         listed = ", ".join(formats) or "none; export onnx"
@@ -116,7 +116,7 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
         if name in files:
             return source, name
         raise EvaluationError(
-            f"{uri} is not a model of that folder", fix=f"use the folder, or one of: {', '.join(files)}"
+            f"{uri} is not a model file of its folder", fix=f"use the folder, or one of: {', '.join(files)}"
         )
     raise EvaluationError(
         f"{uri} is neither a checkpoint nor an exported model",
@@ -152,7 +152,7 @@ def _load_exported(source: Bundle, name: str) -> tuple[_Predict, str, str]:
     size, classes = source.metadata.network_input.size, len(source.metadata.classes)
     if served.runtime.size != size:
         raise EvaluationError(
-            f"{uri} takes images of {served.runtime.size} pixels, but {METADATA} says {size}",
+            f"{uri} expects images of {served.runtime.size} pixels, but {METADATA} says {size}",
             fix="export the model again",
         )
 
@@ -160,7 +160,7 @@ def _load_exported(source: Bundle, name: str) -> tuple[_Predict, str, str]:
         found = served.predict(images.cpu().numpy())
         if found.labels.numel() and (label := int(found.labels.max())) >= classes:
             raise EvaluationError(
-                f"{uri} finds the class {label}, but {METADATA} has {classes}", fix="export the model again"
+                f"{uri} detects class {label}, but {METADATA} has {classes}", fix="export the model again"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""The content of model_metadata.json, which describes a bundle to programs."""
+"""The content of model_metadata.json, the machine-readable description of a bundle."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -11,12 +11,12 @@ from trainer.base.json_files import STRICT
 from trainer.config.types import NetworkInput, Resize
 
 REMEDY = "export the model again, or take another version"
-_MAX_INPUT_SIZE = 8192  # preprocessing takes 15 bytes for each pixel of the input square
+_MAX_INPUT_SIZE = 8192  # preprocessing needs 15 bytes per pixel of the input square
 
 
 def _check_time(value: str) -> str:
     if datetime.fromisoformat(value).tzinfo is None:
-        raise ValueError("a time with a time zone is needed")
+        raise ValueError("the time has no time zone")
     return value
 
 
@@ -50,7 +50,7 @@ class Agreement:
     """Comparison of the detections of two models."""
 
     detections: int  # detections of the first model
-    matched: float  # share of the detections of both that have a partner; 1 if neither detects anything
+    matched: float  # share of both models' detections that have a partner; 1 if there are no detections
     score_error: float  # largest difference of score between partners
     box_error: float  # largest difference of a coordinate between partners, pixels
 
@@ -62,13 +62,13 @@ class Check:
     runtime: str
     images: int
     ap: float  # COCO AP of the file; -1 if the images have no boxes
-    ap_change: float  # the difference to the AP of the trained model
+    ap_change: float  # AP of the file minus AP of the trained model
     matches: Agreement
 
 
 @dataclass(config=STRICT, frozen=True)
 class ExportedFormat:
-    """The files of a format; the first one is opened."""
+    """The files of a format; runtimes open the first one."""
 
     files: Annotated[list[str], Field(min_length=1)]
     outputs: list[str]
@@ -90,7 +90,7 @@ class Origin:
 
 @dataclass(config=STRICT, frozen=True)
 class Evaluation:
-    """Results of the evaluation, if there was one."""
+    """Results of the evaluation; empty if the model was not evaluated."""
 
     split: str
     images: int
@@ -113,9 +113,9 @@ class Metadata:
     architecture: dict[str, str]
     thresholds: dict[str, float]
     formats: dict[str, ExportedFormat]
-    sha256: dict[str, str]  # of each file by name
+    sha256: dict[str, str]  # hash of each file, by name
     versions: dict[str, str]
-    config: Mapping[str, Any]  # configuration of the training
+    config: Mapping[str, Any]  # training configuration
     trained_on: Origin
     metrics: Evaluation
     made_from: str = ""  # hash of all inputs
@@ -133,5 +133,5 @@ class Metadata:
 
     @property
     def network_input(self) -> NetworkInput:
-        """The square that the network sees."""
+        """The square input of the network."""
         return NetworkInput(self.input.input_size, self.input.resize, self.input.fill)

@@ -1,4 +1,4 @@
-"""ONNX of operators that PyTorch's exporter does not translate, or not as its runtimes need them."""
+"""ONNX translations of operators for which PyTorch's exporter has none, or an unsuitable one."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def grid_sample_by_gather(values: Any, grid: Any, mode: int, padding: int, align
 
     TensorRT compiles GridSample to wrong values without an error: pull request 917 of
     github.com/lightly-ai/lightly-train, issue 4646 of github.com/NVIDIA/TensorRT. `values` are [N, C, H, W],
-    `grid` [N, h, w, 2] in -1..1. Places are integers, which arithmetic in 16 bits leaves exact.
+    `grid` [N, h, w, 2] in -1..1. Positions are integers, so 16-bit arithmetic does not round them.
     """
     if (mode, padding, align_corners) != (0, 0, False):
         raise NotImplementedError(
@@ -61,7 +61,7 @@ def grid_sample_by_gather(values: Any, grid: Any, mode: int, padding: int, align
 
 
 def _neighbors(grid: Any, axis: int, size: int) -> list[tuple[Any, Any]]:
-    """Places before and after the points on an axis of `size` places, each with its weight, [N, h, w]."""
+    """Return the positions before and after each point on an axis of length `size`, with their weights."""
     scale, shift = op.Constant(value_float=size / 2), op.Constant(value_float=(size - 1) / 2)
     point = op.Add(op.Mul(op.Gather(grid, _int_constant(axis, scalar=True), axis=3), scale), shift)
     before = op.Floor(point)

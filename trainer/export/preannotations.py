@@ -1,4 +1,4 @@
-"""Writes detections as annotations to correct in other tools: COCO files or Label Studio tasks.
+"""Writes detections as annotations to be corrected in other tools: COCO files or Label Studio tasks.
 
 Images are named relative to the folder that contains all of them. CVAT, Roboflow and FiftyOne read COCO's
 format. Label Studio reads its own: https://labelstud.io/guide/predictions (as of version 1.20).
@@ -20,7 +20,7 @@ FILES: dict[Kind, tuple[str, ...]] = {
     "coco": ("coco.json",),
     "label-studio": ("label-studio.json", "label-studio.xml"),
 }
-"""Files that are written, by kind; the XML file is Label Studio's labeling configuration."""
+"""Names of the written files, by kind; the XML file is Label Studio's labeling configuration."""
 _FROM, _TO = "label", "image"  # Names in the labeling configuration.
 
 
@@ -41,7 +41,7 @@ def write(
     categories: Sequence[Mapping[str, Any]],
     images: Sequence[PredictedImage],
 ) -> None:
-    """Write detections into a folder; `model` is the title of the model, `categories` are its classes."""
+    """Write detections into a folder; `model` is the model's title, and `categories` are its classes."""
     parents = [os.path.dirname(os.path.abspath(image.path)) for image in images]
     top = os.path.commonpath(parents) if parents else ""
     names = [os.path.relpath(image.path, top).replace(os.sep, "/") for image in images]
@@ -56,7 +56,7 @@ def write(
 def _coco(
     categories: Sequence[Mapping[str, Any]], names: Sequence[str], images: Sequence[PredictedImage]
 ) -> dict[str, Any]:
-    """Return a data set in COCO's format with scores; categories have the ids of the training data."""
+    """Return a dataset in COCO's format with scores; categories have the ids of the training data."""
     originals = [item.get("original_id") for item in categories]
     known = all(isinstance(original, int) for original in originals)
     ids = originals if known else [label + 1 for label in range(len(categories))]
@@ -87,7 +87,7 @@ def _coco(
 
 
 def _task(model: str, name: str, image: PredictedImage) -> dict[str, Any]:
-    """Return a task of Label Studio, whose boxes are in percent of the image."""
+    """Return a Label Studio task; its boxes are in percent of the image size."""
     results = []
     for number, item in enumerate(image.detections, 1):
         x1, y1, x2, y2 = item.box

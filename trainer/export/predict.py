@@ -1,4 +1,4 @@
-"""Detects objects in images with a bundle or a checkpoint: preprocess, run, scale back."""
+"""Detects objects in images with a bundle or a checkpoint."""
 
 import os
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from trainer.export.bundle import Bundle
 from trainer.export.preprocess import preprocess, to_upright_rgb
 from trainer.model.architecture import Detections
 
-BATCH_SIZE = 8  # Images or tiles that a model gets at once.
+BATCH_SIZE = 8  # images or tiles per call of the model
 
 
 class ImageTooLarge(DataError):
-    """An image that has more pixels than the limit."""
+    """The image has more pixels than the limit."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Detection:
 
 
 class Predictor:
-    """A loaded model."""
+    """Detects objects in images with a loaded model."""
 
     def __init__(self, model: LoadedModel, tile: int = -1) -> None:
-        """`tile` is the side of the tiles that images are detected in, see `evaluation.tile`."""
+        """`tile` is the side of the tiles into which images are cut; see `evaluation.tile`."""
         self.model, self.metadata, self.kind = model, model.metadata, model.kind
         self.size: int = model.network_input.size
         self.names = {item["id"]: item["name"] for item in model.categories}
@@ -52,7 +52,8 @@ class Predictor:
 
     def run(self, squares: np.ndarray) -> Detections:
         """Detect objects in preprocessed images, uint8 [B, 3, size, size]."""
-        images = torch.from_numpy(np.require(squares, requirements="W"))  # A request's bytes are read-only.
+        # The bytes of a request are read-only.
+        images = torch.from_numpy(np.require(squares, requirements="W"))
         with torch.inference_mode():
             return Detections(*(part.cpu() for part in self.model.predict(images)))
 
@@ -96,9 +97,9 @@ def open_model(model: str, data_root: str, kind: str = "", *, tile: int = -1) ->
 
 
 def open_bundle(source: Bundle, kind: str = "", *, tile: int = -1) -> Predictor:
-    """Open a format of a bundle, see `loading.select_file`, after comparing it with its checksum.
+    """Open a format of a bundle after verifying its checksum.
 
-    For `tile` see `Predictor`.
+    For `kind` see `loading.select_file`, for `tile` see `Predictor`.
     """
     name = loading.select_file(source, kind)
     return Predictor(loading.load_bundle_file(source, name, _default_device()), tile)
@@ -109,7 +110,7 @@ def _default_device() -> torch.device:
 
 
 def read_image(source: object, name: str) -> Image.Image:
-    """Return an image as training sees it; `name` is its name in errors.
+    """Return an image as training reads it: upright, RGB; errors refer to it as `name`.
 
     `source` is a path, the bytes of a file, a PIL image, or uint8 [H, W], [H, W, 3] (RGB) or [H, W, 4].
     """
@@ -128,7 +129,7 @@ def read_image(source: object, name: str) -> Image.Image:
             f"{name} cannot be used: it is {form}",
             fix="pass a path, the bytes of a file, a PIL image, or an RGB array of uint8 [height, width, 3]",
         )
-    with wrap_exceptions(DataError, f"{name} cannot be used", fix="save and load it, or convert it to RGB"):
+    with wrap_exceptions(DataError, f"{name} cannot be used", fix="save and reload it, or convert it to RGB"):
         return to_upright_rgb(source)
 
 
@@ -142,7 +143,7 @@ def open_image(path: Path) -> Image.Image:
 
 
 def decode_image(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file of at most `max_pixels`, called `name` in errors."""
+    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file of at most `max_pixels`; errors name it `name`."""
     try:
         with name_resource_errors(name):
             return read_upright(data, max_pixels)

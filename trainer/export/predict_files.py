@@ -1,4 +1,4 @@
-"""Detects objects in image files, and writes them as drawings and JSON."""
+"""Detects objects in image files; writes the detections as drawn boxes and as JSON."""
 
 import glob
 import json
@@ -22,18 +22,18 @@ DETECTIONS = "detections.json"
 class PredictedFiles:
     """The detections in image files."""
 
-    model: str  # Title of the model.
+    model: str  # title of the model
     runtime: str
-    folder: str  # Folder of the results.
-    detections: dict[str, list[Detection]] = field(default_factory=dict)  # By image.
-    unreadable: dict[str, str] = field(default_factory=dict)  # Problems by image.
+    folder: str  # folder of the results
+    detections: dict[str, list[Detection]] = field(default_factory=dict)  # by image path
+    unreadable: dict[str, str] = field(default_factory=dict)  # problem of each unreadable image, by path
 
     def raise_for_unreadable(self) -> None:
-        """Raise ConfigError if an image could not be used."""
+        """Raise ConfigError if an image could not be read."""
         if not self.unreadable:
             return
         lines = "\n".join(f"  {problem}" for problem in self.unreadable.values())
-        done = f"the results of the others are in {self.folder}" if self.detections else "nothing was written"
+        done = f"the other results are in {self.folder}" if self.detections else "nothing was written"
         total = len(self.detections) + len(self.unreadable)
         raise ConfigError(
             f"{len(self.unreadable)} of {total} images cannot be used:\n{lines}",
@@ -49,14 +49,14 @@ def predict_files(
     score: float,
     annotations: preannotations.Kind | None = None,
 ) -> PredictedFiles:
-    """Write NAME.jpg with drawn detections and NAME.json for each image, and all as detections.json.
+    """Write NAME.jpg with drawn detections and NAME.json for each image, and one detections.json for all.
 
     Args:
         model: an opened model.
         patterns: image files, folders of images, or patterns such as images/*.jpg.
         output: folder of the results.
         score: minimum score of a detection.
-        annotations: also write annotations to be corrected in other tools.
+        annotations: kind of annotations to write as well, to be corrected in another tool.
     """
     paths = find_images(patterns)
     names = {path: path.stem for path in paths}
@@ -93,7 +93,7 @@ def predict_files(
 
 
 def find_images(patterns: Sequence[str]) -> list[Path]:
-    """Return the named files, the images of folders, and the matches of patterns."""
+    """Return the named files, the images in named folders, and the files that match patterns."""
     paths: list[Path] = []
     for text in patterns:
         named = Path(text)

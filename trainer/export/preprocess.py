@@ -14,7 +14,7 @@ RESIZE_DESCRIPTIONS = {
     "the top left of a square filled with {fill}",
     "squash": "RGB uint8; resize (bilinear, antialiased) to input_size x input_size, whatever the aspect",
 }
-"""Descriptions for model_metadata.json, by the way of resizing."""
+"""Descriptions for model_metadata.json, by the value of `loader.resize`."""
 BOX_DESCRIPTION = (
     "; x (y) in the image = x (y) in the square * width (height) of the image / that of the resized image"
 )
@@ -23,11 +23,11 @@ BOX_DESCRIPTION = (
 def preprocess(
     image: Image.Image | np.ndarray, input_size: int, resize: Resize = "letterbox", fill: int = FILL
 ) -> tuple[Tensor, np.ndarray]:
-    """Make the input of an exported model: uint8 [3, input_size, input_size], and the scales [4].
+    """Return the input of an exported model, uint8 [3, input_size, input_size], and the scales [4].
 
-    Takes a PIL image (EXIF orientation is applied, 16 bits become 8, transparent parts white, as in
-    training) or uint8 RGB [H, W, 3]; the rest is in the section `input` of model_metadata.json. Divide the
-    model's boxes, x1 y1 x2 y2, by the scales.
+    `image` is a PIL image or uint8 RGB [H, W, 3]. As in training, EXIF orientation is applied, 16 bits are
+    reduced to 8, and transparent parts become white. The other arguments are in the section `input` of
+    model_metadata.json. Divide the model's boxes, x1 y1 x2 y2, by the scales.
     """
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
@@ -37,5 +37,5 @@ def preprocess(
 
 
 def to_upright_rgb(image: Image.Image) -> Image.Image:
-    """Return an image as training sees it: turned by its EXIF orientation, 8 bits, RGB."""
+    """Return an image as training reads it: EXIF orientation applied, 8 bits, RGB."""
     return to_8_bit(ImageOps.exif_transpose(image)).convert("RGB")

@@ -1,6 +1,6 @@
-"""Published models: `<data_root>/models/NAME/VERSION/` is a bundle, `current` names the one in use.
+"""Manages published models: each folder `<data_root>/models/NAME/VERSION/` is a bundle.
 
-`current`, a small JSON file, is written last and holds the metrics that gates compare with.
+The JSON file `current` in NAME names the current version, and contains its metrics.
 """
 
 import logging
@@ -57,7 +57,7 @@ def model_folder(data_root: str, name: str) -> str:
 def read_current(data_root: str, name: str, *, ignored: str = "") -> CurrentModel | None:
     """Return the content of a model's `current`; None if it has no versions other than `ignored`.
 
-    Versions without `current` are a DamagedError: a gate would pass every model without a baseline.
+    Raises DamagedError if there are versions but no `current`: gates need a baseline.
     """
     uri = storage.join(model_folder(data_root, name), CURRENT)
     remedy = f"write it again: kubedet model promote {name} VERSION --data-root {data_root}"
@@ -89,7 +89,7 @@ def check_classes(
 
 
 def resolve_name(name: str, shards_uri: str) -> str:
-    """Return the configured name of a model, else that of the data."""
+    """Return the configured name of a model, or by default the name of the data."""
     from trainer.data.shard_folder import read_index
 
     name = name or dataset_name(read_index(shards_uri).source)
@@ -98,7 +98,7 @@ def resolve_name(name: str, shards_uri: str) -> str:
 
 
 def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool = False) -> CurrentModel:
-    """Copy a bundle to its version's folder, unless it exists, and make it current."""
+    """Copy a bundle to the folder of its version, unless that exists, and make it current."""
     source = bundle.load(source_uri)
     version = source.metadata.model_version
     _check_name(version)
@@ -114,14 +114,14 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
 def promote(data_root: str, name: str, version: str, *, other_classes: bool = False) -> CurrentModel:
     """Make a version current, after comparing all its files with their checksums."""
     chosen = bundle.load(_version_uri(data_root, name, version))
-    storage.touch(storage.join(chosen.uri, bundle.CHECKSUMS))  # `data prune` keeps what is new.
+    storage.touch(storage.join(chosen.uri, bundle.CHECKSUMS))  # `data prune` keeps new files.
     _check_identity(chosen)
     fix = "add --other-classes if the model's users expect them"
     try:
         check_classes(
             data_root, name, chosen.class_names, other_classes=other_classes, fix=fix, ignored=version
         )
-    except (DamagedError, FormatError) as error:  # The classes are unknown.
+    except (DamagedError, FormatError) as error:  # the previous classes are unknown
         _LOG.warning("%s; it is replaced", error.message)
     chosen.verify_checksums()
     metadata = chosen.metadata
@@ -149,7 +149,7 @@ def model_names(data_root: str) -> list[str]:
 
 
 def version_names(data_root: str, name: str) -> list[str]:
-    """Return the sorted names of a model's versions, unchecked."""
+    """Return the sorted names of a model's versions without checking their files."""
     files = [path.split("/") for path in storage.list_files(model_folder(data_root, name))]
     return sorted(parts[0] for parts in files if parts[1:] == [bundle.CHECKSUMS])
 
@@ -168,7 +168,7 @@ def load_versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[st
 
 
 def load(model: str, data_root: str) -> Bundle:
-    """Load a bundle by its folder's URI, NAME or NAME@VERSION; NAME is the version that was promoted."""
+    """Load a bundle by its folder's URI, NAME (the current version) or NAME@VERSION."""
     record, uri = None, model
     if not bundle.exists(model):
         name, _, version = model.partition("@")
@@ -180,10 +180,10 @@ def load(model: str, data_root: str) -> Bundle:
         record = None if version else read_current(data_root, name)
         if not version and record is None:
             raise StorageError(
-                f"no model {name} is current under {data_root}, and {model} is no bundle",
+                f"{data_root} has no current version of a model {name}, and {model} is not a bundle",
                 fix=f"{_available_models(data_root)}; or use the folder of an exported model (RUN/model)",
             )
-        # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
+        # Do not use the URI in `current`: the volume may be mounted at another path here.
         uri = _version_uri(data_root, name, record.version if record else version)
     chosen = bundle.load(uri)
     _check_identity(chosen)
@@ -199,8 +199,8 @@ def load(model: str, data_root: str) -> Bundle:
 def check_not_older(chosen: Bundle, version: str, data_root: str) -> Bundle:
     """Refuse a bundle that is older than a version of the same model, and return that version.
 
-    `current` is not signed, so it could name an older, signed version. Compares `created` of the signed
-    metadata; the caller checks the signature of the returned version.
+    `current` is not signed, so it could name an older signed version. This compares the times `created` in
+    the signed metadata; the caller must check the signature of the returned version.
     """
     named = load(f"{chosen.metadata.name}@{version}", data_root)
     times = [datetime.fromisoformat(item.metadata.created) for item in (chosen, named)]
@@ -214,7 +214,7 @@ def check_not_older(chosen: Bundle, version: str, data_root: str) -> Bundle:
 
 
 def _check_identity(chosen: Bundle) -> None:
-    # The metadata are signed, the folder's name is not: an old model could replace a newer one.
+    # The metadata is signed, the folder's name is not: an old model could replace a newer one.
     *_, above, name, version = ["", "", *storage.absolute(chosen.uri).rsplit("/", 3)]
     is_named = (chosen.metadata.name, chosen.metadata.model_version)
     if above == "models" and is_named != (name, version):
@@ -237,4 +237,4 @@ def _version_uri(data_root: str, name: str, version: str) -> str:
 
 
 def _available_models(data_root: str) -> str:
-    return f"models there: {', '.join(model_names(data_root)) or 'none'}"
+    return f"available models: {', '.join(model_names(data_root)) or 'none'}"

@@ -1,6 +1,6 @@
 """Static int8 quantization of the convolutions, by channel, calibrated on training images.
 
-Only convolutions: they are most of the arithmetic; in box decoding and scores int8 loses too much precision.
+Only convolutions are quantized: they dominate the run time, and box decoding and scores need more precision.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import fit_image
 from trainer.model.architecture import INPUT
 
-# Products per output and output channels from which a convolution is faster as a matrix product.
+# Minimum products per output, and output channels, for a convolution that is faster as a matrix product.
 _MIN_LENGTH, _MIN_WIDTH = 512, 128
 
 
 def evenly_spaced_indices(count: int, limit: int) -> np.ndarray:
-    """Return indices of at most `limit` of `count` samples at even distances, int64."""
+    """Return at most `limit` evenly spaced indices of `count` samples, int64."""
     return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
 
 
 class CalibrationImages:
-    """Training images, evenly spread, in the interface of onnxruntime's calibration."""
+    """Evenly spaced training images, in the interface of onnxruntime's calibration."""
 
     def __init__(self, shards_uri: str, network_input: NetworkInput, count: int) -> None:
         self._dataset, self._network_input = ShardDataset(shards_uri, "train"), network_input
@@ -46,7 +46,7 @@ class CalibrationImages:
 
 
 def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
-    """Write the int8 form of an ONNX file, as pairs of QuantizeLinear and DequantizeLinear."""
+    """Quantize an ONNX file to int8, with pairs of QuantizeLinear and DequantizeLinear."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -62,11 +62,11 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
                 str(fused),
                 str(target),
                 images,
-                # With Relu: the negative values it cuts off would otherwise take half of the range.
+                # Includes Relu; otherwise negative values, which it removes, would take half of the range.
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=["Conv", "Relu"],
                 per_channel=True,
-                # Weights of 7 bits: with 8, onnxruntime's sums overflow on x86 CPUs without VNNI.
+                # Weights have 7 bits: with 8, onnxruntime's sums overflow on x86 CPUs without VNNI.
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
                 reduce_range=True,
@@ -80,16 +80,16 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
 
 
 def prefer_matrix_products(graph: onnx.GraphProto) -> int:
-    """Make onnxruntime compute large int8 convolutions as matrix products; return their number.
+    """Make onnxruntime compute large int8 convolutions as matrix products; return how many were changed.
 
-    If the zero point of the weights is 0, it uses direct convolution with a CPU's vector instructions,
-    else a matrix product, which takes half the time on a CPU with a matrix unit (AMX). So this shifts the
-    weights and their zero point by -1, in place; the function stays the same.
+    If the zero point of the weights is 0, onnxruntime uses direct convolution with vector instructions.
+    Otherwise it uses a matrix product, which takes half the time on a CPU with a matrix unit (AMX). So this
+    shifts the weights and their zero point by -1, in place; the outputs stay the same.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     sources = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
     convolutions = [node for node in graph.node if node.op_type == "Conv" and node.input[1] in sources]
-    # By name: the heads' convolutions share their weights between the levels.
+    # A set of names, because the convolutions of a head share weights between levels.
     stored = {tuple(sources[node.input[1]].input) for node in convolutions}
     shifted = 0
     for weight, _, zero in stored:
@@ -105,7 +105,7 @@ def prefer_matrix_products(graph: onnx.GraphProto) -> int:
 
 @contextlib.contextmanager
 def suppress_output() -> Iterator[None]:
-    """Silence the messages of exporters and quantizers."""
+    """Suppress the messages of exporters and quantizers."""
     levels = {logger: logger.level for logger in (logging.getLogger(), logging.getLogger("torch.onnx"))}
     try:
         for logger in levels:

@@ -1,6 +1,6 @@
-"""A small local server to try a model: serves a page, and returns detections in uploaded images.
+"""A small local server for trying a model: serves a page, and returns the detections in uploaded images.
 
-Not for production: one image at a time, no authentication. Triton and KServe serve the exported files.
+It processes one image at a time and has no authentication. For production, use Triton or KServe.
 """
 
 import json
@@ -23,10 +23,10 @@ from trainer.base.errors import ConfigError, KubedetError
 from trainer.export.predict import ImageTooLarge, Predictor, decode_image, to_dict
 from trainer.launching.stop_signals import signal_handler
 
-MAX_BYTES = 64 * 1024 * 1024  # largest body of a request
+MAX_BYTES = 64 * 1024 * 1024  # maximum size of a request's body
 _MAX_PIXELS = 50_000_000  # larger images are refused before they are decoded
-_MAX_REQUESTS = 16  # images in memory at a time
-_CONNECTION_SECONDS = 30.0  # time without a byte after which a connection is closed
+_MAX_REQUESTS = 16  # maximum number of images in memory
+_CONNECTION_SECONDS = 30.0  # a connection without data is closed after this time
 _PAGE_FOLDER = Path(__file__).with_name("page")
 _CONTENT_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HOST = re.compile(r"(?:https?://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
@@ -41,12 +41,12 @@ _SECURITY_HEADERS = {
 
 
 class ModelServer(ThreadingHTTPServer):
-    """Serves an opened model."""
+    """An HTTP server for an opened model."""
 
     daemon_threads = True  # a running request does not delay shutdown
 
     def __init__(self, address: tuple[str, int], predictor: Predictor, names: Sequence[str] = ()) -> None:
-        """Listen; `names` are further host names of this server, or patterns."""
+        """Start listening; `names` are further host names of this server, or patterns of them."""
         self.predictor = predictor
         self.names = [name.lower() for name in names]
         own = ("localhost", address[0].lower(), socket.gethostname().lower())
@@ -56,7 +56,7 @@ class ModelServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print errors of this program, not those of clients that leave during a response."""
+        """Print errors, except those of clients that disconnect during a response."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -82,15 +82,15 @@ class _Handler(BaseHTTPRequestHandler):
         if name in {path.name for path in _PAGE_FOLDER.iterdir()} and Path(name).suffix in _CONTENT_TYPES:
             self._send(HTTPStatus.OK, (_PAGE_FOLDER / name).read_bytes(), _CONTENT_TYPES[Path(name).suffix])
         else:
-            self._send_json(HTTPStatus.NOT_FOUND, {"error": "there is no such page"})
+            self._send_json(HTTPStatus.NOT_FOUND, {"error": "page not found"})
 
     def do_POST(self) -> None:
         if self._refuse_foreign_request():
             return
         if self.path != "/detect":
-            self._send_json(HTTPStatus.NOT_FOUND, {"error": "images are sent to /detect"})
+            self._send_json(HTTPStatus.NOT_FOUND, {"error": "send images to /detect"})
         elif not self.server.requests.acquire(blocking=False):
-            busy = {"error": f"{_MAX_REQUESTS} images wait already: try again"}
+            busy = {"error": f"{_MAX_REQUESTS} images are already waiting: try again later"}
             self._send_json(HTTPStatus.SERVICE_UNAVAILABLE, busy)
         else:
             try:
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             body = self.rfile.read(int(length))
-            with self.server.decoder_lock:  # A large image takes much memory.
+            with self.server.decoder_lock:  # Decoding a large image needs much memory.
                 image = decode_image(body, "the image", _MAX_PIXELS)
             with self.server.model_lock:
                 detections = self.server.predictor(image)
@@ -123,14 +123,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_json(HTTPStatus.OK, {"model": model, **to_dict(detections, image)})
 
     def _refuse_foreign_request(self) -> bool:
-        """Refuse other host names and cross-site requests."""
+        """Refuse unknown host names and cross-site requests; return whether the request was refused."""
         own = _host_and_port(self.headers.get("Host", ""))
         is_allowed = any(fnmatchcase(own[0], name) for name in self.server.hosts)
         with suppress(ValueError):
             is_allowed |= bool(ip_address(own[0]))
         if not is_allowed:
-            error = f"this server is not called {self.headers.get('Host', '')!r}"
-            fix = "start it with --allow-host NAME"
+            error = f"the host name {self.headers.get('Host', '')!r} is not allowed"
+            fix = "start the server with --allow-host NAME"
             self._send_json(HTTPStatus.BAD_REQUEST, {"error": error, "fix": fix})
             return True
         if self.command == "GET":
@@ -139,11 +139,11 @@ class _Handler(BaseHTTPRequestHandler):
         is_own = site in ("none", "same-origin")
         if origin is not None:
             page = _host_and_port(origin)
-            # A proxy may send another Host; the page then has the name that users see.
+            # Behind a proxy, Host may differ from the name that users see in the page's address.
             is_own &= page == own or any(fnmatchcase(page[0], name) for name in self.server.names)
         if is_own and len(self.headers.get_all("Host", [])) == 1:
             return False
-        self._send_json(HTTPStatus.FORBIDDEN, {"error": "pages of other sites cannot use this server"})
+        self._send_json(HTTPStatus.FORBIDDEN, {"error": "requests from other sites are not allowed"})
         return True
 
     def _send_json(self, status: HTTPStatus, content: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+        """Do not log requests."""
 
 
 def _host_and_port(text: str) -> tuple[str, str]:
@@ -172,7 +172,7 @@ def _host_and_port(text: str) -> tuple[str, str]:
 def serve(predictor: Predictor, host: str, port: int, names: Sequence[str] = ()) -> None:
     """Serve until Ctrl-C or SIGTERM.
 
-    Port 0 means a free one. `names` are further host names of the server, such as those of a proxy or a
+    Port 0 selects a free port. `names` are further host names of the server, such as those of a proxy or a
     Service.
     """
     try:
@@ -180,17 +180,17 @@ def serve(predictor: Predictor, host: str, port: int, names: Sequence[str] = ())
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         problem = f"cannot listen at {host}:{port}: {reason}"
-        raise ConfigError(problem, fix="choose another with --port") from None
+        raise ConfigError(problem, fix="choose another port with --port") from None
 
-    def end(number: int, frame: FrameType | None) -> None:
-        # Not in this thread, which `shutdown` waits for.
+    def stop(number: int, frame: FrameType | None) -> None:
+        # In another thread, because `shutdown` waits for this one.
         threading.Thread(target=server.shutdown).start()
 
-    with server, signal_handler(end):
+    with server, signal_handler(stop):
         address = f"http://{host}:{server.server_address[1]}"
         name = f"{predictor.metadata.name} {predictor.metadata.model_version}, {predictor.kind}"
         print(f"{name}: {address}/", flush=True)
-        print("for trying a model, not for production; Ctrl-C ends it", flush=True)
+        print("for trying a model, not for production; press Ctrl-C to stop", flush=True)
         server.serve_forever(poll_interval=0.2)
         if server.model_lock.locked():
             # A running model cannot be interrupted.

@@ -1,6 +1,6 @@
-"""Checks that exported files give the results of the trained model, in the runtimes that serve them.
+"""Checks in the serving runtimes that exported files give the same results as the trained model.
 
-Compares COCO AP and single detections, then batches, an image without objects and inputs of a wrong shape.
+Compares COCO AP and single detections, then checks batches, an image without objects, and wrong input shapes.
 """
 
 import logging
@@ -34,7 +34,7 @@ _VERSIONS_FIX = "use the versions of torch, onnx and onnxruntime in constraints.
 
 
 BOX_TOLERANCE = 0.01
-"""Pixels. Boxes this close are equal, whatever their IoU: for a box clipped to a line it is 0/0."""
+"""Boxes within this many pixels are equal, whatever their IoU, which is undefined for empty boxes."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Tolerance:
 
     iou: float
     score: float
-    required: bool  # whether too few matches fail the export
+    required: bool  # whether too few matches make the export fail
 
 
 EXACT = Tolerance(iou=0.99, score=1e-3, required=True)
@@ -53,7 +53,7 @@ QUANTIZED = Tolerance(iou=0.75, score=0.1, required=False)
 class DetectionComparison:
     """Pairs the detections of two models, batch by batch.
 
-    By label, overlap and score, not by rank, which depends on rounding.
+    Detections are paired by label, overlap and score, not by rank, which depends on rounding.
     """
 
     def __init__(self, tolerance: Tolerance) -> None:
@@ -62,7 +62,7 @@ class DetectionComparison:
         self._score_error = self._box_error = 0.0
 
     def add(self, first: Detections, second: Detections) -> None:
-        """Pair the detections of a batch, each with its free partner of the nearest score."""
+        """Pair each detection of a batch with the unpaired one that has the nearest score."""
         for row in range(len(first.num)):
             count, others = int(first.num[row]), int(second.num[row])
             self._detections += count
@@ -168,11 +168,11 @@ def _check_agreement(name: str, change: float, matches: Agreement, images: int, 
     limit = getattr(config.export, key)
     problems = []
     if abs(change) > limit:
-        problems.append(f"COCO AP changes by {change:+.4f}, at most {limit:g} is allowed (export.{key})")
+        problems.append(f"COCO AP changes by {change:+.4f}, the limit is {limit:g} (export.{key})")
     minimum = config.export.min_match
     if _tolerance(name).required and matches.matched < minimum:
         problems.append(
-            f"{matches.matched:.1%} of the detections match, {minimum:.1%} must (export.min_match)"
+            f"{matches.matched:.1%} of the detections match, the minimum is {minimum:.1%} (export.min_match)"
         )
     if problems:
         raise ExportError(
@@ -194,7 +194,7 @@ def _check_edge_cases(name: str, served: ExportedModel, squares: torch.Tensor, t
     with _wrap_runtime_errors(name, "fails on a batch"):
         together = served.predict(batch)
     alone = [served.predict(batch[row : row + 1]) for row in range(len(batch))]
-    # Rounding does not depend on the batch: int8 must be exact here too.
+    # Exact for int8 too, because rounding does not depend on the batch.
     comparison = DetectionComparison(EXACT)
     comparison.add(together, Detections(*map(torch.cat, zip(*alone, strict=True))))
     matched = comparison.result().matched
@@ -207,7 +207,7 @@ def _check_edge_cases(name: str, served: ExportedModel, squares: torch.Tensor, t
     for shape in ((1, 3, image_size + 32, image_size), (1, 1, image_size, image_size), (3, image_size)):
         try:
             served.runtime.run(np.zeros(shape, np.uint8))
-        except Exception:  # the runtimes have no common error  # noqa: S112
+        except Exception:  # runtimes have no common error class  # noqa: S112
             continue
         raise ExportError(
             f"the exported model ({name}) accepts an input with the wrong shape {list(shape)}",

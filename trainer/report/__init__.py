@@ -1,1 +1,1 @@
-"""Pages about an evaluation and about shards: plots, tables, a gallery."""
+"""HTML pages that report an evaluation, and the contents of shards."""

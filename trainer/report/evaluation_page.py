@@ -1,4 +1,4 @@
-"""The evaluation as one self-contained HTML page, and as Markdown."""
+"""Renders the report of an evaluation as one self-contained HTML page, and as Markdown."""
 
 import base64
 import hashlib
@@ -58,17 +58,17 @@ def write_report(data: ReportData, folder: str | Path) -> None:
 
 
 def render_html(data: ReportData) -> str:
-    """Return the self-contained page; its content security policy allows only its own script."""
+    """Return the report as HTML; its content security policy allows only its own script."""
     script = (Path(__file__).parent / "evaluation_page.js.jinja").read_text()
     scores = data.scores
     return render_template(
         "evaluation_page.html.jinja",
         data=data,
-        nothing_found=not len(scores.matches.rows),
+        no_detections=not len(scores.matches.rows),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         meanings=METRICS,
-        others={name: value for name, value in scores.metrics.items() if name not in METRICS},
+        other_metrics={name: value for name, value in scores.metrics.items() if name not in METRICS},
         number=format_metric,
         classes=_class_rows(data),
         class_verdicts=count_verdicts(data.comparison.changes) if data.comparison else "",
@@ -85,7 +85,7 @@ def render_html(data: ReportData) -> str:
 
 
 def render_markdown(data: ReportData) -> str:
-    """Return the summary: verdict, comparison, metrics, and the weakest classes."""
+    """Return the summary as Markdown: verdict, comparison, metrics, and the weakest classes."""
     lines = [f"# {_escape(data.title)}", "", _escape(data.subtitle), ""]
     if data.verdict:
         lines += [f"**{'Gate passed' if data.verdict.passed else 'Gate failed'}**", ""]

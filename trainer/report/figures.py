@@ -1,7 +1,7 @@
 """Renders the templates, thumbnails and plots of all pages.
 
 Colors are placeholders for the CSS variables --text, --grid and --series-1 to -8, which each page defines:
-a plot fits a light and a dark page.
+so a plot suits light and dark pages.
 """
 
 import base64
@@ -31,7 +31,7 @@ _STYLE: Any = {
     "grid.linewidth": 0.6, "lines.linewidth": 1.8, "lines.solid_capstyle": "round",
 }  # fmt: skip
 
-# Inside a page: no XML head, the page's size and fonts, no global style, no duplicate ids of groups.
+# Rules that adapt an SVG to a page: remove the XML head, size, fonts, global style and group ids.
 _PAGE_RULES = (
     (r"^.*?(?=<svg)", ""),
     (r"<metadata>.*?</metadata>", ""),
@@ -77,8 +77,8 @@ def thumbnail_uri(image: Image.Image, side: int) -> str:
 
 
 def new_figure(x: str, y: str) -> tuple[Figure, Axes]:
-    """Return an empty figure and its axes, with the axes' labels."""
-    # Not pyplot's figure, which needs a display and leaves global state.
+    """Return an empty figure and its axes, labeled `x` and `y`."""
+    # pyplot's figure would need a display and keep global state.
     with rc_context(_STYLE):
         drawn = Figure(figsize=(4.6, 2.9), layout="constrained")
         axes = drawn.add_subplot(xlabel=x, ylabel=y)

@@ -1,4 +1,4 @@
-"""The worst images of an evaluation, with correct and wrong boxes."""
+"""Selects the worst images of an evaluation, and marks their correct and wrong boxes."""
 
 import io
 from collections.abc import Callable, Iterable
@@ -13,9 +13,9 @@ from trainer.evaluation.scoring import MIN_SHOWN_SCORE
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report.figures import thumbnail_uri
 
-IOU = 0.5  # IoU of a right detection
+IOU = 0.5  # minimum IoU of a correct detection
 _SIDE = 560  # Longer side of the images, pixels.
-_MAX_NAMED_BOXES = 8  # wrong boxes of each side that have a name in the picture
+_MAX_NAMED_BOXES = 8  # labeled wrong boxes per image, of the truth and of the predictions
 _FONT = 0.034  # font size as a share of the image's longer side
 
 
@@ -70,7 +70,7 @@ class GalleryImage:
 
     @property
     def error_labels(self) -> list[tuple[float, float, str, str]]:
-        """Names of the first wrong boxes of each side: start of the baseline x and y, classes and text."""
+        """Labels of the first wrong boxes: x and y of the text's start, CSS classes, text."""
         wrong = [
             [item for item in side if not item.matched][:_MAX_NAMED_BOXES]
             for side in (self.truth, self.predictions)
@@ -88,7 +88,7 @@ def worst_images(
     load_image: Callable[[int], bytes],
     count: int = 12,
 ) -> list[GalleryImage]:
-    """Return the images with errors by ascending F1, then by most errors, without detections in crowds."""
+    """Return images with errors, by ascending F1, then by most errors; ignore detections in crowds."""
     images = len(truth.images)
     shown = np.flatnonzero((matches.scores >= MIN_SHOWN_SCORE) & ~matches.ignored[:, 0])
     right = np.bincount(matches.images[shown[matches.correct[shown, 0]]], minlength=images)
@@ -99,19 +99,19 @@ def worst_images(
     worst = [place for place in order.tolist() if false[place] + missed[place]][:count]
     by_id = {image["id"]: image for image in truth.images}
     names = dict(zip(truth.category_ids.tolist(), truth.names, strict=True))
-    listed = []
+    gallery = []
     for place in worst:
         image = by_id[int(truth.all_image_ids[place])]
-        these = shown[matches.images[shown] == place]
-        these = these[np.argsort(-matches.scores[these], kind="stable")]
+        rows = shown[matches.images[shown] == place]
+        rows = rows[np.argsort(-matches.scores[rows], kind="stable")]
         found = _mark_boxes(
-            predictions, matches.rows[these], names, matches.correct[these, 0], matches.scores[these].tolist()
+            predictions, matches.rows[rows], names, matches.correct[rows, 0], matches.scores[rows].tolist()
         )
         objects = np.flatnonzero((truth.image_ids == image["id"]) & ~truth.crowd)
-        marked = _mark_boxes(truth, objects, names, np.isin(objects, matches.partners[these]))
+        marked = _mark_boxes(truth, objects, names, np.isin(objects, matches.partners[rows]))
         with Image.open(io.BytesIO(load_image(image["id"]))) as opened:
             source = thumbnail_uri(opened.convert("RGB"), _SIDE)
-        listed.append(
+        gallery.append(
             GalleryImage(
                 image["id"],
                 image.get("original_file_name", image["file_name"]),
@@ -122,7 +122,7 @@ def worst_images(
                 found,
             )
         )
-    return listed
+    return gallery
 
 
 def _mark_boxes(

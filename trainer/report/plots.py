@@ -14,7 +14,7 @@ _MAX_CURVES = 5
 
 
 def plot_precision_recall(result: CocoResult) -> Plot | None:
-    """Plot precision over recall at IoU 0.5: every class, or the weakest and the range of all."""
+    """Plot precision over recall at IoU 0.5, for all classes, or for the weakest and the range of all."""
     rows = result.per_class
     curves = {
         name: result.precision[0, :, place] for place, name in enumerate(rows) if rows[name]["AP50"] >= 0
@@ -39,7 +39,7 @@ def plot_precision_recall(result: CocoResult) -> Plot | None:
 
 
 def plot_training(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    """Plot loss, learning rate and validation precision over the steps; rows are those of metrics.jsonl."""
+    """Plot loss, learning rate and validation AP over the steps; `rows` are the rows of metrics.jsonl."""
     train = next((row for row in rows if row["kind"] == "train"), {})
     losses = {"loss": "total"}
     losses |= {key: key.removeprefix("loss_") for key in train if key.startswith("loss_")}
@@ -53,10 +53,10 @@ def plot_training(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
 
 
 _HISTOGRAMS = {
-    "box_side": ("Size of boxes", "side, px"),
-    "boxes_per_image": ("Boxes in an image", "boxes"),
-    "box_aspect": ("Shape of boxes", "height / width"),
-    "image_side": ("Size of images", "longer side, px"),
+    "box_side": ("Box sizes", "side, px"),
+    "boxes_per_image": ("Boxes per image", "boxes"),
+    "box_aspect": ("Box shapes", "height / width"),
+    "image_side": ("Image sizes", "longer side, px"),
 }
 
 
@@ -95,7 +95,7 @@ def _plot_curves(
     for color, (key, label) in zip(SERIES_COLORS, labels.items(), strict=False):
         points = [(row["step"], row[key]) for row in rows if row.get("kind") == kind and key in row]
         if points:
-            # The mean of neighbors, so that a long training has few points.
+            # Average neighboring points, so that a long training run has few points.
             groups = np.array_split(np.array(points, dtype=float), min(len(points), _POINTS))
             steps, values = np.array([group.mean(axis=0) for group in groups]).T
             axes.plot(steps, values, color=color, marker=marker, markersize=3.5)

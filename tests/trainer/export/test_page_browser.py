@@ -29,7 +29,7 @@ def test_several_images_with_a_damaged_one(visit):
     page = visit(allowed="status of 400")
     drop(page, ("a.jpg", jpeg()), ("junk.jpg", b"junk"), ("dark.jpg", jpeg(color="black")))
     assert page.locator("figure").count() == 2 and len(boxes(page)) == 1
-    assert "looked at 2 images; junk.jpg: the image: not an image" in page.inner_text("#message")
+    assert "processed 2 images; junk.jpg: the image: not an image" in page.inner_text("#message")
 
 
 CONTRAST = """() => {

@@ -70,7 +70,7 @@ def test_models_are_resolved_by_uri_name_and_version(tmp_path, root):
     assert published_models.load("pets@v1", root).uri == f"{root}/models/pets/v1"
     with pytest.raises(StorageError, match=r"(?s)no version v0 of the model pets.*versions: v1"):
         published_models.load("pets@v0", root)
-    with pytest.raises(StorageError, match=r"(?s)no version v1 of the model dogs.*models there: pets"):
+    with pytest.raises(StorageError, match=r"(?s)no version v1 of the model dogs.*available models: pets"):
         published_models.load("dogs@v1", root)
     with pytest.raises(StorageError, match="is not a bundle"):
         published_models.load(str(tmp_path), root)

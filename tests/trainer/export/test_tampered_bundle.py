@@ -136,7 +136,7 @@ def test_both_verifiers_accept_an_unchanged_bundle(root, keys):
 
 
 def test_another_key_and_no_signature_are_refused(root, keys, tmp_path):
-    with pytest.raises(ExportError, match="does not fit"):
+    with pytest.raises(ExportError, match="does not match"):
         bundle.check_signature(published_models.load("pets", str(root)), write_keys(tmp_path / "other")[1])
     (root / "models" / "pets" / "v2" / bundle.SIGNATURE).unlink()
     with pytest.raises(ExportError, match="is not signed"):
@@ -193,7 +193,7 @@ def test_at_least_refuses_an_older_signed_version_in_current(root, keys, kubedet
     metadata.write_text(metadata.read_text().replace("2026-11-22", "2026-11-20"))
     bundle.write_checksums(metadata.parent)
     code, _, err = kubedet(*command, "--at-least", "v2")
-    assert code != 0 and "does not fit" in err
+    assert code != 0 and "does not match" in err
 
 
 def test_current_names_its_bundle_by_digest(root, tmp_path):

@@ -12,7 +12,7 @@ def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(sha
     categories = [replace(index.categories[0], name="<b> $x_1$"), *index.categories[1:]]
     quarantined = [QuarantinedImage("<script>.jpg", "cut off")]
     text = render_shards_page(replace(index, categories=categories, quarantined=quarantined))
-    assert f"<title>Data of {index.source}</title>" in text and index.source.startswith("sample:")
+    assert f"<title>Shards of {index.source}</title>" in text and index.source.startswith("sample:")
     assert text.count("<svg") == 4
     assert re.search(r"<td>train</td><td>24</td>\s*<td>\d+</td>", text)
     assert "&lt;script&gt;.jpg: cut off" in text and "<script>" not in text and "<b> $x" not in text
