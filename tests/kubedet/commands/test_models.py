@@ -120,7 +120,7 @@ def test_predict_does_the_other_images(kubedet, published, images):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing", "images"], "no model nothing is current"),
+        (["nothing", "images"], "no current version of a model nothing"),
         (["pets@v9", "images"], "no version v9 of the model pets"),
         (["pets", "no/*.jpg"], "no file matches the pattern no/*.jpg"),
         (["pets", "empty"], "the folder empty contains no images"),

@@ -63,7 +63,7 @@ def test_a_damaged_version_does_not_become_current(tmp_path, root):
 def test_models_are_resolved_by_uri_name_and_version(tmp_path, root):
     source = _bundle(tmp_path, "v1")
     assert published_models.load(source, root).uri == source
-    with pytest.raises(StorageError, match="no model pets is current"):
+    with pytest.raises(StorageError, match="no current version of a model pets"):
         published_models.load("pets", root)
     published_models.publish(source, root, "pets")
     assert published_models.load("pets", root).uri == f"{root}/models/pets/v1"
