@@ -55,7 +55,7 @@ class Bundle:
     def verify_exact_files(self) -> None:
         """Compare all files with their checksums, and refuse any other file in the folder."""
         added = set(storage.list_files(self.uri)) - {*self.checksums, CHECKSUMS, SIGNATURE}
-        problems = [f"{name}: not listed in {CHECKSUMS}" for name in added]
+        problems = [f"{name}: added: not listed in {CHECKSUMS}" for name in added]
         if storage.is_local(self.uri):
             top = storage.local_path(self.uri)
             for path in top.rglob("*"):
