@@ -67,7 +67,7 @@ def settings() -> dict[str, str]:
     return {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
 
 
-def set_defaults() -> None:
+def set_minio_endpoint() -> None:
     """In a cluster, resolve `minio://` to Kubeflow's own store unless another is set."""
     named = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     if not os.environ.get("KUBERNETES_SERVICE_HOST") or any(os.environ.get(name) for name in named):

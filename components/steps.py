@@ -84,7 +84,7 @@ def run_step(step: str, work: Callable[[], T], *, secret: str = "", adopts: bool
     Secret with the object store's keys, for messages. For `adopts` see `supervise`.
     """
     log.setup()
-    environment.set_defaults()
+    environment.set_minio_endpoint()
     logger = logging.getLogger(f"kubedet.{step}")
     start = time.monotonic()
 

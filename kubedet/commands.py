@@ -67,7 +67,7 @@ class Option:
     is_mapping: bool  # Whether each value is KEY=VALUE.
 
     @classmethod
-    def read(cls, parameter: inspect.Parameter, text: str) -> "Option":
+    def from_parameter(cls, parameter: inspect.Parameter, text: str) -> "Option":
         """Return the option for a parameter with the description `text`."""
         kind, value, default = parameter.annotation, "", parameter.default
         while get_origin(kind) in (Annotated, Union, UnionType):
@@ -125,7 +125,7 @@ def read_options(
         if build := builders.get(parameter.annotation):
             options[name] = [option for below in read_options(build, {}).values() for option in below]
         else:
-            options[name] = [Option.read(parameter, described[name])]
+            options[name] = [Option.from_parameter(parameter, described[name])]
     return options
 
 

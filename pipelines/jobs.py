@@ -100,7 +100,7 @@ def list_jobs(target: JobTarget) -> list[JobStatus] | str:
 
 
 def read_log(target: JobTarget, name: str, *, follow: bool, rank: int | None, pod: str) -> Iterator[str]:
-    """Return the lines of a job's log, or of one of its pods, without the events for programs."""
+    """Return the lines of a job's log, or of one of its pods, without the machine-readable events."""
     backend = connect(target)
     job = find(backend, name)
     if pod or rank is not None:

@@ -87,7 +87,7 @@ _TEMPORARY_RULES: _Rules = {
 
 
 def _find_remedy(reason: str, message: str) -> tuple[str, bool | None]:
-    """Return the remedy of a reason, and whether only a user can apply it (None: unknown)."""
+    """Return the remedy for a reason, and whether only a user can apply it (None: unknown)."""
     for rules, needs_person in ((_USER_RULES, True), (_UNKNOWN_RULES, None), (_TEMPORARY_RULES, False)):
         for (of_reason, of_message), fix in rules.items():
             if re.fullmatch(of_reason, reason) and re.search(of_message, message):

@@ -212,7 +212,9 @@ class RunaiBackend(Backend):
 
     def submit(self, job: JobSpec) -> str:
         if job.namespace:
-            raise ConfigError("Run:ai uses its project's namespace", fix="omit it, and use --project")
+            raise ConfigError(
+                "Run:ai takes no --namespace: a project has its own", fix="use --project instead"
+            )
         self.project = job.runai_queue or self.project
         job = replace(job, runai_queue=self.project)
         labels = {**job.labels, LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint}

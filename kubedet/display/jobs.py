@@ -31,7 +31,7 @@ def show_jobs(jobs: "Sequence[JobStatus] | str", arguments: Mapping[str, Any], *
     """Print a table of jobs."""
     if isinstance(jobs, str):
         if json:
-            raise ConfigError("Run:ai lists its own jobs", fix="use `runai training list --json`")
+            raise ConfigError("--json does not work with Run:ai", fix="use `runai training list --json`")
         print(jobs, end="")
     elif json:
         print_json(jobs)

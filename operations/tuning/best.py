@@ -16,7 +16,7 @@ def best(
     configuration: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Write the best configuration as a recipe's file, and the table of the trials."""
+    """Write the best configuration as a recipe file, and a table of the trials."""
     from components import steps
     from operations.tuning.choice import BestTrial, report_best_trial
     from trainer.steps.manifests import Shards, read

@@ -33,7 +33,7 @@ def test_the_store_that_the_cluster_has_is_found(monkeypatch, services, found):
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("MINIO_ENDPOINT", "")
-    environment.set_defaults()
+    environment.set_minio_endpoint()
     assert environment.settings()["MINIO_ENDPOINT"] == found
 
 

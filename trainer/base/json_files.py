@@ -38,7 +38,7 @@ def encode(obj: Any, indent: int | None = None) -> bytes:
     return data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + 64 :]
 
 
-def strip_hash(uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> bytes:
+def verify_and_strip_hash(uri: str, data: bytes, remedy: str = _WRITE_AGAIN) -> bytes:
     """Check the hash of a JSON file and return the text without it; text without a hash is unchanged."""
     match = _CHECKSUM_PATTERN.search(data, max(0, len(data) - _TAIL_BYTES))
     if not match:
@@ -61,7 +61,7 @@ def parse(kind: type[Model], uri: str, data: bytes, remedy: str = _WRITE_AGAIN) 
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(kind).validate_json(strip_hash(uri, data, remedy), strict=True)
+        return TypeAdapter(kind).validate_json(verify_and_strip_hash(uri, data, remedy), strict=True)
     except ValidationError as error:
         raise translate_validation(error, uri, remedy) from None
 
@@ -95,6 +95,6 @@ def translate_validation(error: "ValidationError", where: str, remedy: str) -> D
 def decode(uri: str, data: bytes) -> Any:
     """Parse a JSON file without a type, and drop its hash; raise DamagedError as `parse` does."""
     try:
-        return json.loads(strip_hash(uri, data))
+        return json.loads(verify_and_strip_hash(uri, data))
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{uri} is not JSON: {error}", fix=_WRITE_AGAIN) from error

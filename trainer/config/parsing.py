@@ -39,7 +39,7 @@ def write(uri: str, config: Config) -> None:
 
 def read(uri: str) -> Config:
     """Read a configuration file and compare it with its hash, if it has one; see `from_json`."""
-    return from_json(json_files.strip_hash(uri, storage.read_bytes(uri), _REWRITE_FIX), where=uri)
+    return from_json(json_files.verify_and_strip_hash(uri, storage.read_bytes(uri), _REWRITE_FIX), where=uri)
 
 
 def from_json(text: str | bytes, *, where: str = "configuration") -> Config:

@@ -84,7 +84,7 @@ class Augmentation:
         """Return whether an epoch is one of the last ones, without strong augmentation."""
         return epoch >= self._plain_from
 
-    def size(self, step: int, epoch: int) -> int:
+    def input_size(self, step: int, epoch: int) -> int:
         """Return the side of the square for a step (counted from 0) that begins in an epoch.
 
         The first step uses the largest size, so that a run that would exceed the memory fails immediately.

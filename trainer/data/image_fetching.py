@@ -73,13 +73,13 @@ class Failure(NamedTuple):
 
 def count_parts(planned: RawManifest) -> int:
     """Return the number of parts."""
-    images = planned.listed_images
+    images = planned.image_count
     return min(max(images // _PART, min(images, _MIN_PARTS)), _MAX_PARTS)
 
 
 def _part_range(planned: RawManifest, part: int) -> tuple[int, int]:
     """Return the first image of a part, counted from 0, and the first image after the part."""
-    total, parts = planned.listed_images, count_parts(planned)
+    total, parts = planned.image_count, count_parts(planned)
     return part * total // parts, (part + 1) * total // parts
 
 
@@ -94,7 +94,7 @@ def read_reports(planned: RawManifest, *, complete: bool = False) -> tuple[np.nd
 
     Missing or damaged reports are ignored; if `complete` is set, they raise an error.
     """
-    fetched = np.zeros(planned.listed_images, FETCHED)
+    fetched = np.zeros(planned.image_count, FETCHED)
     failures: dict[int, Failure] = {}
     reports = list_reports(planned)
     if complete and len(reports) != count_parts(planned):
@@ -182,7 +182,7 @@ class ImageFetcher:
         self._source = sources.parse(planned.source, config)
         self._excluded = frozenset(filter(SHA256.fullmatch, planned.excluded))
         self._tables = {split: raw_folder.open_table(planned, split) for split in planned.splits}
-        self._stored = StoredImages(planned.images, one_listing=planned.listed_images <= ONE_LISTING_LIMIT)
+        self._stored = StoredImages(planned.images, one_listing=planned.image_count <= ONE_LISTING_LIMIT)
         cores = config.processes or worker_pool.available_cores()
         self._workers = cores if self._source.cpu_bound else config.threads
         self.open_parts: dict[int, _PendingPart] = {}
@@ -195,7 +195,7 @@ class ImageFetcher:
 
     def run(self, parts: Iterable[int]) -> None:
         """Fetch the images of these parts."""
-        total = self._planned.listed_images
+        total = self._planned.image_count
         with progress("download", total, "images") as bar:
             self._fetch_all(self._pending_images(parts, bar), min(self._workers, total), bar)
             retried, self._retried = self._retried, []
@@ -218,7 +218,7 @@ class ImageFetcher:
         for number in parts:
             first, end = _part_range(self._planned, number)
             # The other processes fetch an equal share of the rest.
-            bar.total = taken + (self._planned.listed_images - first) // self._processes
+            bar.total = taken + (self._planned.image_count - first) // self._processes
             taken += end - first
             part = self.open_parts[number] = _PendingPart(first, np.zeros(end - first, FETCHED))
             for split, rows in self._rows(first, end):
@@ -305,7 +305,7 @@ class ImageFetcher:
                 problem = f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}"
                 fix = "check the source and the network, and run again: fetched images are kept"
                 raise SourceUnreachable(problem, fix=fix)
-        problems, listed = Problems.from_cases(self._planned.problems), self._planned.listed_images
+        problems, listed = Problems.from_cases(self._planned.problems), self._planned.image_count
         allowed = max(reasons.EXAMPLES, self._config.max_bad_fraction * listed)
         if len(self._failures) + problems.total(reasons.BAD_IMAGES) > allowed:
             for one in self._failures.values():

@@ -14,7 +14,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import plausibility, raw_manifest, source_names, sources, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.images import DISPLAYED_SHARES, STORED_SHARES, UnreadableImage, normalize, to_pixels
-from trainer.data.plausibility import AnnotationChecker, Findings, check_samples, count_size_problem
+from trainer.data.plausibility import AnnotationChecker, Findings, check_statistics, count_size_problem
 from trainer.data.problem_counts import Cases, Problems
 from trainer.data.samples import AnnotatedImage, Annotation, RawRow, to_bbox
 from trainer.data.shard_folder import INDEX, ShardIndex, find_listing_faults, read_index
@@ -145,7 +145,7 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
     sampled = SampledImages(sum(map(len, sample.values())), in_images.cases())
     found = checker.findings()
     if not found.errors:  # Otherwise their consequences would be reported as well.
-        in_samples = check_samples(problems, described, sampled.images)
+        in_samples = check_statistics(problems, described, sampled.images)
         found.errors += in_samples.errors
         found.warnings += in_samples.warnings
     found.warnings += plausibility.duplicate_warnings(hashes, lambda split, n: sample[split][n]["file_name"])

@@ -102,7 +102,7 @@ class TrainLoader:
                 self._dataset.prefetch(ahead)
                 announced = start + max(1, len(ahead) // _ANNOUNCEMENTS_PER_WINDOW)
             step, epoch = start // self._global_batch, start // len(self._dataset)
-            size = self._augmentation.size(step, epoch)
+            size = self._augmentation.input_size(step, epoch)
             for positions in rank_positions(
                 start,
                 self._global_batch,

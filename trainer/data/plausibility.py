@@ -326,7 +326,7 @@ _ADVICE = {
 }
 
 
-def check_samples(problems: Problems, statistics: dict[str, SplitStatistics], images: int) -> Findings:
+def check_statistics(problems: Problems, statistics: dict[str, SplitStatistics], images: int) -> Findings:
     """Return findings from the problems of `images` images, and from the statistics of splits."""
     found, counts = Findings(), problems.counts
     for name, split in statistics.items():

@@ -114,7 +114,7 @@ class Problems:
             kept.extend(cases.examples[: EXAMPLES - len(kept)])
 
     def total(self, reasons: Iterable[str]) -> int:
-        """Return the number of cases of some reasons."""
+        """Return the total number of cases for the given reasons."""
         return sum(self.counts.get(reason, 0) for reason in reasons)
 
     def cases(self) -> dict[str, Cases]:

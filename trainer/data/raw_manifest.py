@@ -60,7 +60,7 @@ class RawManifest:
         return {key: value for key, value in asdict(self).items() if value not in (None, "")}
 
     @property
-    def listed_images(self) -> int:
+    def image_count(self) -> int:
         """Number of images in all splits."""
         return sum(split.images for split in self.splits.values())
 
@@ -69,7 +69,7 @@ class RawManifest:
         before = Problems.from_cases(self.problems)
         problems.check(
             where,
-            images=self.listed_images + before.total(BAD_IMAGES),
+            images=self.image_count + before.total(BAD_IMAGES),
             boxes=sum(split.boxes for split in self.splits.values()) + before.total(UNLISTED_BOXES),
             max_bad_fraction=max_bad_fraction,
         )

@@ -157,7 +157,7 @@ def read_index(uri: str) -> ShardIndex:
 def find_listing_faults(
     index: ShardIndex, states: Mapping[str, storage.FileState]
 ) -> dict[str, tuple[str, str]]:
-    """Return the reason and an example for each file that a listing lacks or that has another size."""
+    """Return the reason and an example for each file that a listing misses or gives a different size."""
     sizes: dict[str, int | None] = {name: file.bytes for name, file in index.files.items()}
     for split in index.splits.values():
         for shard in split.shards:

@@ -491,7 +491,7 @@ def _check_splits(
     where = f"shards of {raw.source}"
     described = {split: part.statistics for split, part in splits.items()}
     images = sum(split.images for split in described.values())
-    found = plausibility.check_samples(problems, described, images)
+    found = plausibility.check_statistics(problems, described, images)
     if problems.counts.get(reasons.IMAGE_ROTATED):  # Report it first, as it is the cause of bad boxes.
         found.raise_errors(where)
     raw.check(where, problems, config.max_bad_fraction)

@@ -98,7 +98,7 @@ def verify(text: str) -> VerificationResult:
         images = raw_folder.read_image_table(raw)
         verify_image = partial(_verify_image, raw, images)
         parts = worker_pool.run(verify_image, _stored_rows(raw, images), 4 * cores, processes=False)
-        total = raw.listed_images
+        total = raw.image_count
     else:
         fix = f"{_FOLDER_FIX}; `kubedet data inspect` counts a source's problems"
         raise ConfigError(f"{text} contains neither complete shards nor complete raw images", fix=fix)

@@ -99,7 +99,8 @@ class Watch:
         if content != self._content:
             self._earlier_age = 0.0
             if self._content is None:
-                with suppress(ValueError, LookupError, TypeError):  # `written` is by the writer's clock.
+                # The time in the file is from the writer's clock.
+                with suppress(ValueError, LookupError, TypeError):
                     written = float(json.loads(content)["time"])
                     self._earlier_age = max(0.0, self._clock.now().timestamp() - written)
             self._content, self._changed_at = content, now

@@ -30,7 +30,7 @@ class MarkedBox:
 
     @property
     def css_classes(self) -> str:
-        """CSS classes."""
+        """Its CSS classes in the page."""
         side, wrong = ("truth", "missed") if self.score is None else ("found", "false")
         return f"{'right' if self.matched else wrong} {side}"
 

@@ -312,7 +312,7 @@ class _RemoteFile:
             self.size, self.sha256, self._etag, self._via = start.size, start.sha256, start.etag, start.uri
             self._unread = start
 
-    def piece(self, start: int, stop: int) -> Any:
+    def read_range(self, start: int, stop: int) -> Any:
         """Return the bytes from `start` to `stop`; raise if the file has changed."""
         data: Any = b""
         while len(data) < stop - start:  # A proxy may truncate an answer.
@@ -392,7 +392,7 @@ def read_buffer(uri: str, sha256: str = "") -> Any:
     file = _RemoteFile(uri)
     if not file.has_parts or file.size > PIECE_BYTES:
         return b"".join(file.blocks(sha256))
-    data = file.piece(0, file.size)
+    data = file.read_range(0, file.size)
     if expected := sha256 or file.sha256:
         check_digest(uri, hashlib.sha256(data).hexdigest(), expected, CorruptError)
     return data
@@ -453,7 +453,7 @@ class _Reader(io.RawIOBase):
         if start == 0:
             yield from self._file.blocks(ahead=PIECES_AHEAD)
         elif start < size:
-            yield self._file.piece(start, min(start + PIECE_BYTES, size))
+            yield self._file.read_range(start, min(start + PIECE_BYTES, size))
             yield from self._file.pieces(min(start + PIECE_BYTES, size), size, PIECES_AHEAD)
 
     def readable(self) -> bool:
@@ -616,7 +616,7 @@ def write(
             except (MissingError, CorruptError) as error:
                 raise TransientError(
                     f"{uri} is missing or differs, although the store acknowledged it",
-                    fix="check the store's log and disks, and run again to write it again",
+                    fix="check the store's log and disks, then run the command again",
                 ) from error
         return written
 

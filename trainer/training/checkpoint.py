@@ -244,7 +244,7 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
     except RuntimeError as error:
         raise CheckpointError(
             f"the weights in {uri} do not fit its configuration: {first_line(error)}",
-            fix="use another checkpoint of the same folder",
+            fix="use another checkpoint from the same folder",
         ) from None
     keys = ("categories", "step", "epoch", "metrics", "fingerprint")
     meta: dict[str, Any] = {key: state.get(key) for key in keys}

@@ -97,7 +97,7 @@ class Recorder:
 
         self._jobs.append(self._thread.submit(run))
 
-    def _write(self) -> None:
+    def _write_checkpoint(self) -> None:
         self._log.publish()
         state = {**self._saved, "best": asdict(self.best) if self.best else {}}
         checkpoint.write_step(state, self._folder, state["step"], self._config.train.keep_checkpoints)
@@ -114,7 +114,7 @@ class Recorder:
             self._write_best(metrics)
         # Rewrite the checkpoint, so that a run that resumes from it does not validate again.
         state["validated"] = state["step"]
-        self._write()
+        self._write_checkpoint()
 
     def _write_best(self, metrics: dict[str, float]) -> None:
         best = Best(self._saved["step"], self._saved["epoch"], metrics)

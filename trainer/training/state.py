@@ -99,7 +99,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restore a state, which may have been saved by another number of processes."""
+        """Restore a state, which may have been saved by a different number of processes."""
         self.detector.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema:

@@ -244,7 +244,7 @@ class ClusterBackend(Backend):
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
         """Run a command in a pod with this process's output and terminal; returns the exit code."""
-        return pod_exec.interactive(self.cluster, pod, arguments)
+        return pod_exec.run_attached(self.cluster, pod, arguments)
 
     def list_jobs(self) -> list[JobStatus]:
         """Return the status of kubedet's jobs in the namespace, the newest first."""
@@ -296,9 +296,9 @@ class ClusterBackend(Backend):
             if pod.phase not in ("Running", "Succeeded"):
                 lines.append(f"pod {pod.name} is {pod.phase}{pods.describe(pod)}")
                 lines += [f"  the one before it ended: {pod.before}"] if pod.before else []
-                lines += [f"  {line}" for line in pods.events(self.cluster, "Pod", pod.name)]
+                lines += [f"  {line}" for line in pods.describe_events(self.cluster, "Pod", pod.name)]
         for title, name in kind.event_objects(status.name):
-            lines += pods.events(self.cluster, title, name)
+            lines += pods.describe_events(self.cluster, title, name)
         return lines
 
     def _status(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:

@@ -1,7 +1,7 @@
 """The kinds of training jobs in a cluster: PyTorchJobs and TrainJobs. No other module depends on a kind.
 
 A TrainJob refers to a TrainingRuntime (a template) and overrides parts of it. The shared runtime has what all
-jobs of kubedet need. A job that needs more (a priority class, a scheduler, another number of restarts) gets
+jobs of kubedet need. A job that needs more (a priority class, a scheduler, other restarts) gets
 its own runtime. Source: kubeflow/trainer v2.3.0, pkg/apis/trainer/v1alpha1 and
 pkg/runtime/framework; kubernetes-sigs/jobset v0.12, failure policies; Kubernetes, "Pod failure policy".
 """

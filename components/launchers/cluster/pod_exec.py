@@ -25,7 +25,7 @@ from trainer.base.errors import ConfigError, LaunchError
 _TICK_SECONDS = 0.25  # Seconds between two checks of the terminal's size.
 
 
-def interactive(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int:
+def run_attached(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> int:
     """Run a command in a pod with this process's output and terminal, if any; return its exit code."""
     terminal = sys.stdin.fileno() if sys.stdin.isatty() and sys.stdout.isatty() else None
     try:

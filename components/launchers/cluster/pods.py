@@ -102,7 +102,7 @@ def describe(pod: PodStatus) -> str:
     return f": {text}" if text else ""
 
 
-def events(cluster: Cluster, kind: str, name: str) -> list[str]:
+def describe_events(cluster: Cluster, kind: str, name: str) -> list[str]:
     """Return the newest events of an object, or the reason why they cannot be read, as lines."""
     try:
         found = _events(cluster, kind, name)
@@ -205,8 +205,8 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
 class PodHistory:
     """Records how many pods of a job were replaced, and how each ended; controllers do not.
 
-    The pods of each observed status are counted. A watch in a thread sees how pods end that are deleted at
-    once; if RBAC forbids it, only the ends of observed pods are known.
+    Each reading of a job's status adds its pods. A thread watches for the ends of pods that are deleted
+    immediately; if RBAC forbids the watch, only the ends of pods that were read are known.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -307,9 +307,7 @@ class PodHistory:
                     return
                 if error.status == 401:
                     cluster.refresh()
-                if (
-                    error.status == 410
-                ):  # The server no longer has these changes: restart with the existing pods.
+                if error.status == 410:  # 410 Gone, the version has expired: list the pods again.
                     watch = Watch()
             except (HTTPError, OSError, ValueError, LookupError):
                 pass  # The stream broke or timed out; the next one continues.

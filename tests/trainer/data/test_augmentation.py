@@ -139,7 +139,7 @@ def test_the_draw_is_a_function_of_seed_epoch_and_index(dataset):
 def test_the_first_step_has_the_largest_size_and_all_occur(dataset):
     config = dataclasses.replace(STRONG, sizes=[96, 160, 128], mosaic=0.0, mixup=0.0)
     augmentation = Augmentation(config, SampleStream([9], 0), np.full((9, 2), 50), seed=3, epochs=None)
-    sizes = [augmentation.size(step, 0) for step in range(600)]
+    sizes = [augmentation.input_size(step, 0) for step in range(600)]
     assert sizes[0] == 160
     assert all(150 < count < 250 for count in Counter(sizes).values()) and set(sizes) == {96, 128, 160}
     often = dataclasses.replace(config, sizes=[96, 160, 160, 160])

@@ -46,7 +46,7 @@ def test_a_step_updates_them_once_by_all_its_images(passes, compiles):
 
 @pytest.mark.slow
 def test_every_entry_of_the_state_is_that_of_any_number_of_processes(shards, tiny, tmp_path):
-    """Four images a step in passes of two; also resumed on another number of processes."""
+    """Four images a step in passes of two; also resumed on a different number of processes."""
     config = tiny(train__precision="fp32", train__global_batch=4, train__batch_size=2, train__ema_decay=0.9)
     whole, *others = (
         run_in_parts(config, shards, tmp_path / "-".join(map(str, processes)), processes)

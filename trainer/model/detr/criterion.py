@@ -153,8 +153,10 @@ class Criterion:
         self.names = names if bins else names[:3]
         """Names of the losses: the classification loss, bbox, giou, and for D-FINE fgl and ddf."""
 
-    def match(self, outputs: Outputs, targets: Targets, counts: list[int]) -> Callable[[], QueryMatches]:
-        """Start to match the normal queries; the returned function waits and returns the matches.
+    def start_matching(
+        self, outputs: Outputs, targets: Targets, counts: list[int]
+    ) -> Callable[[], QueryMatches]:
+        """Start matching the normal queries; the returned function waits and returns the matches.
 
         `outputs` must be in fp32 or fp64; `counts` are the numbers of targets of each image.
         """
@@ -179,7 +181,7 @@ class Criterion:
         """
         device, others = outputs.logits.device, outputs.encoder_logits.shape[2]
         first = outputs.logits.shape[2] - others
-        matched = context.matches or self.match(outputs, targets, context.counts)
+        matched = context.matches or self.start_matching(outputs, targets, context.counts)
         copies = noise.groups if noise else 0
         total = context.targets * self._groups
         numbers = torch.tensor([total, total * copies, max(1, total), context.images])

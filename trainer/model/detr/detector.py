@@ -142,7 +142,7 @@ class Detr(Architecture):
         """Return the matches of a batch, and the number of pairs that train its boxes."""
         outputs, targets, _ = self._predict_for_targets(images, boxes, labels, color, context)
         with torch.autocast(images.device.type, enabled=False):
-            matched = self._criterion.match(outputs, targets, context.counts)
+            matched = self._criterion.start_matching(outputs, targets, context.counts)
         return matched, outputs.logits.new_full((), matched().pairs)
 
     def _predict_for_targets(

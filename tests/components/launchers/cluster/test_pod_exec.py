@@ -29,7 +29,7 @@ def cluster(served_cluster):
 
 
 def run(cluster, *command):
-    return pod_exec.interactive(cluster, POD, command)
+    return pod_exec.run_attached(cluster, POD, command)
 
 
 def test_a_command_runs_in_the_container_that_trains(cluster, served_cluster, capfdbinary):
@@ -71,7 +71,7 @@ def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(cluster, served
     script = (
         "from components.launchers.cluster import pod_exec, client; import sys;"
         "from components.launchers.backend import PodStatus;"
-        "sys.exit(pod_exec.interactive(client.connect(), "
+        "sys.exit(pod_exec.run_attached(client.connect(), "
         "PodStatus('p-worker-0', 'Running', 0, container='pytorch'), ['sh']))"
     )
     monkeypatch.setenv("PS1", "> ")

@@ -223,7 +223,7 @@ def test_losses_and_gradients_are_the_authors(name):
 def test_matches_are_the_authors(name):
     case, theirs, (outputs, targets, _) = CASES[name], AUTHORS[name], inputs(name)
     all_costs = matching_costs(*_matched_sets(outputs), targets.boxes, targets.labels)
-    matches = criterion(case).match(outputs, targets, case.counts)()
+    matches = criterion(case).start_matching(outputs, targets, case.counts)()
     for number, images in enumerate(theirs["matches"]):
         real = [
             image[number, :, :count].flatten() for image, count in zip(all_costs, case.counts, strict=True)
@@ -240,7 +240,7 @@ def test_matches_are_the_authors(name):
 def test_what_is_not_finite_is_matched_last():
     outputs, targets, _ = inputs("n")
     outputs.logits[0, 0, :-6] = torch.nan
-    matches = Criterion(32, 4.0).match(outputs, targets, MANY)()
+    matches = Criterion(32, 4.0).start_matching(outputs, targets, MANY)()
     assert (matches.own[0, 0, :-6] < 0).all()
 
 
@@ -273,7 +273,7 @@ def test_slices_add_up_to_the_whole(name):
         for rows in slices:
             one = Outputs(*(part if part is None else part[rows] for part in values))
             pieces.append((one, Targets(targets.boxes[rows], targets.labels[rows]), rows))
-        matched = [computes.match(one, aim, case.counts[rows]) for one, aim, rows in pieces]
+        matched = [computes.start_matching(one, aim, case.counts[rows]) for one, aim, rows in pieces]
         count = torch.tensor(sum(found().pairs for found in matched))
         total = 0
         for (one, aim, rows), found in zip(pieces, matched, strict=True):
