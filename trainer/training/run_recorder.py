@@ -58,7 +58,7 @@ class Recorder:
         """
         self.wait()
         self._saved = _copy_to_host(state)
-        self._submit(self._write)
+        self._submit(self._write_checkpoint)
 
     def score(self, truth: Callable[[], dict[str, Any]], predictions: Predictions) -> None:
         """Score predictions of the last saved weights; write best.pt if these weights are the best so far.
