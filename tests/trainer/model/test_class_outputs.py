@@ -29,7 +29,7 @@ def test_published_weights_are_trimmed_to_the_real_classes(monkeypatch):
     torch.manual_seed(5)
     published = build(CONFIG, 91)
     torch.nn.init.normal_(published.head.classification_head.cls_logits.bias)
-    files = SimpleNamespace(state=published.state_dict, described={})
+    files = SimpleNamespace(state=published.state_dict, config_json={})
     monkeypatch.setattr(pretrained, "fetch_if_needed", lambda uri, data_root: files)
     detector = build(CONFIG, 80)
     load_pretrained(detector, COCO)
