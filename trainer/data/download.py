@@ -40,7 +40,7 @@ from trainer.data.image_fetching import (
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import VERSION
 from trainer.data.raw_manifest import RawManifest, SplitCounts
-from trainer.data.sources.files import read_list
+from trainer.data.sources.files import read_entries
 from trainer.launching.shared_work import SharedWork, join_shared_work
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def read_excluded(uri: str) -> list[str]:
     if not uri:
         return []
     try:
-        return sorted({line.lower() if SHA256.fullmatch(line) else line for line in read_list(uri)})
+        return sorted({line.lower() if SHA256.fullmatch(line) else line for line in read_entries(uri)})
     except MissingError as error:
         fix = "set it to a file that the step can read, or leave it unset"
         raise DataError(f"data.exclude: {error.message}", fix=fix) from None

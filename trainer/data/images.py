@@ -168,7 +168,7 @@ def to_pixels(
     Boxes belong to the displayed image, which labeling tools show. If the annotated size is that of the
     stored pixels, the boxes are rotated. If only its proportions match, the image was resized after it was
     annotated, and the boxes are scaled; sides below 2 pixels do not count as a size (see
-    `sources.source.annotated_side`). For STORED_SHARES and DISPLAYED_SHARES, boxes are fractions of the
+    `sources.source.parse_side`). For STORED_SHARES and DISPLAYED_SHARES, boxes are fractions of the
     image's sides.
     """
     annotated = (annotated_width, annotated_height)

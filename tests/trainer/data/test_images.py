@@ -17,7 +17,7 @@ from trainer.data.images import (
     normalize,
     to_pixels,
 )
-from trainer.data.sources.source import annotated_side
+from trainer.data.sources.source import parse_side
 
 
 def picture(width: int = 60, height: int = 40, mode: str = "RGB") -> Image.Image:
@@ -154,7 +154,7 @@ def test_a_size_of_one_pixel_does_not_multiply_boxes(side):
     [(640, 640), (1, 1), (0, 0), (None, 0), ("640", 0), (-2, -1), (-3, -1), (2**40, -1), (0.5, -1)],
 )
 def test_no_annotated_size_is_that_of_shares(value, side):
-    assert annotated_side(value) == side and side not in (*STORED_SHARES, *DISPLAYED_SHARES)
+    assert parse_side(value) == side and side not in (*STORED_SHARES, *DISPLAYED_SHARES)
 
 
 def png_of_claimed_size(width: int, height: int) -> bytes:

@@ -58,7 +58,7 @@ def parse(source: str, config: DataConfig | None = None) -> Source:
         return ArchiveSource(kind, uri, options)
     kind = kind or recognize_kind(uri)
     if not kind:
-        fix = f"use {FORMS}; VOC has XML files, COCO annotations/*.json, YOLO data.yaml"
+        fix = f"use {FORMS}; a folder must contain annotations/*.json, XML files (VOC) or data.yaml (YOLO)"
         raise DataError(f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder", fix=fix)
     return _apply_options(_make_source(kind, uri), options)
 
@@ -102,7 +102,7 @@ def recognize_kind(uri: str) -> str:
 
 
 def _contains_coco(files: list[str]) -> bool:
-    # Label Studio's notes.json has categories.
+    # Label Studio's notes.json also has categories, so they prove nothing.
     keys = (b'"images"', b'"annotations"')
     return len(files) > 1 or any(key in _read_head(file) for file in files for key in keys)
 
@@ -147,13 +147,13 @@ class ArchiveSource(Source):
             split: Rows(partial(self._batches, rows, listing.problems, unpacked))
             for split, rows in listing.splits.items()
         }
-        self._rename(listing.problems, unpacked)
+        self._name_archive(listing.problems, unpacked)
         for name in unpacked.hidden:
             skip_hidden(name, listing.problems)
         return replace(listing, splits=splits, state=digest.hexdigest())
 
-    def _rename(self, problems: Problems, unpacked: UnpackedArchive) -> None:
-        """Replace the temporary folder in examples by the archive."""
+    def _name_archive(self, problems: Problems, unpacked: UnpackedArchive) -> None:
+        """Name the archive instead of the temporary folder in the examples of problems."""
         for examples in problems.examples.values():
             examples[:] = [example.replace(unpacked.folder, self.location) for example in examples]
 
@@ -173,7 +173,7 @@ class ArchiveSource(Source):
             changed["fault_detail"] = details
             arrays = [changed.get(name, batch[name]) for name in SOURCE_ROW.names]
             yield pa.RecordBatch.from_arrays(arrays, schema=SOURCE_ROW)
-        self._rename(problems, unpacked)
+        self._name_archive(problems, unpacked)
 
     def read(self, origin: str) -> bytes:
         archive, _, name = origin.partition("#")
@@ -184,7 +184,7 @@ class ArchiveSource(Source):
     def _kind_and_root(self, unpacked: UnpackedArchive) -> tuple[str, str]:
         """Return the kind and the folder of the data set in the archive, often its only top folder."""
         parents = [name.split("/")[:-1] for name in unpacked.versions]
-        shared = os.path.commonprefix(parents)  # noqa: RUF071 (of lists, as it allows)
+        shared = os.path.commonprefix(parents)  # noqa: RUF071 (it accepts lists too)
         roots = ["/".join([unpacked.folder, *shared[:depth]]) for depth in range(len(shared) + 1)]
         for root in reversed(roots):
             kind = recognize_kind(root)

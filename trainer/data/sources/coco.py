@@ -1,4 +1,4 @@
-"""COCO data sets: JSON files (https://cocodataset.org/#format-data) with images near them or by their
+"""Reads COCO data sets: JSON files (https://cocodataset.org/#format-data), and images near them or at their
 `coco_url`.
 
 A JSON of any size is parsed as a stream, and sorted by image in a database on disk.
@@ -46,7 +46,7 @@ from trainer.data.sources.source import (
     Rows,
     Source,
     SplitOverlaps,
-    annotated_side,
+    parse_side,
     parse_split,
 )
 
@@ -63,9 +63,9 @@ class CocoFile:
     """A COCO JSON file that can be opened repeatedly."""
 
     uri: str  # For messages.
-    path: str  # On this machine; or the URI of the zip that holds `member`.
+    path: str  # A local path, or the URI of the zip that contains `member`.
     member: str = ""
-    confined: bool = True  # Whether absolute names of images are refused: not if the file is this machine's.
+    confined: bool = True  # Whether absolute names of images are refused; false for a file of this machine.
 
     def open(self) -> AbstractContextManager[BufferedIOBase]:
         return open_member(self.path, self.member) if self.member else Path(self.path).open("rb")
@@ -84,26 +84,26 @@ class CocoFile:
                 with self.open() as file:
                     events = ijson.parse(_LenientReader(file, self.uri))
                     lists = {path for path, event, _ in events if event == "start_array"}
-                for one in ("images", "annotations", "categories"):
-                    if one not in lists:
-                        raise DataError(f"{self.uri} is not COCO JSON: it has no list {one!r}", fix=FIX)
+                for required in ("images", "annotations", "categories"):
+                    if required not in lists:
+                        raise DataError(f"{self.uri} is not COCO JSON: it has no list {required!r}", fix=FIX)
         except (ijson.JSONError, ValueError, ArithmeticError, RecursionError) as error:
             # The parser's message continues with an excerpt of the text over several lines.
             raise DataError(f"{self.uri} is not JSON: {first_line(error)}", fix=FIX) from None
 
     def _objects(self, name: str) -> Iterator[Any]:
-        """Yield the items of a list; those after a number beyond 64 bits are read exactly, but slowly."""
-        count, place = 0, f"{name}.item"
+        """Yield the items of a list; after a number beyond 64 bits, a slower parser reads the rest."""
+        count, prefix = 0, f"{name}.item"
         try:
             with self.open() as file:
-                for item in ijson.items(_LenientReader(file, self.uri), place, use_float=True):
+                for item in ijson.items(_LenientReader(file, self.uri), prefix, use_float=True):
                     yield item
                     count += 1
         except ijson.JSONError as error:
             if "overflow" not in first_line(error):
                 raise
             with self.open() as file:
-                items = ijson.items(_LenientReader(file, self.uri), place)
+                items = ijson.items(_LenientReader(file, self.uri), prefix)
                 yield from map(_decimals_to_floats, islice(items, count, None))
 
 
@@ -119,7 +119,7 @@ def _decimals_to_floats(value: Any) -> Any:
 class _LenientReader:
     """Replaces NaN and Infinity, which Python writes but JSON does not allow, by null.
 
-    Raises ijson.JSONError if brackets, those in texts too, are nested far too deep.
+    Raises ijson.JSONError if brackets, including those in strings, are nested too deeply.
     """
 
     def __init__(self, file: BufferedIOBase, uri: str) -> None:
@@ -129,7 +129,7 @@ class _LenientReader:
         self._depth = 0
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes, possibly more than `size`; the parser tests their type by `read(0)`."""
+        """Return the next bytes, possibly more than `size`; the parser calls `read(0)` to test their type."""
         while size:
             block = self._file.read(_BLOCK)
             if not self._begun:
@@ -153,20 +153,20 @@ class _LenientReader:
 
 
 _FEDERATED = ("neg_category_ids", "not_exhaustive_category_ids")
-"""Fields of LVIS's images: classes that they do not have, and classes of which not all objects are boxed."""
+"""Fields of images in LVIS: classes that are absent, and classes of which some objects have no box."""
 _TABLES = """
     CREATE TABLE images (place INTEGER PRIMARY KEY, name TEXT UNIQUE, fields TEXT, clashes INT DEFAULT 0);
     CREATE TABLE ids (id PRIMARY KEY, place INTEGER) WITHOUT ROWID;
     CREATE TABLE boxes (id, annotation, category INT, x REAL, y REAL, w REAL, h REAL, area REAL, crowd INT);
 """
-"""Images in their order, each once; the image of each id; boxes by the id of their image, with their own."""
+"""The images in order, each once; the image of each id; boxes, with the id of their image and their own."""
 
 
 @contextmanager
-def _database_errors() -> Iterator[None]:
+def _translate_database_errors() -> Iterator[None]:
     try:
         yield
-    except sqlite3.OperationalError as error:  # That of a temporary file is the disk's.
+    except sqlite3.OperationalError as error:  # The disk is full or cannot be written.
         fix = "free space there, or set TMPDIR to another folder, and run again"
         problem = f"cannot use {tempfile.gettempdir()} for temporary files: {error}"
         raise StorageError(problem, fix=fix) from error
@@ -176,11 +176,11 @@ class CocoImages:
     """The images and boxes of one file."""
 
     def __init__(self, file: CocoFile, problems: Problems) -> None:
-        """Read the images; one that is listed twice is taken once. `problems` grows."""
+        """Read the images, repeated ones once, and add what is wrong with them to `problems`."""
         self._file = file
         self.federated = False
-        """Whether images name the classes that people looked for in them, as those of LVIS do."""
-        with _database_errors():
+        """Whether each image names the classes that annotators looked for, as in LVIS."""
+        with _translate_database_errors():
             self._database = sqlite3.connect("", check_same_thread=False)  # "" is a temporary file.
             self._database.executescript(_TABLES)
             execute = self._database.execute
@@ -188,7 +188,8 @@ class CocoImages:
                 fields = _parse_image(image, file)
                 if not fields[1] and skip_hidden(fields[0], problems):
                     continue
-                name, image_id = json.dumps(fields[0]), _id_key(fields[-1])  # JSON, as names may be no UTF-8.
+                # JSON, since names may not be UTF-8.
+                name, image_id = json.dumps(fields[0]), _id_key(fields[-1])
                 federated = [image.get(key) for key in _FEDERATED]
                 self.federated |= all(isinstance(ids, list) for ids in federated)
                 row = (name, json.dumps([*fields, federated]))
@@ -196,19 +197,19 @@ class CocoImages:
                     problems.add(reasons.IMAGE_LISTED_TWICE, fields[0])
                 (place,) = execute("SELECT place FROM images WHERE name = ?", (name,)).fetchone()
                 if not execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (image_id, place)).rowcount:
-                    # With two images of the same id it is unknown which one its boxes belong to.
+                    # If two images have the same id, it is unknown which of them the boxes belong to.
                     (other,) = execute("SELECT place FROM ids WHERE id = ?", (image_id,)).fetchone()
                     if other != place:
                         execute("UPDATE images SET clashes = 1 WHERE place IN (?, ?)", (place, other))
             (self.count,) = execute("SELECT count(*) FROM images").fetchone()
         if not self.count:
-            fix = "add them, or remove the file if it is not the training split"
+            fix = "add images to the list, or remove the file if it is not the training split"
             raise DataError(f"{file.uri} lists no images", fix=fix)
 
     def entries(self, step: int = 1, names: Mapping[int | str, str] | None = None) -> Iterator[Entry]:
         """Yield every `step`-th image in the file's order, without boxes; `origin` is the `coco_url`.
 
-        With the `names` of categories by their ids, `extra` has the classes that people looked for.
+        If `names` gives the name of each category id, `extra` has the classes that annotators looked for.
         """
         query = "SELECT fields, clashes FROM images WHERE place % ? = 0 ORDER BY place"
         for fields, clashes in self._database.execute(query, (step,)):
@@ -228,9 +229,9 @@ class CocoImages:
         locate: Callable[[Entry], object],
         problems: Problems,
     ) -> Iterator[Entry]:
-        """Yield the images with their boxes, both in the file's order, after `locate`; `problems` grows."""
+        """Call `locate` for each image, and yield it with its boxes; add unusable boxes to `problems`."""
         execute = self._database.execute
-        with _database_errors():
+        with _translate_database_errors():
             execute("DELETE FROM boxes")
             rows = self._box_rows(categories, options, problems)
             self._database.executemany("INSERT INTO boxes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
@@ -278,7 +279,7 @@ class CocoImages:
 
 
 def _normalize_id(value: Any) -> Any:
-    """Return an id; 7.0, as programs write it that keep ids in a column of numbers, is 7."""
+    """Return an id; a float such as 7.0, which table libraries write, becomes 7."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
@@ -295,14 +296,14 @@ def _positive_or_zero(value: Any) -> float:
 
 
 def _parse_image(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
-    """Return name, URL, width, height and id of an image; "/" and an absolute path mean a URL."""
+    """Return name, URL, width, height and id of an image; the URL may be an absolute path."""
     original_id, url = _normalize_id(image.get("id")), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
         problem = f"image {json.dumps(image)[:80]} lacks a file_name, or an id that is an integer or a string"
         fix = "add both, and use the same id in the annotations"
         raise DataError(f"{file.uri}: {problem}", fix=fix)
-    width, height = (annotated_side(image.get(side)) for side in ("width", "height"))
+    width, height = (parse_side(image.get(side)) for side in ("width", "height"))
     url = url if is_fetchable(url) else ""
     if is_fetchable(name):  # As Label Studio writes it for images in a bucket.
         url, name = name, name.partition("://")[2].partition("?")[0]
@@ -320,7 +321,7 @@ def _parse_image(image: Mapping[str, Any], file: CocoFile) -> tuple[str, str, in
 
 
 def is_fetchable(text: str) -> bool:
-    """Return whether an image can be fetched by this; other schemes and paths are not followed."""
+    """Return whether a text is a URL from which images are fetched."""
     return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
 
 
@@ -329,7 +330,8 @@ def parse_box(
 ) -> tuple[float, ...] | str:
     """Return an annotation's box [x, y, width, height], or the reason why it has none."""
     segmentation = annotation.get("segmentation")
-    is_outline = bool(segmentation) and not isinstance(segmentation, dict)  # A mask as RLE has a bbox.
+    # A run-length encoded mask, which is a dict, comes with a bbox.
+    is_outline = bool(segmentation) and not isinstance(segmentation, dict)
     if options.boxes_from == "segmentation" and is_outline:
         return _box_of_polygons(segmentation) or reasons.SEGMENTATION_UNUSABLE
     bbox = annotation.get("bbox")
@@ -373,7 +375,7 @@ class ImageLocator:
     """Finds the images of an annotation file: near it, else by their `coco_url`."""
 
     def __init__(self, uri: str, split: str, images: CocoImages) -> None:
-        """Choose the folder that holds most of 20 `images` from all over the file."""
+        """Choose the folder that contains the most of 20 `images` sampled from the whole file."""
         self._on_web = storage.scheme(uri) in storage.WEB
         self._base = storage.parent(uri)
         self._folders = FolderListings()
@@ -411,13 +413,13 @@ class ImageLocator:
         if self._on_web:
             entry.origin = storage.join(self._base, entry.file_name)
             return ""
-        entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"not in {self._best}, and without a coco_url")
+        entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"it is not in {self._best} and has no coco_url")
         return f"{entry.file_name} missing"
 
-    def locate_all(self, images: CocoImages, note: Callable[[bytes], None]) -> Iterator[tuple[str, str]]:
-        """Yield names and origins of images; `note` gets text that changes with their files."""
+    def locate_all(self, images: CocoImages, update: Callable[[bytes], None]) -> Iterator[tuple[str, str]]:
+        """Yield names and origins of images; pass bytes that change with their files to `update`."""
         for entry in images.entries():
-            note(self.locate(entry).encode("utf-8", "surrogatepass") + b"\n")
+            update(self.locate(entry).encode("utf-8", "surrogatepass") + b"\n")
             yield entry.file_name, entry.origin
 
     def _find_file(self, place: str, entry: Entry) -> tuple[str, str] | None:
@@ -432,7 +434,7 @@ class CocoSource(Source):
 
     location: str
     options: BoxOptions = DEFAULT_OPTIONS
-    confined: str = ""  # Folder that no file_name may lead out of; "" if absolute ones are taken.
+    confined: str = ""  # The folder that contains all images; "" allows absolute file names.
 
     @property
     def uri(self) -> str:
@@ -471,7 +473,7 @@ class CocoSource(Source):
         is_file = self.location.lower().endswith(".json")
         uris = [self.location] if is_file else annotation_files(self.location)
         if not uris:
-            raise DataError(f"{self.uri}: contains no COCO JSON", fix="use a JSON file, or its folder")
+            raise DataError(f"{self.uri}: contains no COCO JSON", fix="use a COCO JSON, or the folder of one")
         splits: dict[str, str] = {}
         for uri in uris:
             name, folder = PurePosixPath(uri).name, storage.parent(uri).rpartition("/")[2]
@@ -489,10 +491,10 @@ class CocoSource(Source):
 
 
 def annotation_files(folder: str) -> list[str]:
-    """Return the URIs of the COCO JSON files in a folder; those of box annotations if there are any.
+    """Return the URIs of the COCO JSON files in a folder; only those of box annotations if there are any.
 
-    The first of annotations/, the folder itself, coco/, and the folders train, valid, val, test that has any
-    is taken. In the folders of splits a lone file may have any name.
+    Files are searched in annotations/, the folder itself, coco/, and the folders train, valid, val and test;
+    the first place that has any is used. In the folder of a split, a lone file may have any name.
     """
     for place in _ANNOTATION_FOLDERS:
         uris = [
@@ -537,8 +539,8 @@ def merge_categories(files: Iterable[CocoFile]) -> list[Category]:
 
 ANNOTATIONS = "annotations/annotations_trainval2017.zip"
 _SPLITS = {"train": "train2017", "val": "val2017"}
-_opened: dict[str, ZipReader] = {}
-_opening = threading.Lock()
+_zip_readers: dict[str, ZipReader] = {}
+_zip_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -561,7 +563,7 @@ class Coco2017Source(Coco2017, Source):
         for split, name in _SPLITS.items():
             member = f"annotations/instances_{name}.json"
             files[split] = CocoFile(f"{annotations}#{member}", annotations, member)
-        # Both files have the same; that of val is a twentieth as large.
+        # Both files list the same categories; the file of val is a twentieth as large.
         categories, problems = merge_categories([files["val"]]), Problems()
         splits = {
             split: Rows.of(partial(self._entries, files[split], zips[split], name, categories), problems)
@@ -589,8 +591,8 @@ class Coco2017Source(Coco2017, Source):
 
 
 def _open_zip(uri: str, *, fresh: bool = False) -> ZipReader:
-    """Return a zip's directory, which is read once in a process, or again if asked to."""
-    with _opening:
-        if fresh or uri not in _opened:
-            _opened[uri] = ZipReader(uri)
-        return _opened[uri]
+    """Return the reader of a zip; its directory is read once per process, or again if `fresh`."""
+    with _zip_lock:
+        if fresh or uri not in _zip_readers:
+            _zip_readers[uri] = ZipReader(uri)
+        return _zip_readers[uri]

@@ -1,7 +1,7 @@
-"""Files of sources: folders that are listed once, many small texts, and zips and tars, which are not trusted.
+"""Reads the files of sources: folders, many small text files, and zips and tars, which are not trusted.
 
 Names that lead out of an archive, links, devices, encrypted or overlapping members, zip bombs and more bytes
-than the disk holds are refused. Of a zip on a server only the bytes of a member are fetched.
+than the disk holds are refused. From a zip on a server, only the bytes of the requested member are fetched.
 
 Format: PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local file header) and 4.3.12 (central directory).
 """
@@ -33,11 +33,11 @@ from trainer.data.problem_counts import IMAGE_HIDDEN, Problems
 from trainer.storage import FileState
 
 _READERS = 16
-_FILES_PER_BATCH = 1000  # Files that are in memory at once.
+_FILES_PER_BATCH = 1000  # Files in memory at the same time.
 
 
 def read_files(uris: Iterable[str]) -> Iterator[bytes | MissingError]:
-    """Yield the content of files in their order; the error for one that is missing."""
+    """Yield the contents of files in order; the error in place of a missing file."""
     rest = iter(uris)
     while batch := list(islice(rest, _FILES_PER_BATCH)):
         workers = 1 if storage.is_local(batch[0]) else _READERS
@@ -58,8 +58,8 @@ def read_lines(uri: str) -> list[str]:
     return [stripped for line in text.splitlines() if (stripped := line.strip())]
 
 
-def read_list(uri: str) -> list[str]:
-    """Return the lines of a list of images, without blank ones and comments."""
+def read_entries(uri: str) -> list[str]:
+    """Return the lines of a file that are neither blank nor comments, stripped."""
     return [line for line in read_lines(uri) if not re.match(r"#+(\s|$)", line)]
 
 
@@ -80,7 +80,7 @@ def skip_hidden(name: str, problems: Problems) -> bool:
 def visible_files(
     folder: str, problems: Problems | None = None, *, recursive: bool = True
 ) -> Iterator[tuple[str, FileState]]:
-    """Yield the files under a folder by relative name, except hidden ones, whose images are counted."""
+    """Yield relative names and states of the visible files in a folder; add hidden images to `problems`."""
     noted = Problems() if problems is None else problems
     for name, state in storage.scan(folder, recursive=recursive):
         if not skip_hidden(name, noted):
@@ -93,7 +93,7 @@ def file_version(state: FileState) -> str:
 
 
 class FolderListings:
-    """The files of folders, without those of folders below; each folder is listed once."""
+    """The files directly in folders; each folder is listed once."""
 
     def __init__(self) -> None:
         self._versions: dict[str, dict[str, str]] = {}
@@ -138,8 +138,8 @@ class UnpackedArchive:
 
     folder: str
     keeper: TemporaryFolder  # Removes the folder when it is garbage-collected.
-    versions: dict[str, str] = field(default_factory=dict)  # Bytes and checksum by relative name.
-    hidden: list[str] = field(default_factory=list)  # Names that were left out, see `is_hidden`.
+    versions: dict[str, str] = field(default_factory=dict)  # Size and checksum by relative name.
+    hidden: list[str] = field(default_factory=list)  # Relative names of hidden files, which are not unpacked.
 
 
 _unpacked: dict[tuple[str, str], UnpackedArchive] = {}
@@ -147,42 +147,42 @@ _lock = threading.Lock()
 
 
 def unpack(uri: str) -> UnpackedArchive:
-    """Unpack a zip or tar into a temporary folder, once in a process as long as it does not change."""
+    """Unpack a zip or tar into a temporary folder; unpack it again only if it has changed."""
     state = storage.state(uri)
     key = uri, file_version(state) if state else ""
     with _lock:
         if key not in _unpacked:
             path, keeper = str(storage.local_copy(uri)), TemporaryFolder()
-            unpacked = UnpackedArchive(os.path.realpath(keeper.path), keeper)
-            with _archive_errors(f"{uri} cannot be unpacked"), translate_oserror(unpacked.folder, "write"):
-                for name, content in _members(uri, path, unpacked.folder):
+            folder = os.path.realpath(keeper.path)
+            unpacked = UnpackedArchive(folder, keeper)
+            with _name_archive_errors(f"{uri} cannot be unpacked"), translate_oserror(folder, "write"):
+                for name, content in _members(uri, path, folder):
                     relative = _safe_name(uri, name)
                     if is_hidden(relative):
                         unpacked.hidden.append(relative)
                     elif relative:
-                        target = os.path.join(unpacked.folder, relative)
+                        target = os.path.join(folder, relative)
                         unpacked.versions[relative] = _write(content, target)
             _unpacked[key] = unpacked
         return _unpacked[key]
 
 
 @contextmanager
-def _archive_errors(failure: str, kind: type[DataError] | type[StorageError] = DataError) -> Iterator[None]:
-    """Translate the exceptions for an archive that cannot be read."""
+def _name_archive_errors(failure: str, kind: type[DataError | StorageError] = DataError) -> Iterator[None]:
     try:
         yield
     except NotImplementedError as error:
-        # zipfile does not know the method or version: fetching it again would not help.
+        # zipfile does not know the method or version, so downloading the archive again would not help.
         raise kind(f"{failure}: {error}", fix="compress it again with deflate, as zip -r does") from None
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        # gzip and bz2 raise OSError for damaged bytes; those of the system have a number.
+        # gzip and bz2 raise OSError without a number for damaged bytes.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise kind(f"{failure}: {error}", fix="create or download it again") from None
 
 
 def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield name and content of each file of an archive."""
+    """Yield name and content of each file in an archive."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             items = _checked_members(uri, archive)
@@ -208,7 +208,7 @@ def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]
                 file = tar.extractfile(member)
                 assert file is not None
                 yield member.name, file
-            # gzip compares its checksum at the end of the file, which is behind the last member.
+            # gzip verifies its checksum at the end of the file, after the last member.
             assert tar.fileobj is not None
             while tar.fileobj.read(_BLOCK):
                 pass
@@ -217,7 +217,7 @@ def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]
 
 
 def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return a zip's members without its folders, in the order of their bytes."""
+    """Check the members of a zip, and return the files among them in the order of their bytes."""
     items = sorted(
         (item for item in archive.infolist() if not item.is_dir()), key=lambda item: item.header_offset
     )
@@ -241,7 +241,7 @@ def _checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo
 
 
 def _refuse_bomb(uri: str, size: int, packed: int) -> None:
-    """Refuse an archive by the bytes of all its members."""
+    """Refuse an archive whose members together are suspiciously larger than itself."""
     if size > max(_MIN_BOMB_BYTES, _MAX_RATIO * packed):
         raise DataError(f"refused {uri}: {size:,} bytes are packed into {packed:,}", fix=_UNPACK)
 
@@ -259,7 +259,7 @@ def _safe_name(uri: str, name: str) -> str:
 
 
 def _write(content: IO[bytes], path: str) -> str:
-    """Write a file; return its bytes and checksum."""
+    """Write a file; return its size and checksum."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     checksum = size = 0
     with open(path, "wb") as file:
@@ -289,7 +289,7 @@ class ZipReader:
         """Read the directory at the zip's end."""
         self.uri = uri
         with (
-            _archive_errors(f"{uri} is no zip that can be read", StorageError),
+            _name_archive_errors(f"{uri} cannot be read as a zip", StorageError),
             storage.open_reader(uri) as file,
             zipfile.ZipFile(file) as archive,
         ):
@@ -337,7 +337,7 @@ class ZipReader:
 def open_member(uri: str, name: str) -> Iterator[BufferedIOBase]:
     """Open a member of a zip as a stream."""
     failure = f"{name} in {uri} cannot be read"
-    with _archive_errors(failure), zipfile.ZipFile(storage.local_copy(uri)) as archive:
+    with _name_archive_errors(failure), zipfile.ZipFile(storage.local_copy(uri)) as archive:
         if name not in {item.filename for item in _checked_members(uri, archive)}:
             raise DataError(f"{failure}: there is no such file", fix="check that this is the right zip")
         with archive.open(name) as file:

@@ -86,26 +86,26 @@ class OpenImagesSource(OpenImages, Source):
         """Read classes and lists; the boxes are read when the rows are iterated."""
         states: list[tuple[str, int, str]] = []
 
-        def check_state(uri: str) -> str:
-            """Return the URI of a file, and append values that change when the file does."""
+        def record_state(uri: str) -> str:
+            """Record values that change when a file does; return its URI."""
             state = storage.state(uri)
             if state is None:
-                fix = "check base; without verified classes or hierarchy, add labels=none or hierarchy=none"
+                fix = "check base; add labels=none or hierarchy=none if it lacks these files"
                 raise DataError(f"source {self.uri}: no file {uri}", fix=fix)
             states.append((uri, state.size, state.version))
             return uri
 
-        listed = read_image_list(check_state(self.images)) if self.images else None
-        described_in = check_state(storage.join(self.base, DESCRIPTIONS))
-        described = kept = read_descriptions(described_in)
+        listed = read_image_list(record_state(self.images)) if self.images else None
+        descriptions_uri = record_state(storage.join(self.base, DESCRIPTIONS))
+        described = kept = read_descriptions(descriptions_uri)
         if self.subset == "mlperf":
             by_name = {category.name: category for category in described}
             if lacking := ", ".join([name for name in CLASSES if name not in by_name][:10]):
-                raise DataError(f"{described_in} describes no class {lacking}", fix="use the file of V7")
+                raise DataError(f"{descriptions_uri} describes no class {lacking}", fix="use the file of V7")
             kept = [by_name[name] for name in CLASSES]
-        above: dict[str, set[str]] = {}
+        ancestors: dict[str, set[str]] = {}
         if self.hierarchy != "none":
-            above = read_hierarchy(check_state(storage.join(self.base, HIERARCHY)))
+            ancestors = read_hierarchy(record_state(storage.join(self.base, HIERARCHY)))
         lookup = CategoryLookup(described, kept)
         names = [split for split in OPENIMAGES_SPLITS if split in (listed or self.splits.split("+"))]
         splits = {}
@@ -113,16 +113,16 @@ class OpenImagesSource(OpenImages, Source):
             takes_labels = self.labels == "keep" and split != "train"
             read = partial(
                 read_boxes,
-                check_state(storage.join(self.base, BOXES[split])),
+                record_state(storage.join(self.base, BOXES[split])),
                 storage.join(self.pixels, split),
                 kept,
                 lookup,
                 listed[split] if listed else None,
-                check_state(storage.join(self.base, LABELS[split])) if takes_labels else "",
+                record_state(storage.join(self.base, LABELS[split])) if takes_labels else "",
             )
             splits["train" if len(names) == 1 else OPENIMAGES_SPLITS[split]] = Rows(read)
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
-        return Listing(kept, splits, state, exhaustive=False, hierarchy=above)
+        return Listing(kept, splits, state, exhaustive=False, hierarchy=ancestors)
 
 
 def read_image_list(uri: str) -> dict[str, frozenset[str]]:
@@ -150,32 +150,32 @@ def read_descriptions(uri: str) -> list[Category]:
         del rows[0]
     if not rows or any(len(row) != 2 or not row[0].startswith("/") or not row[1] for row in rows):
         raise DataError(
-            f"{uri} has no lines of a MID and a display name", fix="use the file of boxable classes"
+            f"{uri} is not a CSV of MIDs and display names", fix="use the file of boxable classes"
         )
     return [Category(name, mid) for mid, name in rows]
 
 
 class _HierarchyNode(BaseModel):
-    """A class, by its MID, and those below it."""
+    """The MID of a class, and the classes below it."""
 
     label: str = Field(alias="LabelName")
     children: list["_HierarchyNode"] = Field(default=[], alias="Subcategory")
 
 
 def read_hierarchy(uri: str) -> dict[str, set[str]]:
-    """Return the MIDs above each MID, from the JSON of nested Subcategory lists."""
-    above: dict[str, set[str]] = {}
+    """Return the MIDs of the ancestors of each class, from the JSON of nested Subcategory lists."""
+    ancestors: dict[str, set[str]] = {}
 
     def visit(node: _HierarchyNode, path: tuple[str, ...]) -> None:
-        above.setdefault(node.label, set()).update(path)
+        ancestors.setdefault(node.label, set()).update(path)
         for child in node.children:
             visit(child, (*path, node.label))
 
     visit(storage.read_model(uri, _HierarchyNode, "use Open Images' bbox_labels_600_hierarchy.json"), ())
-    return above
+    return ancestors
 
 
-_OTHER = -2  # Category of a class that is described and not kept.
+_OTHER = -2  # Category of a class that is described but not kept.
 
 
 class CategoryLookup:
@@ -189,7 +189,7 @@ class CategoryLookup:
         self._labels = np.array([*(position.get(mid, _OTHER) for mid in mids), UNKNOWN], np.int64)
 
     def find(self, mids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows whose MIDs are of kept or of undescribed classes, and their categories."""
+        """Return the rows whose class is kept or not described, and their categories."""
         indices = pc.index_in(mids, self._mids).fill_null(len(self._mids)).to_numpy(zero_copy_only=False)
         labels = self._labels[indices]
         rows = np.flatnonzero(labels != _OTHER)
@@ -200,14 +200,14 @@ _BLOCK = 4 * 1024 * 1024
 
 
 def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns, with their types, of a CSV with a header, block by block as it arrives."""
+    """Yield the columns in `types` of a CSV with a header, block by block as it arrives."""
     read = pa_csv.ReadOptions(block_size=_BLOCK)
     convert = pa_csv.ConvertOptions(column_types=types, include_columns=list(types))
     try:
         with storage.open_reader(uri) as file, pa_csv.open_csv(file, read, convert_options=convert) as reader:
             yield from (batch for batch in reader if len(batch))
     except (pa.ArrowException, KeyError) as error:
-        fix = f"it needs the columns {', '.join(types)}"
+        fix = f"use a CSV file with the columns {', '.join(types)}"
         raise DataError(f"{uri} cannot be read: {error}", fix=fix) from None
 
 
@@ -230,8 +230,8 @@ class VerifiedLabels:
         order = np.argsort(ids, kind="stable")
         self._ids, self._labels, self._sure = ids[order], labels[order], sure[order]
 
-    def ids(self) -> set[str]:
-        """Return the images with verified classes."""
+    def image_ids(self) -> set[str]:
+        """Return the ids of images with verified classes."""
         return {image_id.decode(errors="replace") for image_id in np.unique(self._ids).tolist()}
 
     def to_json(self, image_ids: list[str]) -> list[str]:
@@ -279,7 +279,7 @@ def read_boxes(
     Args:
         uri: CSV of the boxes.
         pixels: URI of the folder with the images.
-        categories: those that are kept.
+        categories: the kept classes.
         lookup: finds the category of a class.
         listed: ids of the images; None: all that have a box or a verified class.
         labels: CSV with the verified classes of images, or "".
@@ -306,7 +306,7 @@ def read_boxes(
         }
         return pa.RecordBatch.from_pydict(columns, schema=SOURCE_ROW)
 
-    rest = set(listed) if listed is not None else verified.ids() if verified else set()
+    rest = set(listed) if listed is not None else verified.image_ids() if verified else set()
     seen = [np.zeros(0, np.int64)]
     read = read_columns(uri, _COLUMNS)
     if storage.size(uri) <= _SORT_BYTES:
@@ -316,14 +316,14 @@ def read_boxes(
         ids = rows["ImageID"].take(pa.array(starts))
         seen.append(np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)))
         row_index, label = lookup.find(rows["LabelName"])
-        x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
+        left, right, top, bottom = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
         crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
         fields = [
             label.astype(np.int32),
-            x,
-            y,
-            right - x,
-            below - y,
+            left,
+            top,
+            right - left,
+            bottom - top,
             np.zeros(len(label)),
             crowd.astype(np.int8),
         ]
@@ -336,7 +336,7 @@ def read_boxes(
         yield batch
     hashes = np.concatenate(seen)
     if len(np.unique(hashes)) < len(hashes):
-        raise DataError(f"{uri}: the rows of an image are not consecutive", fix="sort it by ImageID")
+        raise DataError(f"{uri}: the rows of an image are not consecutive", fix="sort the file by ImageID")
     without = sorted(rest)
     for first in range(0, len(without), _ROWS):
         ids = pa.array(without[first : first + _ROWS])
@@ -355,7 +355,7 @@ def _sort_by_image(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def _group_by_image(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows so that those of an image, which follow each other, are never in two parts."""
+    """Yield batches that contain all rows of their images; the rows of an image must be consecutive."""
     rest: pa.RecordBatch | None = None
     for batch in batches:
         rows = batch if rest is None else pa.concat_batches([rest, batch])

@@ -1,7 +1,7 @@
 """Generates synthetic images of five shapes from a seed.
 
 A scene depends only on seed, size and its number, so any number of processes can draw scenes in any order.
-Boxes follow from the layout of a scene alone, which is faster than drawing it.
+Boxes are computed from the layout of a scene, which is faster than drawing it.
 """
 
 import colorsys
@@ -74,7 +74,7 @@ def layout_scene(seed: int, number: int, size: int) -> Scene:
     taken: list[Extent] = [crowd] if crowd else []
     singles = []
     for _ in range(int(rng.integers(1, 7))):
-        most_overlap = 0.6 if rng.random() < 0.2 else 0.02
+        max_overlap = 0.6 if rng.random() < 0.2 else 0.02
         diameter = size * math.exp(rng.uniform(math.log(0.13), math.log(0.55)))
         label = int(rng.integers(len(CLASSES)))
         for _attempt in range(12):
@@ -82,7 +82,7 @@ def layout_scene(seed: int, number: int, size: int) -> Scene:
             shape = _make_shape(label, center, diameter, rng, dark)
             extent = _extent(shape)
             overlap = max((_overlap(extent, other) for other in taken), default=0.0)
-            if overlap <= most_overlap and not (crowd and _overlap(extent, crowd) > 0):
+            if overlap <= max_overlap and not (crowd and _overlap(extent, crowd) > 0):
                 taken.append(extent)
                 singles.append(shape)
                 break
@@ -176,15 +176,15 @@ def _make_shape(label: int, center: Point, diameter: float, rng: np.random.Gener
     stretch = rng.uniform(0.85, 1.18)
     cos, sin = math.cos(turn), math.sin(turn)
 
-    def placed(points: list[Point], radius: float) -> list[Point]:
+    def place(points: list[Point], radius: float) -> list[Point]:
         stretched = [(x * stretch, y / stretch) for x, y in points]
         return [
             (center[0] + radius * (x * cos - y * sin), center[1] + radius * (x * sin + y * cos))
             for x, y in stretched
         ]
 
-    outline = placed(_OUTLINES[CLASSES[label]], diameter / 2)
-    hole = placed(_OUTLINES["circle"], diameter / 2 * 0.55) if CLASSES[label] == "ring" else []
+    outline = place(_OUTLINES[CLASSES[label]], diameter / 2)
+    hole = place(_OUTLINES["circle"], diameter / 2 * 0.55) if CLASSES[label] == "ring" else []
     hue = rng.random()
     value = rng.uniform(0.8, 1.0) if dark else rng.uniform(0.3, 0.6)
     fill = _color(hue, rng.uniform(0.55, 0.95), value)

@@ -36,7 +36,7 @@ class Entry:
     file_name: str  # Relative to the source, unique in the split.
     origin: str  # Location of the bytes, for `Source.read`.
     width: int
-    """As annotated, in pixels, see `annotated_side`; or STORED_SHARES or DISPLAYED_SHARES of
+    """The annotated width in pixels (see `parse_side`), or that of STORED_SHARES or DISPLAYED_SHARES in
     `trainer.data.images` if boxes are fractions of the image's sides."""
     height: int
     boxes: list[Box]
@@ -46,7 +46,7 @@ class Entry:
     extra: str = ""  # See SOURCE_ROW.
 
 
-def annotated_side(value: Any) -> int:
+def parse_side(value: Any) -> int:
     """Parse a side of an annotated size in pixels: 0 if it is unknown, -1 if it is impossible.
 
     The result is never a side of STORED_SHARES or DISPLAYED_SHARES.
@@ -64,13 +64,13 @@ class Rows:
     ) -> None:
         """Set the function that yields rows of SOURCE_ROW in batches, and adds problems to its argument.
 
-        These are merged into `problems` when the rows have been read to the end for the first time.
+        When the rows have been read to the end for the first time, its problems are added to `problems`.
         """
         self._read, self._problems = read, problems
 
     @classmethod
     def of(cls, entries: Callable[[Problems], Iterable["Entry"]], problems: Problems | None = None) -> "Rows":
-        """Create rows from a function that lists entries."""
+        """Create rows from a function that yields entries."""
         return cls(lambda found: map(to_record_batch, _batched(entries(found))), problems)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -107,7 +107,7 @@ class Listing:
 
 
 class BoxOptions(NamedTuple):
-    """How boxes in COCO annotations are read, see `trainer.config.schema.DataConfig`."""
+    """How boxes in COCO annotations are read; see `trainer.config.schema.DataConfig`."""
 
     boxes_from: str = "bbox"
     box_format: str = "auto"
@@ -202,7 +202,7 @@ SOURCE_ROW = pa.schema(
         ("boxes", pa.list_(BOX)),
     ]
 )
-"""The fields of `Entry` (`original_id` as JSON), and `extra`, JSON for the ground truth."""
+"""The fields of `Entry`; `original_id` is JSON, and so is `extra`, which is for the ground truth."""
 
 Item = TypeVar("Item")
 

@@ -1,4 +1,4 @@
-"""PASCAL VOC data sets: an XML file for each image.
+"""Reads PASCAL VOC data sets, which have an XML file for each image.
 
 VOC's own layout has Annotations, JPEGImages and ImageSets/Main. Others have XML files beside the images, as
 LabelImg writes them, or in parallel folders; folders named train, valid and test are splits.
@@ -7,7 +7,7 @@ VOC corners are pixels counted from 1, the last one included (VOC2012 developmen
 
     x = xmin - 1, y = ymin - 1, width = xmax - xmin + 1, height = ymax - ymin + 1
 
-Corners that coincide are a slip of the annotator: such a box has no area.
+A box whose corners coincide is a mistake of the annotator, and has no area.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from trainer.base.errors import DataError, MissingError
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.files import file_version, read_files, read_list, visible_files
+from trainer.data.sources.files import file_version, read_entries, read_files, visible_files
 from trainer.data.sources.source import (
     UNKNOWN,
     Box,
@@ -36,7 +36,7 @@ from trainer.data.sources.source import (
     Rows,
     Source,
     SplitOverlaps,
-    annotated_side,
+    parse_side,
     parse_split,
 )
 
@@ -59,21 +59,19 @@ class VocAnnotation:
 def parse_xml(data: bytes) -> VocAnnotation:
     """Parse one annotation file; an unreadable one has a fault."""
 
-    def refuse(*_: object) -> None:
+    def refuse_doctype(*_: object) -> None:
         raise ValueError("it has a DOCTYPE, which is not allowed")
 
     parser = expat.ParserCreate()
-    parser.StartDoctypeDeclHandler = refuse  # Its entities can read files and fill the memory.
+    parser.StartDoctypeDeclHandler = refuse_doctype  # Its entities can read files and fill the memory.
     try:
         parser.Parse(data, True)
         root = ET.fromstring(data)  # noqa: S314 (no DOCTYPE, so no entities)
     except (ET.ParseError, expat.ExpatError, ValueError, LookupError) as error:
-        return VocAnnotation(fault=f"its annotation is no XML that can be used: {_xml_problem(error, data)}")
+        return VocAnnotation(fault=f"its annotation is not usable XML: {_xml_problem(error, data)}")
     if root.tag != "annotation":
-        return VocAnnotation(fault=f"its annotation is no VOC XML: the root is <{root.tag}>")
-    width, height = (
-        annotated_side(_parse_number(root.findtext(f"size/{side}"))) for side in ("width", "height")
-    )
+        return VocAnnotation(fault=f"its annotation is not VOC XML: the root is <{root.tag}>")
+    width, height = (parse_side(_parse_number(root.findtext(f"size/{side}"))) for side in ("width", "height"))
     # On Windows a backslash separates folders.
     name = (root.findtext("filename") or "").strip().replace("\\", "/")
     annotation = VocAnnotation(width, height, name)
@@ -94,7 +92,7 @@ def parse_xml(data: bytes) -> VocAnnotation:
 
 
 def _xml_problem(error: Exception, data: bytes) -> str:
-    """Return the message of an XML parser's error, with the remedy for another encoding."""
+    """Return the message of an XML parser's error, or the remedy if the encoding is the problem."""
     if isinstance(error, LookupError) or "encoding" in str(error):
         named = re.search(rb"encoding=.([\w.:-]+)", data)
         encoding = named[1].decode() if named else "an encoding that is not supported"
@@ -152,9 +150,9 @@ class VocSource(Source):
                 used.add(entry.file_name)
             rows[split] = Rows.of(read)
             overlaps.add(split, ((key, key) for key in listed))
-        if not layout.is_published:  # VOC's lists and folders name the images of the set.
-            names_of_all = {image.name for images in layout.images.values() for image in images}
-            for name in sorted(names_of_all - used):
+        if not layout.is_standard:  # In VOC's own layout, images without annotations are normal.
+            all_names = {image.name for images in layout.images.values() for image in images}
+            for name in sorted(all_names - used):
                 problems.add(reasons.IMAGE_WITHOUT_ANNOTATION, name)
         return Listing(
             categories, rows, digest.hexdigest(), problems, box_format="corners", read_as=layout.read_as
@@ -202,12 +200,12 @@ _ORDER = ("train", "val", "test")
 class _Image:
     """An image file."""
 
-    path: str  # Relative to the set's folder.
+    path: str  # Relative to the folder of the data set.
     version: str
 
     @property
     def name(self) -> str:
-        """Its name in the set, without the folder of VOC's layout."""
+        """The path without the folder JPEGImages of VOC's layout."""
         return self.path.removeprefix("JPEGImages/")
 
     @property
@@ -223,14 +221,14 @@ class _Layout:
     """
 
     def __init__(self, root: str, problems: Problems) -> None:
-        """List them; `problems` gets hidden images and empty lists."""
+        """List the files; add hidden images and empty lists to `problems`."""
         self.root, self._problems = root, problems
         self.xml: dict[str, str] = {}  # Path of the XML file of each key.
         self.images: dict[str, list[_Image]] = defaultdict(list)  # Images by their stem in lower case.
         files = sorted(visible_files(root, problems), key=itemgetter(0))
         homes = {name.partition("/Annotations/")[0] for name, _ in files if name.lower().endswith(".xml")}
         if len(homes) == 1 and any(name.startswith(f"{min(homes)}/ImageSets/Main/") for name, _ in files):
-            top = f"{homes.pop()}/"  # The folder of VOC's layout is below the one that was named.
+            top = f"{homes.pop()}/"  # VOC's layout begins in a folder below `root`.
             self.root = storage.join(root, top.rstrip("/"))
             files = [(name.removeprefix(top), state) for name, state in files if name.startswith(top)]
         for name, state in files:
@@ -246,13 +244,13 @@ class _Layout:
             )
             raise DataError(f"voc:{root}: contains no XML files", fix=fix)
         if not self.images:
-            fix = f"put them there, as {', '.join(IMAGE_SUFFIXES)}"
+            fix = f"put images there; the formats are {', '.join(IMAGE_SUFFIXES)}"
             raise DataError(f"voc:{root}: no images in JPEGImages, or next to the XML files", fix=fix)
         home = [key for key in self.xml if key.startswith("Annotations/") and key.count("/") == 1]
         if home:  # Other folders of VOC's own layout hold other XML files.
             self.xml = {key.removeprefix("Annotations/"): self.xml[key] for key in home}
         self.splits = self._read_splits()
-        self.is_published = bool(home or self.splits)
+        self.is_standard = bool(home or self.splits)
         self.read_as = "VOC: splits of ImageSets/Main"
         if not self.splits:
             by_folder: dict[str, list[str]] = defaultdict(list)
@@ -269,10 +267,10 @@ class _Layout:
             self.read_as = f"VOC: {'; '.join(shown)}"
 
     def find_image(self, key: str, file_name: str = "") -> _Image | str:
-        """Return a key's image, or why there is none.
+        """Return a key's image, or the reason why there is none.
 
-        It is beside the XML file, or else the nearest of its split; `file_name`, of the annotation, decides
-        between images of the same stem.
+        The image is beside the XML file, or else the nearest one of its split. If several have the same stem,
+        the annotation's `file_name` decides.
         """
         path = PurePosixPath(self.xml.get(key, key))
         split, stem = _split_of_path(str(path)), PurePosixPath(key).name
@@ -303,16 +301,16 @@ class _Layout:
         folder = storage.join(self.root, "ImageSets", "Main")
         files = storage.list_states(folder)
         lists = {
-            split: [_find_stem(line, keys_of) for line in read_list(storage.join(folder, f"{split}.txt"))]
+            split: [_find_stem(line, keys_of) for line in read_entries(storage.join(folder, f"{split}.txt"))]
             for split in (*_ORDER, "trainval")
             if f"{split}.txt" in files
         }
         for split in (split for split, stems in lists.items() if not stems):
             self._problems.add(reasons.SPLIT_EMPTY, f"{split}: ImageSets/Main/{split}.txt")
-        both = lists.pop("trainval", [])
+        trainval = lists.pop("trainval", [])
         if not lists.get("train"):
             held_out = {stem for stems in lists.values() for stem in stems}
-            lists["train"] = [stem for stem in both if stem not in held_out]
+            lists["train"] = [stem for stem in trainval if stem not in held_out]
         return {
             split: [key for stem in dict.fromkeys(stems) for key in keys_of.get(stem, [stem])]
             for split, stems in lists.items()
@@ -321,13 +319,13 @@ class _Layout:
 
 
 def _split_of_path(path: str) -> str | None:
-    """Return the split that a folder in a path names, the outermost first; None if none does."""
+    """Return the split of the outermost folder in a path that is named like one; None if none is."""
     folders = (part for part in path.split("/")[:-1] if _SPLIT_FOLDER.fullmatch(part))
     return next(map(parse_split, folders), None)
 
 
 def _find_stem(line: str, stems: dict[str, list[str]]) -> str:
-    """Return the image that a line of a list names, without the columns, extensions and folders of some."""
+    """Return the stem of the image in a line of a list, without further columns, extension and folders."""
     name = line if line in stems else re.sub(r"\s+-?[01]$", "", line)
     if name in stems:
         return name

@@ -1,4 +1,4 @@
-"""YOLO data sets: a description, images, and a text file of labels for each image.
+"""Reads YOLO data sets: a description, images, and a text file of labels for each image.
 
 The description is data.yaml (https://docs.ultralytics.com/datasets/detect), classes.txt as labeling tools
 write it, or obj.names as Darknet has it. The labels of `images/train/a.jpg` are in `labels/train/a.txt` (the
@@ -9,7 +9,7 @@ objects. Boxes are fractions of the sides of the image as it is displayed, one l
     class x1 y1 x2 y2 x3 y3 ...       an outline, or a rotated box by its corners: the box around it
     class x y width height keypoints  if data.yaml has kpt_shape
 
-Hidden files are ignored, see `files.is_hidden`.
+Hidden files are ignored; see `files.is_hidden`.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ from trainer.data.sources.files import (
     FolderListings,
     file_version,
     is_hidden,
+    read_entries,
     read_files,
     read_lines,
-    read_list,
     skip_hidden,
     visible_files,
 )
@@ -77,7 +77,7 @@ def _parse_box(words: list[str], positions: Mapping[int, int], keypoints: bool) 
         coordinates = coordinates[:4]
     count = len(coordinates)
     if count < 4 or count % 2:
-        hint = ": is the last a confidence? leave it out" if count == 5 else _KEY_POINTS if count > 5 else ""
+        hint = ": is the last a confidence? remove it" if count == 5 else _KEY_POINTS if count > 5 else ""
         raise ValueError(f"has {count} numbers after the class, not four or pairs of x and y{hint}")
     outside = [value for value in coordinates if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
     if outside:
@@ -124,7 +124,7 @@ class DatasetDescription(NamedTuple):
     """The classes of a set, and where its splits are."""
 
     root: str  # Folder that names of images are relative to.
-    names: dict[int, str]
+    class_names: dict[int, str]  # By number.
     splits: dict[str, list[str]]  # URIs of each split's folders and lists of images.
     keypoints: bool = False  # Whether key points follow the box in each line.
     missing_splits: tuple[str, ...] = ()  # Entries of data.yaml for test whose images are not there.
@@ -136,7 +136,7 @@ class YoloSource(Source):
 
     location: str
     confined: str = ""
-    """Folder that nothing in it may lead out of; "" if paths may lead anywhere on this machine."""
+    """The folder that paths may not leave; "" allows all paths of this machine."""
 
     @property
     def uri(self) -> str:
@@ -148,7 +148,7 @@ class YoloSource(Source):
             message = f"{self.uri}: a YOLO set on the web cannot be listed"
             raise DataError(message, fix="put it into a folder, a bucket or a single zip")
         uri, content, description = self.read_description()
-        positions = {number: position for position, number in enumerate(description.names)}
+        positions = {number: position for position, number in enumerate(description.class_names)}
         digest, problems, folders = hashlib.sha256(content), Problems(), FolderListings()
         overlaps = SplitOverlaps(problems)
         images: dict[str, list[_Image]] = {}
@@ -170,7 +170,7 @@ class YoloSource(Source):
             if not split_images and split == "test":
                 problems.add(reasons.SPLIT_EMPTY, f"test: {looked}")
             elif not split_images:
-                fix = f"put them there, as {', '.join(IMAGE_SUFFIXES)}"
+                fix = f"put images there; the formats are {', '.join(IMAGE_SUFFIXES)}"
                 raise DataError(f"{self.uri}: no images in {looked}", fix=fix)
         train = images["train"]
         if not any(image.labels for image in train):
@@ -183,7 +183,7 @@ class YoloSource(Source):
             for split, places in description.splits.items()
         ]
         return Listing(
-            [Category(name, number) for number, name in description.names.items()],
+            [Category(name, number) for number, name in description.class_names.items()],
             {
                 split: Rows.of(partial(_entries, split_images, positions, description.keypoints), problems)
                 for split, split_images in images.items()
@@ -208,9 +208,9 @@ class YoloSource(Source):
         description = (
             self._from_yaml(uri, content) if uri.lower().endswith(YAML) else _describe_from_lists(uri, root)
         )
-        if not description.names:
+        if not description.class_names:
             raise DataError(f"{uri} lists no classes", fix=FIX)
-        for name, count in Counter(description.names.values()).items():
+        for name, count in Counter(description.class_names.values()).items():
             if count > 1:
                 raise DataError(
                     f"{uri}: {count} classes are {name!r}", fix="use a different name for each class"
@@ -225,7 +225,7 @@ class YoloSource(Source):
             raise DataError(f"{uri} is not YAML: {error}", fix=FIX) from None
         if not isinstance(form, dict):
             raise DataError(f"{uri} is not a YOLO data set description", fix=FIX)
-        names = _parse_names(uri, form)
+        names = _parse_class_names(uri, form)
         bases = [storage.parent(uri)]
         path = str(form.get("path", ""))
         if path.strip() not in (*_NULL_WORDS, ".", "./") and (base := self._resolve(path, bases)):
@@ -250,7 +250,7 @@ class YoloSource(Source):
                 if split == "test" and not any(map(_has_images, alike)):
                     missing_splits.append(f"{key}: {text}")  # Roboflow lists a test that it did not export.
                     continue
-                fetch = "; fetch it first: its `download` is not followed" if form.get("download") else ""
+                fetch = "; fetch the set first: kubedet ignores `download`" if form.get("download") else ""
                 problem = f"{uri}: there are no images for {key}: {text}"
                 problem += f"; looked at {', '.join(_candidates(text, bases))}"
                 problem += f"; {near} has {', '.join(folders)}" if folders else ""
@@ -262,7 +262,7 @@ class YoloSource(Source):
         return DatasetDescription(bases[0], names, splits, "kpt_shape" in form, tuple(missing_splits))
 
     def _resolve(self, text: str, bases: list[str]) -> str:
-        """Return the URI that a path means: relative to one of `bases`, absolute, or a URI; "" if none."""
+        """Return the URI of a path that is relative to one of `bases`, absolute, or a URI; "" if missing."""
         for uri in self._allowed_candidates(text, bases):
             check_allowed(uri)
             if storage.exists(uri) or _has_files(uri):
@@ -270,7 +270,7 @@ class YoloSource(Source):
         return ""
 
     def _allowed_candidates(self, text: str, bases: list[str]) -> list[str]:
-        """Return the URIs that a path may mean and that are in the folder that nothing may lead out of."""
+        """Return the URIs that a path may mean, except those outside `confined`."""
         confined = f"{self.confined.rstrip('/')}/" if self.confined else ""
         return [uri for uri in _candidates(text, bases) if f"{uri}/".startswith(confined)]
 
@@ -312,7 +312,7 @@ class YoloSource(Source):
         """Yield URI and version of the images that a list names; the version is "" for missing ones."""
         bases = list(dict.fromkeys([storage.parent(uri), root]))
         found = {"": bases[0]}
-        for line in (line.replace("\\", "/") for line in read_list(uri)):
+        for line in (line.replace("\\", "/") for line in read_entries(uri)):
             folder, _, name = line.rpartition("/")
             if skip_hidden(name if folder.startswith("/") else line, problems):
                 continue
@@ -328,7 +328,7 @@ def _entries(
 ) -> Iterator[Entry]:
     """Read the labels of the images of a split."""
     texts = read_files(image.labels for image in images if image.labels)
-    pose_sizes: Counter[int] = Counter()  # Numbers of the rows that may be box and key points; 0 of others.
+    pose_sizes: Counter[int] = Counter()  # Rows that may be box and key points, by length; 0 for others.
     first = ""
     for image in images:
         data = next(texts) if image.labels else b""
@@ -338,7 +338,7 @@ def _entries(
         if isinstance(data, MissingError):
             entry.fault, data = (reasons.IMAGE_UNREADABLE, data.message), b""
         if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
-            problems.add(reasons.LABEL_LINE, f"{image.labels}:1: it is UTF-16 or no text: save it as UTF-8")
+            problems.add(reasons.LABEL_LINE, f"{image.labels}:1: it is UTF-16 or not text: save it as UTF-8")
             data = b""
         boxes: dict[Box, None] = {}  # The same line twice is one object.
         for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
@@ -359,7 +359,7 @@ def _entries(
 
 
 def _may_be_pose(words: list[str]) -> bool:
-    """Return whether a row may be a box in the image and points in it; those at 0, 0 are not annotated."""
+    """Return whether a row may be a box with points in it; points at 0, 0 are not annotated."""
     try:
         x, y, width, height, *rest = map(float, words)
     except ValueError:
@@ -387,7 +387,7 @@ def _label_uris(image: str) -> list[str]:
 
 
 def _relative_name(origin: str, root: str) -> str:
-    """Return an image's name relative to the set, or all of its path if it is elsewhere."""
+    """Return an image's name relative to the set, or its whole path if it is elsewhere."""
     inside = origin.startswith(f"{root.rstrip('/')}/")
     return origin[len(root.rstrip("/")) + 1 :] if inside else origin.partition("://")[2] or origin.lstrip("/")
 
@@ -407,7 +407,7 @@ def find_description(folder: str) -> str:
                     described.append(name)
     if len(described) > 1:
         raise DataError(
-            f"{folder} contains several YOLO sets: {', '.join(described)}", fix="choose one of them"
+            f"{folder} contains several YOLO sets: {', '.join(described)}", fix="use one of these files"
         )
     for name in (*described, *_NAMES):
         if name in names:
@@ -417,9 +417,9 @@ def find_description(folder: str) -> str:
 
 
 def _describe_from_lists(uri: str, root: str = "") -> DatasetDescription:
-    """Return the description by classes.txt or obj.names: the splits are lists, or folders, or all images.
+    """Describe the set of a classes.txt or obj.names; its splits are lists, or folders, or all images.
 
-    `root` is the folder of the set; "" is that of the file, or the one that it is a folder of labels in.
+    `root` is the folder of the set; "" means the folder of the file, or the set that has it as label folder.
     """
     classes, root = read_lines(uri), root or storage.parent(uri)
     holder = next((path for path in reversed(_NAMES_FOLDERS) if root.endswith(f"/{path}")), "")
@@ -439,7 +439,7 @@ def _describe_from_lists(uri: str, root: str = "") -> DatasetDescription:
                     splits.setdefault(parse_split(name) or "", [folder])
     if "train" not in splits:
         splits = {"train": [images if _has_files(images) else root]}
-    # The numbers would mean something else in a folder with other classes.
+    # If a folder lists other classes, numbers in its labels have another meaning.
     folders = [place for places in splits.values() for place in places if not place.endswith(".txt")]
     for other in (storage.join(folder, _NAMES[0]) for folder in folders):
         if storage.exists(other) and read_lines(other) != classes:
@@ -447,13 +447,13 @@ def _describe_from_lists(uri: str, root: str = "") -> DatasetDescription:
     return DatasetDescription(root, dict(enumerate(classes)), splits)
 
 
-def _parse_names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
+def _parse_class_names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
     """Return the classes by their numbers."""
     names = form.get("names")
     text = str(form.get("nc", "")).strip()
     count = parse_digits(text)
     if text.isdecimal() and (count is None or count > _MAX_CLASSES):
-        raise DataError(f"{uri}: nc is {text[:20]}, more than {_MAX_CLASSES}", fix="set nc to their number")
+        raise DataError(f"{uri}: nc is {text[:20]}, more than {_MAX_CLASSES}", fix="correct nc")
     if names in (None, "") and count is not None:
         return {number: f"class_{number}" for number in range(count)}
     if isinstance(names, dict) and all(parse_digits(str(key)) is not None for key in names):
@@ -461,13 +461,13 @@ def _parse_names(uri: str, form: Mapping[str, Any]) -> dict[int, str]:
     elif isinstance(names, list):
         numbered = dict(enumerate(names))
     else:
-        raise DataError(f"{uri} has no list of names", fix="write a list, or `0: name` and so on")
+        raise DataError(f"{uri} has no list of names", fix="write names as a list, or as lines `0: name`")
     if not all(isinstance(name, str) and name.strip() for name in numbered.values()):
         raise DataError(
             f"{uri}: names has an item that is not a string", fix="write names as a list of strings"
         )
     if count not in (None, len(numbered)):
-        raise DataError(f"{uri}: nc is {text}, but names has {len(numbered)}", fix="set nc to their number")
+        raise DataError(f"{uri}: nc is {text}, but names has {len(numbered)}", fix="correct nc or names")
     return {number: name.strip() for number, name in sorted(numbered.items())}
 
 
