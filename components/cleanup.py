@@ -18,6 +18,6 @@ def cleanup(
     def work() -> dict[str, str]:
         from components import run_end
 
-        return run_end.end(launcher, run_id, status.state, outcome.path)
+        return run_end.clean_up(launcher, run_id, status.state, outcome.path)
 
     outcome.metadata.update(steps.run_step("cleanup", work))

@@ -14,8 +14,8 @@ from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS, SHARED_RUNTIME, Kind, shared_runtime
-from components.launchers.cluster.roles import ROLES, allow
-from components.launchers.kubernetes_names import amount
+from components.launchers.cluster.roles import ROLES, permission_fix
+from components.launchers.kubernetes_names import parse_quantity
 from trainer.base.errors import ConfigError, KubedetError
 from trainer.launching.machine_checks import Check
 
@@ -27,7 +27,7 @@ _PURPOSES = {
 }
 """What optional permissions are for, by resource."""
 
-UNKNOWN = "not known: "  # Prefix of the detail of a check whose request failed.
+UNKNOWN_PREFIX = "not known: "  # Prefix of the detail of a check whose request failed.
 _NOT_INSTALLED = "the cluster does not know them"
 _TIMEOUT = 5.0
 
@@ -42,8 +42,8 @@ def check_cluster(
 ) -> Iterator[Check]:
     """Check that a cluster has what runs need; raise ApiError if its API server does not answer.
 
-    `nodes` is the size of a job, `resources` the devices of each node, e.g. {"rdma/hca": 1} (0: only count).
-    `secret` contains the object store's keys, `claim` is the data root's volume.
+    `nodes` is the size of a job, and `resources` the devices of each node, e.g. {"rdma/hca": 1}; devices
+    with the number 0 are only counted. `secret` has the object store's keys, and `claim` is the data root's.
     """
     cluster = backend.cluster
     info = cluster.call("get", "version", client.VersionApi(cluster.api).get_code, patience=_TIMEOUT)
@@ -57,8 +57,8 @@ def check_cluster(
         new = Kinds(cluster, running).kind_of_new_job() if running else None
     for kind, check in kinds.items():
         if kind in running:
-            launcher = "launcher=kubernetes takes" if kind is new else f"only launcher={kind.name} takes"
-            taken = f"{launcher} them" if new else "you may create none"
+            launcher = "launcher=kubernetes creates" if kind is new else f"only launcher={kind.name} creates"
+            taken = f"{launcher} them" if new else "you may not create any"
             yield replace(check, detail=f"{check.detail}; {taken}")
         elif running and kind.group in absent:
             detail = f"{check.detail}; {running[0].title}s are enough"
@@ -118,7 +118,7 @@ def _run_checks(checks: Mapping[str, Iterator[Check]]) -> Iterator[Check]:
                 fix = "create it as docs/install.md shows, or name another one: `kubectl get` lists them"
                 yield Check(title, "missing", "does not exist", fix)
             else:
-                yield Check(title, "warning", f"{UNKNOWN}{error.message}", error.fix)
+                yield Check(title, "warning", f"{UNKNOWN_PREFIX}{error.message}", error.fix)
 
 
 def _check_kind(cluster: Cluster, kind: Kind) -> Check:
@@ -130,7 +130,7 @@ def _check_kind(cluster: Cluster, kind: Kind) -> Check:
     except ApiError as error:
         if error.unknown and "namespaces" not in error.message:
             return Check(title, "missing", _NOT_INSTALLED, f"install {kind.controller}")
-        return Check(title, "warning", f"{UNKNOWN}{error.message}", error.fix)
+        return Check(title, "warning", f"{UNKNOWN_PREFIX}{error.message}", error.fix)
     fix = f"look at the pods and logs of {kind.controller}"
     return Check.from_bool(not problem, title, problem or "the cluster runs them", fix, needed=True)
 
@@ -143,9 +143,9 @@ def _check_runtime(cluster: Cluster) -> Iterator[Check]:
     if existing is None:
         problem = "does not exist, so each job creates its own"
     elif not job_objects.is_managed(existing):
-        problem, fix = "was not created by kubedet, so each job creates its own", "rename that one"
+        problem, fix = "was not created by kubedet, so each job creates its own", "rename that runtime"
     elif not _contains(existing["spec"], shared_runtime()["spec"]):
-        problem = "differs from this version's"
+        problem = "differs from the runtime of this version"
     yield Check.from_bool(not problem, f"runtime {SHARED_RUNTIME}", problem or "TrainJobs share it", fix)
 
 
@@ -172,13 +172,13 @@ def _check_permission(
     detail = f"not allowed: {', '.join(refused)}" if refused else ", ".join(verbs)
     if refused and purpose:
         detail += f"; only needed for {purpose}"
-    fix = allow(resource, refused, cluster.namespace)
+    fix = permission_fix(resource, refused, cluster.namespace)
     yield Check.from_bool(not refused, f"permissions on {resource}", detail, fix, needed=not purpose)
 
 
 def _check_orphaned_jobs(backend: ClusterBackend) -> Iterator[Check]:
     names = [job.name for job in backend.list_jobs() if job.orphaned]
-    detail = f"{', '.join(names)}: still there" if names else "none"
+    detail = f"{', '.join(names)}: still exist" if names else "none"
     yield Check.from_bool(not names, "jobs of ended runs", detail, f"kubedet job stop {' '.join(names[:1])}")
 
 
@@ -210,7 +210,7 @@ def _check_claim(cluster: Cluster, name: str, nodes: int) -> Iterator[Check]:
     size = ((claim.status and claim.status.capacity) or {}).get("storage", "")
     good = phase != "Lost" and (nodes == 1 or "ReadWriteMany" in modes)
     detail = ", ".join(filter(None, [phase.lower(), size, *modes]))
-    fix = "create it again" if phase == "Lost" else f"use ReadWriteMany for {nodes} nodes"
+    fix = "create the claim again" if phase == "Lost" else f"use ReadWriteMany for {nodes} nodes"
     yield Check.from_bool(good, f"volume claim {name}", detail, fix, needed=True)
 
 
@@ -219,7 +219,8 @@ def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests])
     free: dict[str, dict[str, Decimal]] = {}
     for wanted in pod_requests:
         free = free or _free_resources(cluster)
-        requests = {name: number for name, text in wanted.requests.items() if (number := amount(text))}
+        quantities = wanted.requests.items()
+        requests = {name: number for name, text in quantities if (number := parse_quantity(text))}
         if not requests:
             continue
         room = sum(
@@ -235,7 +236,7 @@ def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests])
             f"room for {room} of {wanted.pods} on {len(free)} ready nodes; "
             f"most free on a node: {maximum_free}"
         )
-        title = f"room for {wanted.name} ({', '.join(map(' '.join, wanted.requests.items()))})"
+        title = f"room for {wanted.name} ({', '.join(map(' '.join, quantities))})"
         fix = "wait for other pods, request less (--gpus, --step-cpu, --step-memory, --job), or add nodes"
         yield Check.from_bool(room >= wanted.pods, title, detail, fix)
 
@@ -243,7 +244,7 @@ def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests])
 def _free_resources(cluster: Cluster) -> dict[str, dict[str, Decimal]]:
     """Return the resources of each ready node that its pods do not request."""
     free = {
-        name: {resource: amount(text) for resource, text in allocatable.items()}
+        name: {resource: parse_quantity(text) for resource, text in allocatable.items()}
         for name, allocatable in _ready_nodes(cluster).items()
     }
     listing = cluster.core.list_pod_for_all_namespaces
@@ -254,7 +255,7 @@ def _free_resources(cluster: Cluster) -> dict[str, dict[str, Decimal]]:
                 requests = (container.resources and container.resources.requests) or {}
                 node = free.get(pod.spec.node_name, {})
                 for resource in requests.keys() & node.keys():
-                    node[resource] -= amount(requests[resource])
+                    node[resource] -= parse_quantity(requests[resource])
     return free
 
 
@@ -264,7 +265,7 @@ def _format_amount(number: Decimal) -> str:
 
 
 def _ready_nodes(cluster: Cluster) -> dict[str, dict[str, str]]:
-    """Return the allocatable resources of the schedulable nodes."""
+    """Return the allocatable resources of each ready node that accepts pods."""
     ready = {}
     for item in cluster.call("list", "nodes", cluster.core.list_node, patience=_TIMEOUT).items:
         conditions = {condition.type: condition.status for condition in item.status.conditions or []}
@@ -277,7 +278,7 @@ def _check_devices(cluster: Cluster, resources: Mapping[str, int], nodes: int) -
     """Check whether enough ready nodes have the devices, free or in use."""
     ready = _ready_nodes(cluster).values()
     for name, number in resources.items():
-        counts = [int(amount(allocatable.get(name, ""))) for allocatable in ready]
+        counts = [int(parse_quantity(allocatable.get(name, ""))) for allocatable in ready]
         fitting = sum(count >= max(number, 1) for count in counts)
         detail = f"{sum(counts)} on {len(ready)} ready nodes; {fitting} of them have {max(number, 1)} or more"
         fix = "add nodes, request less, or install the device plugin; training on CPUs needs none"

@@ -33,7 +33,7 @@ def convert_to_shards(
         from trainer.steps.shard import shard
 
         data = read(raw.path, RawData)
-        return shard(data, data_job.launch("shard", data.data_root))
+        return shard(data, data_job.make_launch("shard", data.data_root))
 
     written = steps.run_step("convert-to-shards", work, secret=credentials, adopts=True)
     publish_shards(written, shards, statistics, keep_runs=prune)

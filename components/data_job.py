@@ -1,6 +1,6 @@
 """Download and sharding as a job of several nodes, with the launcher, queue and logs of a training job.
 
-The job does the work of the step, which afterwards finds everything finished.
+The job does all the work of the step. The step then runs itself, and finds everything finished.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,9 +28,9 @@ def check_workers(number: int) -> None:
 
 @dataclass(frozen=True)
 class DataJob:
-    """The parameters of a run for its data jobs; see `Request`."""
+    """The parameters of a run for its data jobs (see `Request`)."""
 
-    workers: int = 1  # Nodes; 1 works in the step's own pod.
+    workers: int = 1  # Number of nodes; 1: the step's own pod does the work.
     launcher: str = launchers.DEFAULT
     job: Mapping[str, Any] = field(default_factory=dict)
     claim: str = ""
@@ -40,7 +40,7 @@ class DataJob:
     cpu: str = ""  # Request of each node.
     memory: str = ""
 
-    def launch(self, step: str, data_root: str) -> Callable[[tuple[str, ...]], None] | None:
+    def make_launch(self, step: str, data_root: str) -> Callable[[tuple[str, ...]], None] | None:
         """Return a function that runs `python -m trainer` on all nodes; None for a single node."""
         check_workers(self.workers)
         if self.workers == 1:
@@ -59,7 +59,7 @@ class DataJob:
         )
 
         def launch(arguments: tuple[str, ...]) -> None:
-            job = request.spec(arguments)
+            job = request.build_spec(arguments)
             if not in_pods:
                 launchers.run(self.launcher, job)
                 return

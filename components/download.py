@@ -46,8 +46,8 @@ def download(
             overrides,
             min_new_images=min_new_images,
             trains=trains,
-            run_id=environment.run_id(),
-            launch=data_job.launch("download", data_root),
+            run_id=environment.read_run_id(),
+            launch=data_job.make_launch("download", data_root),
         )
 
     downloaded = steps.run_step("download", work, secret=credentials, adopts=True)

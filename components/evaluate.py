@@ -15,7 +15,7 @@ def evaluate(
     summary: dsl.Output[dsl.Markdown],
     verdict: dsl.Output[dsl.Markdown],
 ) -> str:
-    """Score the best checkpoint on the test split (or validation), and apply the gate: "pass" or "fail"."""
+    """Score the best checkpoint on the test split (or validation), and return the gate's "pass" or "fail"."""
     from components import steps
     from components.reports import publish_scores
     from trainer.steps.manifests import Scores, TrainedModel, read

@@ -1,4 +1,4 @@
-"""Step 5: export the model for serving, check it against the trained one, publish and register it."""
+"""Step 5: export the model for serving, check it against the trained one, and publish it."""
 
 from kfp import dsl
 
@@ -14,7 +14,7 @@ def export(
     credentials: str,
     exported: dsl.Output[dsl.Model],
 ) -> None:
-    """Export the model for serving, check it against the trained one on validation images, publish it."""
+    """Export the model for serving, check it against the trained one, and publish it."""
     from components import environment, steps
     from components.reports import publish_bundle
     from trainer.steps.manifests import Bundle, TrainedModel, read
@@ -25,7 +25,7 @@ def export(
         from components.model_registry import register_model
         from trainer.steps.export import export
 
-        bundle = export(trained, signing_key=environment.signing_key(signing), registry=registry)
+        bundle = export(trained, signing_key=environment.find_signing_key(signing), registry=registry)
         if registry:
             register_model(bundle.model, registry, run_id)
         return bundle

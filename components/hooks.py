@@ -15,8 +15,8 @@ FAILED, STOPPED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = (
 """Outcomes of a run: a step failed or the run reached its deadline; a user stopped it; its model was
 published; the gate refused it; there was no reason to train."""
 
-DECIDED = (PASSED, HELD_BACK, NOTHING_NEW)
-"""Outcomes that a step decides and records in its pod (`steps.record_outcome`): event, line end, reason."""
+DECIDED_OUTCOMES = (PASSED, HELD_BACK, NOTHING_NEW)
+"""Outcomes that a step decides. It records outcome and reason, on separate lines, in its pod's status."""
 
 TRAIN = "train"  # What the step `download` returns if a training follows; otherwise it returns NOTHING_NEW.
 
@@ -45,7 +45,7 @@ class StepEnd:
 
 
 class Hooks:
-    """What a feature does in the steps of a run."""
+    """The interface of a feature that takes part in the steps of a run."""
 
     def on_step_end(self, end: StepEnd) -> None:
         """Process the end of a step. Errors are only logged."""

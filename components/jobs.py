@@ -1,4 +1,4 @@
-"""The training job of a run: specification from the pipeline's parameters, name, deletion."""
+"""Specifies, names and deletes the jobs of a run."""
 
 import hashlib
 import json
@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 
 from components import environment, launchers
 from components.launchers.backend import Phase
-from components.launchers.spec import JobSpec, from_fields, training_command
+from components.launchers.spec import JobSpec, build_spec, training_command
 from trainer import storage
 from trainer.base.errors import ConfigError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-STEPS = ("download", "shard", "train")  # Steps of a run that may have a job.
+STEPS = ("download", "shard", "train")  # Steps of a run that may start a job.
 
 VOLUME = "/data"  # Mount path of the volume in the pods of a run, if they have one.
 
 PARAMETERS = ("image", "nodes", "nproc", "gpus")
-"""Fields of a job that are parameters of the pipeline themselves."""
+"""Fields of a job that are also parameters of the pipeline."""
 
-_POD_FIELDS = ("gpus", "image")  # The parameters that only apply to jobs in pods.
+_POD_FIELDS = ("gpus", "image")  # Those of PARAMETERS that only apply to jobs in pods.
 
 _TOLERATION_FIELDS = ("key", "operator", "value", "effect")
 _RUN_FIELDS = ("name", "namespace", "command")
@@ -40,45 +40,45 @@ LIMITS = {
     "annotations": "KUBEDET_ALLOWED_ANNOTATIONS",
     "networks": "KUBEDET_ALLOWED_NETWORKS",
 }
-"""Keys of the ConfigMap, and the variables of the step. Values are names separated by spaces; all but Secrets
-may be patterns (`sriov/*`)."""
+"""Keys of the ConfigMap, and the environment variables of the step that hold their values: names separated by
+spaces. All except Secrets may be patterns (`sriov/*`)."""
 
-OF_STEPS = frozenset({environment.SIGNING_NAME, "kubedet-notify"})
-"""Secrets for steps of the pipeline. No job may have them, whatever the ConfigMap says."""
+STEP_SECRETS = frozenset({environment.SIGNING_NAME, "kubedet-notify"})
+"""Secrets that only steps may read. The ConfigMap cannot allow them to a job."""
 
 _ROOT_CAPABILITIES = (
     "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE",
     "NET_RAW", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
 )  # fmt: skip
-"""What container runtimes give a process of root (containerd, pkg/oci `defaultUnixCaps`)."""
+"""The capabilities that container runtimes give to root (containerd, pkg/oci `defaultUnixCaps`)."""
 
 _NETWORK_ANNOTATIONS = ("k8s.v1.cni.cncf.io/networks", "v1.multus-cni.io/default-network")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a run requests from the launcher, named as in the pipeline's parameters."""
+    """What a run requests from the launcher. The fields are named like the pipeline's parameters."""
 
     launcher: str = "local"
     nodes: int = 1
-    nproc: int = 0  # Processes on each node; 0 is one for each GPU, or one.
+    nproc: int = 0  # Processes on each node; 0: one for each GPU, or one without GPUs.
     gpus: int = 0  # GPUs of each node.
     image: str = ""  # Container image of the training; empty: the image of the steps.
     job: Mapping[str, Any] = field(default_factory=dict)  # Further fields of JobSpec, by name.
     credentials: str = environment.CREDENTIALS  # Secret with the object store's keys; it need not exist.
-    claim: str = ""  # PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none.
+    claim: str = ""  # PersistentVolumeClaim that the run's pods mount at VOLUME; empty: none.
     run_id: str = ""  # Determines the job's name.
-    step: str = "train"  # One of STEPS, which is in the job's name.
+    step: str = "train"  # One of STEPS; it becomes part of the job's name.
     steps_image: str = ""  # Container image of the steps.
 
-    def spec(self, arguments: tuple[str, ...]) -> JobSpec:
+    def build_spec(self, arguments: tuple[str, ...]) -> JobSpec:
         """Describe the job that runs `python -m trainer ARGUMENTS`."""
         in_pods = launchers.in_pods(self.launcher)
-        problems = [f"  job.{name}: is a parameter of its own" for name in PARAMETERS if name in self.job]
+        problems = [f"  job.{name}: is a parameter of the run" for name in PARAMETERS if name in self.job]
         problems += [f"  job.{name}: is decided by the run" for name in _RUN_FIELDS if name in self.job]
         env: dict[str, Any] = self._value("env", {})
         secrets = sorted(set(env) & set(environment.secret_variables().values()))
-        problems += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in secrets]
+        problems += [f"  job.env.{name}: is secret: put it into a Secret (secret_env)" for name in secrets]
         fields = {name: value for name, value in self.job.items() if name not in (*PARAMETERS, *_RUN_FIELDS)}
         own = {name: getattr(self, name) for name in PARAMETERS}
         fields |= {name: value for name, value in own.items() if in_pods or name not in _POD_FIELDS}
@@ -90,9 +90,9 @@ class Request:
             fields |= {"image": image, "name": job_name(self.run_id, self.step)} | self._job_defaults()
         else:
             useless = [name for name in _POD_FIELDS if own[name]] + ["job"] * bool(self.job)
-            problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in useless]
+            problems += [f"  {name}: has no effect with the launcher {self.launcher}" for name in useless]
         try:
-            spec = from_fields(fields, where="the training job")
+            spec = build_spec(fields, where="the training job")
             problems += _find_violations(spec) if in_pods else []
         except ConfigError as error:
             for line in map(str.strip, error.message.splitlines()[1:]):
@@ -108,7 +108,7 @@ class Request:
 
     def _job_defaults(self) -> dict[str, Any]:
         """Return the environment and volumes of the step's own pod; the job's settings override them."""
-        env = environment.settings() | self._value("env", {})
+        env = environment.read_settings() | self._value("env", {})
         secret_env: list[Any] = list(self._value("secret_env", []))
         defined = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
         secret_env += [
@@ -118,7 +118,7 @@ class Request:
         ]
         mounts = [{"claim": self.claim, "path": VOLUME}] if self.claim else []
         values = {"env": env, "secret_env": secret_env, "mounts": mounts + self._value("mounts", [])}
-        # A value of the wrong type stays as it is: `from_fields` reports it.
+        # A value of the wrong type stays as it is: `build_spec` reports it.
         return {
             name: value
             for name, value in values.items()
@@ -134,8 +134,8 @@ def _find_violations(job: JobSpec) -> list[str]:
     """Return one line for each kind of request that exceeds the limits.
 
     The service account of the steps creates the pods that `job` describes, and may do more than the run's
-    author. The train step gets the limits as variables from a ConfigMap of the namespace's owner, not from
-    the run. Without the ConfigMap, or one of its keys, nothing is limited except the Secrets of steps.
+    author. The limits come from a ConfigMap of the namespace's owner, not from the run. Without it, or one of
+    its keys, nothing is limited except STEP_SECRETS, which are always refused.
     """
     from components.launchers.cluster.client import own_namespace
 
@@ -154,12 +154,12 @@ def _find_violations(job: JobSpec) -> list[str]:
     requested = {
         "secrets": [*(item.secret for item in job.secret_env), *job.image_pull_secrets],
         "service-accounts": [job.service_account] if job.service_account else [],
-        # A container that may run as root keeps these: see `_container_security` of the renderer.
+        # A container that may run as root keeps these: see `pod_template`.
         "capabilities": [*job.capabilities, *rdma, *(() if job.run_as_non_root else _ROOT_CAPABILITIES)],
         "annotations": list(job.annotations),
         "networks": [each for each in networks if each.rpartition("/")[0] not in ("", own_namespace())],
     }
-    if reserved := sorted(OF_STEPS.intersection(requested["secrets"])):
+    if reserved := sorted(STEP_SECRETS.intersection(requested["secrets"])):
         return [f"  {', '.join(reserved)}: only steps of the pipeline may read this Secret"]
     lines = []
     for key, names in requested.items():
@@ -216,11 +216,11 @@ def job_name(run_id: str, step: str = "train") -> str:
     return f"kubedet-{digits[:12]}-{step}"
 
 
-def remove(launcher: str, run_id: str) -> None:
+def delete_unfinished(launcher: str, run_id: str) -> None:
     """Delete the unfinished jobs of a run that has ended."""
     for step in STEPS:
         name = job_name(run_id, step)
-        phase = launchers.remove(launcher, name).phase
+        phase = launchers.delete_unfinished(launcher, name).phase
         if phase is not Phase.GONE:
             ended, deleted = "the job %s is %s", "deleted the job %s, which was still %s"
             logger.info(ended if phase.final else deleted, name, phase)

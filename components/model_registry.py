@@ -33,13 +33,13 @@ def register_model(uri: str, server: str, run_id: str) -> dict[str, str]:
             f"the model registry {server} refused the request: {error.status} {error.reason}",
             fix="check the token of the step's service account and its role in the registry"
             if refused
-            else "look at the registry's log, and run again",
+            else "look at the registry's log, and run the step again",
             transient=(error.status or 0) >= 500,
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise ExportError(
             f"the model registry {server} cannot be reached: {str(error) or type(error).__name__}",
-            fix="check the URL, the namespace and network policies, and run again",
+            fix="check the URL, the namespace and network policies, and run the step again",
             transient=True,
         ) from error
 

@@ -24,10 +24,10 @@ from trainer.steps.manifests import (
 
 
 def publish_raw_data(result: RawData | NothingNew, raw: Any, *, keep_runs: int) -> str:
-    """Publish the raw data, or end the run and prune if nothing is new; return what the component returns."""
+    """Publish the raw data, or the end of the run if nothing is new; return what the component returns."""
     if isinstance(result, NothingNew):
         reason = f"{hooks.NOTHING_NEW} since {result.since}: {result.found}"
-        run_id = environment.run_id()
+        run_id = environment.read_run_id()
         _publish(raw, result, {"since": result.since, "found": result.found})
         outcome = Outcome(hooks.NOTHING_NEW, run_id, reason, result.model, result.model_version)
         _report_outcome(

@@ -12,14 +12,14 @@ from trainer.base.errors import KubedetError
 logger = logging.getLogger(__name__)
 
 _NODE_NAME = "workflows.argoproj.io/node-name"
-"""Annotation of a pod: its path in the workflow, e.g. run.root(0).exit-handler-1(0).train(0).executor(0)."""
-_SIGNAL_BASE = 128  # Exit codes from here on mean that a signal ended the process.
-_UNKNOWN_REASON = "The reason is unknown: the pods of the run are gone, or cannot be read."
+"""Annotation of a pod with its path in the workflow: run.root(0).exit-handler-1(0).train(0).executor(0)."""
+_SIGNAL_BASE = 128  # Higher exit codes mean that a signal ended the process.
+_UNKNOWN_REASON = "The reason is unknown: the pods of the run do not exist or cannot be read."
 _STOPPED_BY_USER = "The run was stopped by a user"
 
 
 class Failure(NamedTuple):
-    """A failed step; sorted by time of its end."""
+    """A failed step. Failures are sorted by the time of their end."""
 
     when: str
     step: str
@@ -27,7 +27,7 @@ class Failure(NamedTuple):
     code: int  # Exit code, or 0.
 
 
-def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
+def clean_up(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     """Delete the run's training job if it still exists, write how the run ended, call the hooks on failure.
 
     `launcher` is empty if the run trains nothing; `state` is COMPLETE in a cluster, SUCCEEDED in Kubeflow's
@@ -44,7 +44,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
         event = "succeeded"
     elif not event:
         failed, ended = failures(pods), _termination_reason(state)
-        if ended:  # Steps that were ended by a signal did not fail: they were stopped with the run.
+        if ended:  # Steps that a signal ended did not fail, but were stopped with the run.
             stopped = [failure.step for failure in failed if failure.code >= _SIGNAL_BASE]
             failed = [failure for failure in failed if failure.code < _SIGNAL_BASE]
             ended += f" during {', '.join(stopped)}" if stopped else ""
@@ -59,7 +59,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
         logger.error("%s failed: %s", failure.step, failure.message)
     try:
         if launcher:
-            jobs.remove(launcher, run_id)
+            jobs.delete_unfinished(launcher, run_id)
     finally:
         if event in (
             hooks.STOPPED,
@@ -72,7 +72,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
 
 
 def _termination_reason(state: str) -> str:
-    """Return whether a user or the deadline ended the run; empty if its steps did.
+    """Return that a user or the deadline ended the run; empty if its steps did.
 
     Kubeflow terminates a run by setting activeDeadlineSeconds of its Workflow to 0; Argo's own commands set
     `shutdown`. (`TerminateRun` and `patchWorkflow` in backend/src/apiserver of Kubeflow Pipelines 2.17.)
@@ -123,7 +123,7 @@ def _find_outcome(pods: list[Any]) -> tuple[str, str]:
     """Return the outcome and the reason that a step recorded in its pod's status; both may be empty."""
     for ended in filter(None, map(termination, pods)):
         event, _, reason = (ended.message or "").partition("\n")
-        if event in hooks.DECIDED and ended.exit_code == 0:
+        if event in hooks.DECIDED_OUTCOMES and ended.exit_code == 0:
             return event, reason
     return "", ""
 

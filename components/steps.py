@@ -1,4 +1,4 @@
-"""Runs the work of a step in a child process, and reports how it ended.
+"""Runs the work of a step in a child process, and reports how the work ended.
 
 Kubeflow Pipelines (since 2.17) restarts only pods that were deleted or evicted. So work is done in a child
 process, and retried inside the pod if that process was killed (mostly for lack of memory) or its error is
@@ -37,9 +37,9 @@ TERMINATION_LOG = Path("/dev/termination-log")
 """The content of this file becomes part of the pod's status, and of the workflow's message in Kubeflow."""
 
 _MESSAGE_BYTES = 4096  # Maximum length that Kubernetes keeps.
-_DELETION_SECONDS = 60.0  # Time until the signal that follows the deletion of this pod.
+_DELETION_SECONDS = 60.0  # Maximum time from the deletion of this pod until it is killed.
 TRIES_VARIABLE = "KUBEDET_STEP_TRIES"
-"""Environment variable: number of tries; by default 5 in a cluster, 1 elsewhere."""
+"""Environment variable with the number of tries (default: 5 in a cluster, otherwise 1)."""
 
 _POLL_SECONDS = 0.2
 
@@ -48,7 +48,7 @@ _POLL_SECONDS = 0.2
 class RetryPolicy:
     """Maximum number of attempts, and the waits between them in seconds."""
 
-    tries: int = 1  # 1: work in this process.
+    tries: int = 1  # 1: do the work in this process.
     first_wait: float = 5.0  # Wait after the first try; it triples after each further try.
     longest_wait: float = 120.0
     steady: float = 600.0  # A try that lasts this long resets the count.
@@ -60,7 +60,7 @@ class RetryPolicy:
         tries = parse_digits(text)
         if not tries:
             raise ConfigError(
-                f"{TRIES_VARIABLE} is {text!r}, not a number from 1",
+                f"{TRIES_VARIABLE} is {text!r}, not a number of 1 or more",
                 fix=f"unset {TRIES_VARIABLE}, or set it to 5",
             )
         return cls(tries)
@@ -93,7 +93,7 @@ def run_step(step: str, work: Callable[[], T], *, secret: str = "", adopts: bool
             with translate_named_oserrors():
                 return work()
         except KubedetError as error:
-            environment.explain(error, secret)
+            environment.add_hint(error, secret)
             raise
 
     try:
@@ -107,26 +107,26 @@ def run_step(step: str, work: Callable[[], T], *, secret: str = "", adopts: bool
 
 
 def retry_publishing(publish: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that publishes a step's result: retry it, and report its errors like the step's.
+    """Decorate a function that publishes a step's result: retry it, and report its errors as the step's.
 
-    It runs in the parent process, whose artifacts Kubeflow reads.
+    The function runs in the parent process, whose artifacts Kubeflow reads.
     """
 
     @wraps(publish)
     def repeat(*args: P.args, **kwargs: P.kwargs) -> T:
-        patience = RetryPolicy.from_environment()
-        tries, wait = 1, patience.first_wait
+        policy = RetryPolicy.from_environment()
+        tries, wait = 1, policy.first_wait
         while True:
             try:
                 with translate_named_oserrors():
                     return publish(*args, **kwargs)
             except KubedetError as error:
-                if not error.transient or tries >= patience.tries:
+                if not error.transient or tries >= policy.tries:
                     _report(error)
                     raise SystemExit(error.exit_code) from None
                 logger.warning("%s\n  trying again in %.0f s", error, wait)
             time.sleep(wait)
-            tries, wait = tries + 1, min(3 * wait, patience.longest_wait)
+            tries, wait = tries + 1, min(3 * wait, policy.longest_wait)
 
     return repeat
 
@@ -165,7 +165,7 @@ def _report(error: KubedetError) -> None:
 def supervise(
     step: str,
     work: Callable[[], T],
-    patience: RetryPolicy,
+    policy: RetryPolicy,
     *,
     adopts: bool = False,
     on_orphaned: Callable[[], None] = lambda: None,
@@ -176,9 +176,9 @@ def supervise(
     `adopts`, an attempt can continue a job that an earlier one started, so crashes are retried too.
     `on_orphaned` is called in the child process if this process is killed; then the child ends.
     """
-    if patience.tries == 1:
+    if policy.tries == 1:
         return work()
-    tries, wait = 0, patience.first_wait
+    tries, wait = 0, policy.first_wait
     stops: list[int] = []
     while True:
         began = time.monotonic()
@@ -190,20 +190,20 @@ def supervise(
                 f"the step {step} was stopped", fix="run the same command again to continue"
             )
             raise outcome if isinstance(outcome, Interrupted) else stopped
-        if time.monotonic() - began > patience.steady:
-            tries, wait = 0, patience.first_wait
+        if time.monotonic() - began > policy.steady:
+            tries, wait = 0, policy.first_wait
         tries += 1
         retry = outcome.transient or (adopts and isinstance(outcome, ProcessCrashed))
-        if not retry or tries == patience.tries:
+        if not retry or tries == policy.tries:
             raise outcome
-        logger.warning("%s\n  trying again in %.0f s (%d of %d)", outcome, wait, tries + 1, patience.tries)
+        logger.warning("%s\n  trying again in %.0f s (%d of %d)", outcome, wait, tries + 1, policy.tries)
         end = time.monotonic() + wait
         with signal_handler(lambda number, frame: stops.append(number)):
             while not stops and (remaining := end - time.monotonic()) > 0:
                 time.sleep(min(remaining, _POLL_SECONDS))
         if stops:
             raise Interrupted(f"the step {step} was stopped")
-        wait = min(3 * wait, patience.longest_wait)
+        wait = min(3 * wait, policy.longest_wait)
 
 
 def _run_once(work: Callable[[], T], on_orphaned: Callable[[], None], stops: list[int]) -> T | KubedetError:
@@ -237,7 +237,7 @@ def _run_once(work: Callable[[], T], on_orphaned: Callable[[], None], stops: lis
         return outcome[0]
     code = child.exitcode or 0
     if code >= 0:
-        return ProcessCrashed(f"its process ended with exit code {code} and no message")
+        return ProcessCrashed(f"the process of the step ended with exit code {code} and without a message")
     name = signal.Signals(-code).name
     fix = "the step probably ran out of memory: raise step_memory, or lower data.processes"
     return ProcessKilled(f"the process of the step was killed ({name})", fix=fix)

@@ -8,8 +8,8 @@ from components.images import COMPONENT_IMAGE
 @dsl.component(
     base_image=COMPONENT_IMAGE,
     install_kfp_package=False,
-    # Tolerations and node selector of the task are for the training's pods only; the rest is for the step's
-    # own pod, too.
+    # Tolerations and node selector of the task apply only to the training's pods; the other fields also
+    # apply to the step's own pod.
     task_config_passthroughs=[
         dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
         dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,

@@ -1,4 +1,4 @@
-"""Trains with a launcher: the job's specification, its heartbeat and its result."""
+"""Trains with a launcher: specifies the job, sends its heartbeat and reads its result."""
 
 import logging
 from contextlib import nullcontext
@@ -20,13 +20,13 @@ _HEARTBEAT = "launcher.json"
 def train(
     shards: Shards, request: Request, output: str = "", *, rules: str = "", warm_start: str = ""
 ) -> TrainedModel:
-    """Train to the end with a launcher, or resume; for `output` see `trainer.steps.train.run_folder`.
+    """Start or resume a training with a launcher, and wait for its end.
 
-    `rules` are the rules of the gate; for `warm_start` see `trainer.steps.train.train`.
+    `rules` are the gate's. See `trainer.steps.train` for `output` (`run_folder`) and `warm_start` (`train`).
     """
     in_pods = launchers.in_pods(request.launcher)
     folder = training.run_folder(output, shards, request.run_id)
-    job = request.spec(training.worker_arguments(shards, folder))
+    job = request.build_spec(training.worker_arguments(shards, folder))
     if in_pods:
         job = with_heartbeat(job, storage.join(folder, _HEARTBEAT))
         check_folders(job, data_root=shards.uri, output=folder)

@@ -195,9 +195,9 @@ def _read_overrides(texts: list[str]) -> dict[str, Any]:
 
 
 def _read_job(texts: list[str]) -> dict[str, Any]:
-    from components.launchers.job_options import read_fields
+    from components.launchers.job_options import parse_fields
 
-    return read_fields(texts)
+    return parse_fields(texts)
 
 
 def _print_version(is_given: bool) -> None:

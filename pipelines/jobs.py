@@ -95,7 +95,7 @@ def list_jobs(target: JobTarget) -> list[JobStatus] | str:
     """Return the jobs of a namespace, or the list that Run:ai's command line prints."""
     backend = connect(target)
     if isinstance(backend, RunaiBackend):
-        return backend.list_trainings()
+        return backend.trainings_text()
     return [backend.with_progress(job) for job in backend.list_jobs()]
 
 
@@ -156,7 +156,7 @@ def explain(backend: AnyBackend, name: str) -> StatusExplanation:
     elif job.phase is Phase.SUSPENDED and kueue.is_never_admitted(
         job, backend.timings.unserved, backend.clock.now()
     ):
-        reasons = [*cluster_messages(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
+        reasons = [*cluster_messages(job), *backend.explain(job), f"fix: {kueue.find_remedy(job)}"]
     elif job.phase is Phase.FAILED:
         reasons = str(failure_error(backend, job)).splitlines()
     return StatusExplanation(job, reasons or cluster_messages(job))
@@ -180,5 +180,5 @@ def failure_error(backend: AnyBackend, job: JobStatus) -> KubedetError:
         with suppress(LaunchError):  # The log may be gone.
             lines.extend(backend.pod_lines(job.name, pod, follow=False, tail=LAST_LINES))
     for line in lines:
-        hints.line(line)
+        hints.find_new(line)
     return job_error(job, {pod.name: lines} if pod else {}, hints)

@@ -174,7 +174,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
                 self._progress.add_line(line)
                 if line.strip():
                     self._display.line(line)
-                if hint := hints.line(line):
+                if hint := hints.find_new(line):
                     self._display.line(f"hint: {hint}")
             if self._signals > shown_signals:
                 shown_signals = self._signals

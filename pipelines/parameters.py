@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from components.launchers import kubernetes_names
+from components.launchers.kubernetes_names import check_quantity, parse_quantity
 from trainer.base.errors import ConfigError, KubedetError
 
 Values: TypeAlias = dict[str, Any]
@@ -20,7 +20,7 @@ def check_sizes(cpu: str, memory: str) -> None:
     problems = []
     for name, text, least in (("step_cpu", cpu, "10m"), ("step_memory", memory, "64Mi")):
         try:
-            if kubernetes_names.amount(kubernetes_names.quantity(text)) < kubernetes_names.amount(least):
+            if parse_quantity(check_quantity(text)) < parse_quantity(least):
                 raise ValueError(f"{text!r} is less than {least}")
         except ValueError as error:
             problems.append(f"{name}: {error}")

@@ -48,7 +48,7 @@ def check(submission: "Submission", namespace: str) -> None:
         if item.state == "missing" and item.title in required and cluster:
             where = f"in namespace {cluster.namespace}"
             raise ConfigError(f"the run cannot start: {item.title} {where}: {item.detail}", fix=item.fix)
-        if item.state != "ok" and not item.detail.startswith(cluster_checks.UNKNOWN):
+        if item.state != "ok" and not item.detail.startswith(cluster_checks.UNKNOWN_PREFIX):
             print(f"warning: {item.title}: {item.detail}\n  fix: {item.fix}", file=sys.stderr)
 
 

@@ -102,7 +102,7 @@ class Submission:
     def job(self) -> JobSpec:
         """Return the training job of the run; raises ConfigError if it cannot be used."""
         request = {name: self.get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
-        return jobs.Request(**request, steps_image="steps").spec(("train",))
+        return jobs.Request(**request, steps_image="steps").build_spec(("train",))
 
     def package(self) -> Mapping[str, object]:
         """Return the compiled pipeline as the API takes it."""
@@ -146,7 +146,7 @@ class Submission:
         problems = [f"{name}: has no effect in a {kind}" for name in useless]
         for name in ("credentials", "claim", "signing", "notify"):
             try:
-                kubernetes_names.dns_required(self.parameters.get(name, name))
+                kubernetes_names.check_required_name(self.parameters.get(name, name))
             except ValueError as error:
                 problems.append(f"{name}: {error}")
         root = self.get("data_root")

@@ -17,7 +17,7 @@ from components.launchers import obstacles, output
 from components.launchers.backend import Timings
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster, connect
-from components.launchers.cluster.pods import has_waited, list_pods, newest_failure, reason_of
+from components.launchers.cluster.pods import find_reason, has_waited, list_pods, newest_failure
 from components.launchers.obstacles import Obstacle, ObstacleTracker
 from components.launchers.spec import START_TIMEOUT
 from components.run_end import termination
@@ -82,7 +82,7 @@ class Pods:
         found = []
         for cluster, pod in self._last_pods():
             if pod.status.phase == "Pending":
-                reason, text, _ = reason_of(pod)
+                reason, text, _ = find_reason(pod)
                 if not reason and has_waited(pod.metadata.creation_timestamp, cluster.clock.now()):
                     reason, text = newest_failure(cluster, [("Pod", pod.metadata.name)])
                 found += [Obstacle(_step_of_pod(pod), reason, _abbreviate(text))] if reason else []
@@ -100,7 +100,7 @@ class Pods:
                     ]
         return None
 
-    def find_causes(self) -> Iterator[FailureCause]:
+    def failure_causes(self) -> Iterator[FailureCause]:
         """Yield the cause for each step whose last pod failed."""
         for cluster, pod in self._last_pods():
             if text := _describe_failure(cluster, pod):
@@ -254,7 +254,7 @@ def follow(
         news = training_tracker.report_changes(training) if training is not None else ()
         for line in (*step_tracker.report_changes(pods.step_obstacles()), *news):
             show(line)
-        _stop_if_blocked(server, run, step_tracker, start_timeout / obstacles.USER_OBSTACLE_SHARE)
+        _stop_if_blocked(server, run, step_tracker, start_timeout / obstacles.USER_OBSTACLE_DIVISOR)
         time.sleep(POLL_SECONDS)
 
 
@@ -336,7 +336,7 @@ def _causes(run: Any, pods: Pods) -> list[FailureCause]:
         driver = _DRIVER if plain != item.display_name else ""
         if driver or plain in _TITLES_BY_NAME:
             steps[_TITLES_BY_NAME.get(plain, plain) + driver] = item
-    causes = {cause.step: cause for cause in pods.find_causes()}
+    causes = {cause.step: cause for cause in pods.failure_causes()}
     for step, task in steps.items():
         if message := _error_message(task.error):
             causes[step] = FailureCause(step, *_FIX_SEPARATOR.split(message, maxsplit=1))

@@ -34,8 +34,8 @@ def in_pods(launcher: str) -> bool:
 def run(launcher: str, job: JobSpec) -> None:
     """Run a training job to its end, and print its output to stdout.
 
-    LaunchError: the job failed; has its error or last lines, and its `exit_code`. Interrupted: the job was
-    stopped, and resumes when it is run again.
+    LaunchError, with the job's message or last lines and its `exit_code`: the job failed. Interrupted: the
+    job was stopped, and resumes when it is run again.
     """
     if in_pods(launcher):
         from components.launchers.cluster import watch  # Kubernetes' client takes a second.
@@ -47,8 +47,8 @@ def run(launcher: str, job: JobSpec) -> None:
         local.run(job)
 
 
-def remove(launcher: str, name: str) -> JobStatus:
-    """Delete a job unless it is finished; returns its last status."""
+def delete_unfinished(launcher: str, name: str) -> JobStatus:
+    """Delete a job unless it is finished; return its last status."""
     if not in_pods(launcher):  # A local job ends with the process that started it.
         return JobStatus(name, Phase.GONE)
     backend = _backend(launcher)

@@ -116,7 +116,7 @@ class Timings:
     late: float = 3.0  # Time within which an aborted creation may still succeed.
     unserved: float = 60.0  # Time within which Kueue should create the Workload of a queued job.
     replaced: float = 10.0  # Time within which another job of the same name may appear after ours is gone.
-    submit: float = 180.0  # Time limit for a submission through another program.
+    submit: float = 180.0  # Time limit for a submission with Run:ai's program.
 
     def retry_delays(self) -> Iterator[float]:
         """Yield the delay after each failure: it doubles each time, with jitter."""
@@ -161,12 +161,12 @@ class Backend(Protocol):
         """Delete the job that this process submitted, but no other job of the same name."""
         self.stop(name, wait=wait)
 
-    def ends_with_the_run(self) -> bool:
+    def deletes_job_on_stop(self) -> bool:
         """Whether to delete the job if this process is stopped; otherwise, the next attempt adopts it."""
         return True
 
     def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield the log lines of `follow`: until the job has ended, or only the existing lines."""
+        """Yield a job's log lines until it has ended; without `follow`, only the existing lines."""
         events = self.follow(name, once=not follow)
         return (event for event in events if isinstance(event, LogLine))
 

@@ -124,7 +124,7 @@ class _Guard:
                 return self._code
             now = time.monotonic()
             if now > self._deadline:
-                for pid in _descendants(_list_children(), os.getpid()):
+                for pid in _find_descendants(_list_children(), os.getpid()):
                     _send_signal(pid, signal.SIGKILL)
             elif now > next_scan:
                 next_scan = now + _SCAN_SECONDS
@@ -170,10 +170,10 @@ def _list_children() -> dict[int, list[int]]:
     return children
 
 
-def _descendants(children: dict[int, list[int]], pid: int) -> list[int]:
+def _find_descendants(children: dict[int, list[int]], pid: int) -> list[int]:
     descendants = []
     for child in children.get(pid, []):
-        descendants += [child, *_descendants(children, child)]
+        descendants += [child, *_find_descendants(children, child)]
     return descendants
 
 

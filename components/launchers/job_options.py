@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from components.launchers.spec import JobSpec, from_fields
+from components.launchers.spec import JobSpec, build_spec
 from trainer.base.errors import ConfigError, refuse_userinfo
 from trainer.base.safe_text import parse_digits, parse_yaml
 
@@ -60,7 +60,7 @@ def read_job(
     if command:
         tree["command"] = list(command)
     try:
-        job = from_fields(tree, where=_SPECIFICATION)
+        job = build_spec(tree, where=_SPECIFICATION)
     except ConfigError as error:
         if not error.message.startswith(f"{_SPECIFICATION} cannot be used:"):
             raise
@@ -72,7 +72,7 @@ def read_job(
     return job
 
 
-def read_fields(texts: Sequence[str]) -> dict[str, Any]:
+def parse_fields(texts: Sequence[str]) -> dict[str, Any]:
     """Parse FIELD=VALUE texts into a tree of fields."""
     tree: dict[str, Any] = {}
     if problems := [problem for text in texts for problem in set_field(tree, JobSpec, text)]:
@@ -95,7 +95,7 @@ def _read_file(name: str) -> dict[str, Any]:
         value = parse_yaml(text, _MAX_BYTES)
     except ValueError as error:
         raise ConfigError(
-            f"cannot read {where} as YAML: {error}", fix="correct it: a job's fields, each `field: value`"
+            f"cannot read {where} as YAML: {error}", fix="write one `field: value` per line"
         ) from None
     if not isinstance(value, dict):
         raise ConfigError(
@@ -124,7 +124,7 @@ def _set_value(node: Any, kind: Any, path: str, value: str) -> str:
     key, _, rest = (path, "", "") if container is Mapping else path.partition(".")
     part: Any = key
     if not isinstance(node, list if container is tuple else dict):
-        return f"what is given before is no {'list' if container is tuple else 'mapping'}"
+        return f"the value given before is not a {'list' if container is tuple else 'mapping'}"
     if container is tuple:
         part, inner = parse_digits(key), _without_none(get_args(kind)[0])
         if part is None or part > len(node):

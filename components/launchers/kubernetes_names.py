@@ -36,7 +36,7 @@ def _require(text: str, valid: object, problem: str) -> str:
     return text
 
 
-def job(text: str) -> str:
+def check_job_name(text: str) -> str:
     """Check the name of a job."""
     problem = "is not a DNS-1035 label: lower-case letters, digits and '-', beginning with a letter"
     _require(text, _DNS_1035.fullmatch(text), problem)
@@ -44,54 +44,54 @@ def job(text: str) -> str:
     return _require(text, len(text) <= MAX_JOB_NAME_LENGTH, problem)
 
 
-def dns(text: str) -> str:
+def check_name(text: str) -> str:
     """Check the name of an object; it may be empty."""
     valid = not text or (len(text) <= 253 and _DNS_SUBDOMAIN.fullmatch(text))
-    return _require(text, valid, "is not a name of Kubernetes: lower-case letters, digits, '-' and '.'")
+    return _require(text, valid, "is not a Kubernetes name: lower-case letters, digits, '-' and '.'")
 
 
-def dns_required(text: str) -> str:
+def check_required_name(text: str) -> str:
     """Check the name of an object."""
     if not text:
         raise ValueError("must not be empty")
-    return dns(text)
+    return check_name(text)
 
 
-def qualified(text: str) -> str:
+def check_qualified_name(text: str) -> str:
     """Check the key of a label, annotation or resource: `name` or `domain/name`."""
     domain, slash, name = text.rpartition("/")
     valid = (not slash or _DNS_SUBDOMAIN.fullmatch(domain)) and len(name) <= 63 and _QUALIFIED.fullmatch(name)
     return _require(text, valid, "is not of the form name or domain/name")
 
 
-def environment(text: str) -> str:
+def check_variable(text: str) -> str:
     """Check the name of an environment variable."""
-    return _require(text, _ENVIRONMENT.fullmatch(text), "cannot be a variable's name")
+    return _require(text, _ENVIRONMENT.fullmatch(text), "is not a valid name of a variable")
 
 
-def quantity(text: str) -> str:
+def check_quantity(text: str) -> str:
     """Check the amount of a resource, e.g. 500m or 128Gi; it may be empty."""
     return _require(text, not text or _QUANTITY.fullmatch(text), "is not an amount like 4, 500m or 128Gi")
 
 
-def amount(text: str) -> Decimal:
+def parse_quantity(text: str) -> Decimal:
     """Return the number that a quantity represents; 0 if it is empty."""
     match = _QUANTITY.fullmatch(text)
     return Decimal(match[1]) * _FACTORS[match[2]] if match else Decimal(0)
 
 
-def mount_path(text: str) -> str:
+def check_mount_path(text: str) -> str:
     """Check an absolute path in a container."""
     valid = text.startswith("/") and ":" not in text and ".." not in text.split("/") and text.strip("/")
     return _require(text, valid, "is not an absolute path below /").rstrip("/")
 
 
-def working_dir(text: str) -> str:
+def check_working_dir(text: str) -> str:
     """Check an absolute path in a container; it may be / or empty."""
-    return text if text in ("", "/") else mount_path(text)
+    return text if text in ("", "/") else check_mount_path(text)
 
 
-def image(text: str) -> str:
+def check_image(text: str) -> str:
     """Check the name of a container image; it may be empty."""
     forbidden = sorted(set(text) & set("\"'\\ \t\n"))
-    return _require(text, not forbidden, f"is no container image: it holds {' '.join(map(repr, forbidden))}")
+    return _require(text, not forbidden, f"is not an image: it contains {' '.join(map(repr, forbidden))}")

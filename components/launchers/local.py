@@ -30,9 +30,8 @@ def run(job: JobSpec) -> None:
         )
     last: deque[str] = deque(maxlen=LAST_LINES)
     hints = Hints(rdma=False, pods=False)
-    process = GuardedProcess(
-        command(job), env=environment(job), cwd=job.working_dir or None, grace_seconds=job.grace_seconds
-    )
+    cwd, grace = job.working_dir or None, job.grace_seconds
+    process = GuardedProcess(build_command(job), env=build_environment(job), cwd=cwd, grace_seconds=grace)
     stopped: list[int] = []
 
     def forward_signal(number: int, frame: FrameType | None) -> None:
@@ -48,7 +47,7 @@ def run(job: JobSpec) -> None:
             if reported:
                 continue
             print(line, flush=True)
-            if hint := hints.line(line):
+            if hint := hints.find_new(line):
                 print(f"hint: {hint}", flush=True)
         code = process.wait()
     if stopped or code == EXIT_RETRY:
@@ -63,19 +62,19 @@ def run(job: JobSpec) -> None:
                 if code == 137
                 else ""
             )
-        raise hints.error(text, fix, code)
+        raise hints.make_error(text, fix, code)
 
 
-def command(job: JobSpec) -> list[str]:
+def build_command(job: JobSpec) -> list[str]:
     """Return the program and arguments that start a job on this machine."""
     program, *arguments = job.command
     return [sys.executable if program == "python" else program, *arguments]
 
 
-def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
+def build_environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
     """Return the environment of a job. Its processes share `cores` (0: all) for their threads."""
     threads = str(threads_per_process(job.processes, cores))
-    # For torchrun, which warns about every stop.
+    # LOGLEVEL is for torchrun, which otherwise warns about every stop.
     defaults = {
         "OMP_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",

@@ -8,8 +8,8 @@ from components.launchers.backend import JobStatus
 from trainer.base.clock import CLOCK, Clock
 
 RESUME_FIX = "run the same command again to continue from the last checkpoint"
-USER_OBSTACLE_SHARE = 10
-"""Divisor of start_timeout: how long a job waits if only a user can remove the obstacle."""
+USER_OBSTACLE_DIVISOR = 10
+"""A job waits for start_timeout divided by this number if only a user can remove the obstacle."""
 
 START_REASONS = ("StartError", "ContainerCannotRun", "RunContainerError")
 ROOT_REFUSED = re.compile("runAsNonRoot|breaks non-root policy")  # Patterns of messages of the kubelet.
@@ -86,7 +86,7 @@ _TEMPORARY_RULES: _Rules = {
 }
 
 
-def _find_remedy(reason: str, message: str) -> tuple[str, bool | None]:
+def _match_rules(reason: str, message: str) -> tuple[str, bool | None]:
     """Return the remedy for a reason, and whether only a user can apply it (None: unknown)."""
     for rules, needs_person in ((_USER_RULES, True), (_UNKNOWN_RULES, None), (_TEMPORARY_RULES, False)):
         for (of_reason, of_message), fix in rules.items():
@@ -95,9 +95,9 @@ def _find_remedy(reason: str, message: str) -> tuple[str, bool | None]:
     return "", None
 
 
-def remedy(reason: str, message: str = "") -> str:
+def find_remedy(reason: str, message: str = "") -> str:
     """Return the fix for the reason and message of a container, pod or event; empty if there is none."""
-    return _find_remedy(reason, message)[0]
+    return _match_rules(reason, message)[0]
 
 
 class Obstacle(NamedTuple):
@@ -110,7 +110,7 @@ class Obstacle(NamedTuple):
     @property
     def fix(self) -> str:
         """The remedy; empty if there is none."""
-        return remedy(self.reason, self.message)
+        return find_remedy(self.reason, self.message)
 
     def __str__(self) -> str:
         """Return reason and message as one line."""
@@ -145,7 +145,7 @@ class ObstacleTracker:
             self._since.pop(name, None)
             yield f"{name} waits no longer"
         for name, item in by_name.items():
-            fix, needs_person = _find_remedy(item.reason, item.message)
+            fix, needs_person = _match_rules(item.reason, item.message)
             if needs_person:
                 self._since[name] = self._since.get(name, (now,))[0], item
             elif needs_person is False:

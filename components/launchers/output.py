@@ -16,7 +16,7 @@ def failure_message(lines: Iterable[str]) -> str:
 
 
 def indent_lines(lines: Iterable[str]) -> str:
-    """Indent the lines, without events for programs, as a block below an error."""
+    """Indent the lines, without machine-readable events, as a block below an error."""
     return "\n".join(f"  {line}" for line in lines if not events.parse(line))
 
 
@@ -25,8 +25,8 @@ _GENERAL_HINTS = {
     r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)": "the GPU's memory is full: "
     "halve train.batch_size and set train.global_batch, which keeps the images of a step; "
     "PYTORCH_ALLOC_CONF=expandable_segments:True (the default with GPUs) avoids fragmentation",
-    r"Watchdog caught collective operation timeout": "one rank waited for the others for too long: another "
-    "one is stuck, gone or much slower; look at the last lines of each (`kubedet job logs --rank`) and at "
+    r"Watchdog caught collective operation timeout": "one rank waited too long for the others: another "
+    "rank is stuck, gone or much slower; look at the last lines of each (`kubedet job logs --rank`) and at "
     "the network (network.interface)",
 }
 _POD_HINTS = {
@@ -40,7 +40,7 @@ _POD_HINTS = {
     "volume, or run_as_user to the user that owns the folder",
 }
 _RDMA_HINTS = {
-    r"NET/Socket": "RDMA was asked for, but NCCL uses TCP (NET/Socket): give the pods the RDMA resource and "
+    r"NET/Socket": "RDMA was requested, but NCCL uses TCP (NET/Socket): give the pods the RDMA resource and "
     "its network (resources, annotations), the capability IPC_LOCK and unlimited memlock, and check "
     "network.hca; network.debug INFO shows the reason"
 }
@@ -54,7 +54,7 @@ class Hints:
         self._rules = _GENERAL_HINTS | (_POD_HINTS if pods else {}) | (_RDMA_HINTS if rdma else {})
         self.hints: list[str] = []  # The hints so far.
 
-    def line(self, text: str) -> str:
+    def find_new(self, text: str) -> str:
         """Match a log line; return its hint if it is new, otherwise an empty string."""
         for pattern, hint in self._rules.items():
             if hint not in self.hints and re.search(pattern, text):
@@ -62,10 +62,10 @@ class Hints:
                 return hint
         return ""
 
-    def error(self, message: str, fix: str, code: int | None) -> LaunchError:
+    def make_error(self, message: str, fix: str, code: int | None) -> LaunchError:
         """Return the error of a training run with all hints, and its exit code if below 128."""
         if code == _BUS_ERROR:
-            self.line("Bus error")
+            self.find_new("Bus error")
         error = LaunchError(message, fix="\n  ".join(filter(None, [*self.hints, fix])))
         error.exit_code = code if code and code < 128 else LaunchError.exit_code
         return error

@@ -63,17 +63,17 @@ def is_suspended(job: JobSpec) -> bool | None:
     return job.suspend or bool(job.kueue_queue) or None  # Kueue resumes jobs when it admits them.
 
 
-PORT = 29400  # Of torchrun's c10d rendezvous.
+RENDEZVOUS_PORT = 29400  # Port of torchrun's c10d rendezvous.
 
 
-def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
+def rendezvous_variables(job: JobSpec, first: str) -> dict[str, str]:
     """Return torchrun's variables for a c10d rendezvous at the node with the host name `first`."""
     bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}" if job.elastic else str(job.nodes)
     return {
         "PET_NNODES": bounds,
         "PET_NPROC_PER_NODE": str(job.processes),
         "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{first}:{PORT}",
+        "PET_RDZV_ENDPOINT": f"{first}:{RENDEZVOUS_PORT}",
         "PET_RDZV_ID": job.name,
         "PET_MAX_RESTARTS": str(job.elastic.max_restarts if job.elastic else 0),
     }
@@ -81,11 +81,11 @@ def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
 
 CONTAINER = "pytorch"  # The Training Operator requires this name.
 # Annotation with the name of the training container; others may be added.
-MAIN = "kubectl.kubernetes.io/default-container"
+MAIN_CONTAINER_KEY = "kubectl.kubernetes.io/default-container"
 _TMP = "/tmp"  # noqa: S108
 
 
-def template(
+def make_pod_template(
     job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | None = None, **pod: Any
 ) -> V1PodTemplateSpec:
     """Return the pod template of a job.
@@ -93,7 +93,7 @@ def template(
     `env` overrides the job's variables; `pod` are fields of V1PodSpec that depend on the kind of job.
     """
     volumes, mounts = _volumes(job)
-    annotations = {"sidecar.istio.io/inject": "false", MAIN: container, **job.annotations}
+    annotations = {"sidecar.istio.io/inject": "false", MAIN_CONTAINER_KEY: container, **job.annotations}
     spec = V1PodSpec(
         scheduler_name=job.scheduler or ("runai-scheduler" if job.runai_queue else None),
         priority_class_name=job.priority_class or None,
@@ -188,7 +188,7 @@ def _volumes(job: JobSpec) -> tuple[list[V1Volume], list[V1VolumeMount]]:
     """Return the volumes of a pod and the mounts of its container: claims, /dev/shm and /tmp."""
     volumes: list[V1Volume] = []
     mounts: list[V1VolumeMount] = []
-    if kubernetes_names.amount(job.shared_memory) > 0:
+    if kubernetes_names.parse_quantity(job.shared_memory) > 0:
         memory = V1EmptyDirVolumeSource(medium="Memory", size_limit=job.shared_memory)
         volumes.append(V1Volume(name="shm", empty_dir=memory))
         mounts.append(V1VolumeMount(name="shm", mount_path="/dev/shm"))  # noqa: S108

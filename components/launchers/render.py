@@ -43,7 +43,7 @@ def render(target: str, job: JobSpec) -> str:
         return _to_yaml(_indexed_job(job))
     unsupported = runai.unsupported_fields(job, target)
     lines = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}\n"] if unsupported else []
-    command = runai.command(job, target)
+    command = runai.submit_command(job, target)
     options = command[: command.index("--")]
     lines.append(options[0])
     # One option per line; the command after `--` stays on one line.
@@ -75,12 +75,12 @@ def _indexed_job(job: JobSpec) -> list[Body]:
             # The nodes must find each other before any of them is ready.
             publish_not_ready_addresses=True,
             selector={LABEL_NAME: job.name},
-            ports=[V1ServicePort(name="rendezvous", port=pod_template.PORT)],
+            ports=[V1ServicePort(name="rendezvous", port=pod_template.RENDEZVOUS_PORT)],
         ),
     )
-    template = pod_template.template(
+    template = pod_template.make_pod_template(
         job,
-        env=pod_template.rendezvous(job, f"{job.name}-0.{job.name}"),
+        env=pod_template.rendezvous_variables(job, f"{job.name}-0.{job.name}"),
         subdomain=job.name,
         restart_policy="Never",
     )

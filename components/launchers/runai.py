@@ -18,7 +18,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus, Timings
-from components.launchers.kubernetes_names import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY, amount
+from components.launchers.kubernetes_names import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY, parse_quantity
 from components.launchers.process_variables import process_variables
 from components.launchers.spec import JobSpec
 from trainer.base.clock import CLOCK, Clock
@@ -31,11 +31,11 @@ _OLDER_COMMANDS = {
     "runai-submit-dist": ["runai", "submit-dist", "pytorch", "--name"],
     "runai-submit-pytorch": ["runai", "submit-pytorch", "--name"],
 }
-_UNSUPPORTED_FIELDS = ("name", "command", "namespace", "nproc", "gpu_resource", "network", "launcher_timeout")
+_IMPLICIT_FIELDS = ("name", "command", "namespace", "nproc", "gpu_resource", "network", "launcher_timeout")
 """Fields that need no option: they are part of the command, the project or the environment."""
 
 
-def command(job: JobSpec, target: str) -> list[str]:
+def submit_command(job: JobSpec, target: str) -> list[str]:
     """Return the command line for submitting a job; `target` selects the version of `runai`."""
     if job.elastic:
         raise ConfigError(
@@ -59,11 +59,11 @@ def unsupported_fields(job: JobSpec, target: str) -> list[str]:
     # Defaults of the older commands: any user, and Kubernetes' grace period.
     usual = JobSpec(job.command, run_as_non_root=not older, grace_seconds=30.0 if older else 60.0)
     changed = [item.name for item in fields(JobSpec) if getattr(job, item.name) != getattr(usual, item.name)]
-    supported = {*_UNSUPPORTED_FIELDS, *(field for field, _, _ in _options(job, older=older))}
+    supported = {*_IMPLICIT_FIELDS, *(field for field, _, _ in _options(job, older=older))}
     partly = {
         "mounts' read_only": not older and any(mount.read_only for mount in job.mounts),
         "mounts' sub_path": any(mount.sub_path for mount in job.mounts),
-        "shared_memory's size": "shared_memory" in changed and amount(job.shared_memory) > 0,
+        "shared_memory's size": "shared_memory" in changed and parse_quantity(job.shared_memory) > 0,
         "secret_env's optional": any(item.optional for item in job.secret_env),
     }
     return [name for name in changed if name not in supported] + [name for name, has in partly.items() if has]
@@ -75,7 +75,7 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
     if gpus and job.gpu_resource != "nvidia.com/gpu":
         resources, gpus = {job.gpu_resource: gpus} | resources, 0
     cpus = (job.cpu_request or job.cpu_limit, job.cpu_limit)
-    cores = [cpu and f"{amount(cpu).normalize():f}" for cpu in cpus]
+    cores = [cpu and f"{parse_quantity(cpu).normalize():f}" for cpu in cpus]
     env = {"PET_NPROC_PER_NODE": job.processes} | process_variables(job)
     rdma = job.network.profile == "rdma" and "IPC_LOCK" not in job.capabilities
     mount = "{0.claim}:{0.path}{1}" if older else "claimname={0.claim},path={0.path}"
@@ -98,7 +98,7 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
         ("memory_limit", "cpu-memory-limit", "memory-limit", [job.memory_limit]),
         ("annotations", "annotation", "annotation", _format_pairs(job.annotations)),
         ("labels", "label", "label", _format_pairs(job.labels)),
-        ("shared_memory", "large-shm", "large-shm", [amount(job.shared_memory) > 0 or None]),
+        ("shared_memory", "large-shm", "large-shm", [parse_quantity(job.shared_memory) > 0 or None]),
         ("mounts", "existing-pvc", "pvc", [mount.format(m, ":ro" * m.read_only) for m in job.mounts]),
         ("run_as_user", "run-as-uid", "", [job.run_as_user]),
         ("run_as_group", "run-as-gid", "", [job.run_as_group]),
@@ -150,7 +150,7 @@ _POD_PHASES = {
 }  # fmt: skip
 
 
-def _status(values: Mapping[str, Any], name: str) -> JobStatus:
+def _parse_status(values: Mapping[str, Any], name: str) -> JobStatus:
     """Return the status of a workload from the output of `describe`."""
     word = str(values.get("phase") or values.get("status") or "")
     requested = values.get("requestedpods", 1)
@@ -218,7 +218,7 @@ class RunaiBackend(Backend):
         self.project = job.runai_queue or self.project
         job = replace(job, runai_queue=self.project)
         labels = {**job.labels, LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint}
-        words = command(replace(job, labels=labels, runai_queue=""), "runai")
+        words = submit_command(replace(job, labels=labels, runai_queue=""), "runai")
         status, existing = self._find(job.name)
         if status.phase is not Phase.GONE:
             _check_managed(job.name, existing or {})
@@ -236,7 +236,7 @@ class RunaiBackend(Backend):
     def status(self, name: str) -> JobStatus:
         return self._find(name)[0]
 
-    def list_trainings(self) -> str:
+    def trainings_text(self) -> str:
         """Return the list of the project's training workloads as printed by Run:ai."""
         return self._call("training", "list")
 
@@ -306,7 +306,7 @@ class RunaiBackend(Backend):
             try:
                 text = self._call("training", kind, "describe", name, "--output", "json", "--pod-limit=-1")
                 values = _flatten(json.loads(text))
-                status = _status(values, name)
+                status = _parse_status(values, name)
             except _WorkloadNotFoundError:
                 continue
             except (ValueError, LookupError, TypeError, AttributeError):

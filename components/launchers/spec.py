@@ -17,12 +17,12 @@ from trainer.config.types import Count, Int, Positive
 
 _STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
-Name = Annotated[str, AfterValidator(kubernetes_names.job)]
-DnsName = Annotated[str, AfterValidator(kubernetes_names.dns)]
-Quantity = Annotated[str, AfterValidator(kubernetes_names.quantity)]
-Path = Annotated[str, AfterValidator(kubernetes_names.mount_path)]
-EnvName = Annotated[str, AfterValidator(kubernetes_names.environment)]
-Labels = Mapping[Annotated[str, AfterValidator(kubernetes_names.qualified)], str]
+Name = Annotated[str, AfterValidator(kubernetes_names.check_job_name)]
+DnsName = Annotated[str, AfterValidator(kubernetes_names.check_name)]
+Quantity = Annotated[str, AfterValidator(kubernetes_names.check_quantity)]
+Path = Annotated[str, AfterValidator(kubernetes_names.check_mount_path)]
+EnvName = Annotated[str, AfterValidator(kubernetes_names.check_variable)]
+Labels = Mapping[Annotated[str, AfterValidator(kubernetes_names.check_qualified_name)], str]
 START_TIMEOUT = 1800  # Default of the field with this name.
 Nodes = Annotated[Positive, Field(le=4096)]
 
@@ -31,7 +31,7 @@ Nodes = Annotated[Positive, Field(le=4096)]
 class Mount:
     """A PersistentVolumeClaim in every pod."""
 
-    claim: Annotated[str, AfterValidator(kubernetes_names.dns_required)]
+    claim: Annotated[str, AfterValidator(kubernetes_names.check_required_name)]
     """Name of the claim."""
     path: Path
     """Absolute path at which it is mounted."""
@@ -47,7 +47,7 @@ class SecretEnv:
 
     name: EnvName
     """The variable."""
-    secret: Annotated[str, AfterValidator(kubernetes_names.dns_required)]
+    secret: Annotated[str, AfterValidator(kubernetes_names.check_required_name)]
     """Name of the Secret."""
     key: str
     """Key in the Secret."""
@@ -101,7 +101,7 @@ class Network:
     """NCCL_DEBUG; INFO logs the selected transport."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Network":
+    def _check_consistency(self) -> "Network":
         if self.profile != "rdma" and (self.hca or self.gid_index >= 0):
             raise ValueError("hca and gid_index require the profile rdma")
         if self.profile != "tcp" and (self.socket_threads or self.sockets_per_thread):
@@ -123,7 +123,7 @@ class Elastic:
     """Maximum number of restarts of the processes: each lost or regained node counts as one."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> "Elastic":
+    def _check_order(self) -> "Elastic":
         if self.min_nodes > self.max_nodes:
             raise ValueError(f"min_nodes {self.min_nodes} is above max_nodes {self.max_nodes}")
         return self
@@ -135,13 +135,13 @@ class JobSpec:
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
     """Program and arguments that every node runs (see `training`), without a shell."""
-    working_dir: Annotated[str, AfterValidator(kubernetes_names.working_dir)] = ""
+    working_dir: Annotated[str, AfterValidator(kubernetes_names.check_working_dir)] = ""
     """Absolute path of the program's working directory; if empty, the image's or the current one."""
     name: Name = "kubedet"
     """Name of the job: a DNS-1035 label of at most 50 characters."""
     namespace: DnsName = ""
     """Namespace; if empty, the launcher's namespace."""
-    image: Annotated[str, AfterValidator(kubernetes_names.image)] = ""
+    image: Annotated[str, AfterValidator(kubernetes_names.check_image)] = ""
     """Container image; only a launcher that starts containers needs it."""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
     """When the image is pulled; if empty, the cluster decides."""
@@ -154,7 +154,7 @@ class JobSpec:
     """Processes on each node; 0 starts one per GPU, or one without GPUs."""
     gpus: Count = 0
     """GPUs per node."""
-    gpu_resource: Annotated[str, AfterValidator(kubernetes_names.qualified)] = "nvidia.com/gpu"
+    gpu_resource: Annotated[str, AfterValidator(kubernetes_names.check_qualified_name)] = "nvidia.com/gpu"
     """Resource name of the GPUs in the cluster."""
     cpu_request: Quantity = ""
     """CPU request per node, e.g. "32" or "500m"; if empty, cpu_limit."""
@@ -164,8 +164,8 @@ class JobSpec:
     """Memory request per node, e.g. "128Gi"; if empty, memory_limit."""
     memory_limit: Quantity = ""
     """Memory limit per node, including shared memory; empty means no limit."""
-    resources: Mapping[Annotated[str, AfterValidator(kubernetes_names.qualified)], Positive] = Field(
-        default_factory=dict
+    resources: Mapping[Annotated[str, AfterValidator(kubernetes_names.check_qualified_name)], Positive] = (
+        Field(default_factory=dict)
     )
     """Further resources per node, e.g. {"openshift.io/mlxrdma": 1}."""
     shared_memory: Quantity = "8Gi"
@@ -195,8 +195,8 @@ class JobSpec:
     run_as_non_root: bool = True
     """Refuse an image that would run as root."""
     read_only_root: bool = False
-    """Mount the root file system read-only: only volumes, /dev/shm and /tmp are writable. In a run whose
-    training uses the image of the steps this is the default."""
+    """Mount the root file system read-only: only volumes, /dev/shm and /tmp are writable. This is the
+    default in a run whose training uses the image of the steps."""
     service_account: DnsName = ""
     """Service account of the pods; its token is not mounted."""
 
@@ -220,39 +220,39 @@ class JobSpec:
     elastic: Elastic | None = None
     """Limits of an elastic job; None means a fixed number of nodes."""
     backoff: Count = 10
-    """Maximum number of restarts of a pod that ended with 128 or more (killed, preempted, lost its peers);
-    after more, the launcher deletes the job. 1 to 127 fail the job at once."""
+    """Maximum number of restarts of a pod that ended with exit code 128 or higher (killed, preempted, lost
+    its peers); then the launcher deletes the job. Exit codes from 1 to 127 fail the job at once."""
     ttl: Count | None = 86400
     """Seconds after the end of the job until it is deleted; None keeps it."""
     start_timeout: Positive = START_TIMEOUT
-    """Seconds within which all pods must start; otherwise the launcher deletes the job. It waits a tenth of
-    that for what only a person can change, such as an image or a Secret that does not exist."""
+    """Seconds within which all pods must start; otherwise the launcher deletes the job. It waits a
+    tenth of that if only a user can remove the obstacle, such as a missing image or Secret."""
     deadline: Count = 0
     """Seconds after which the job is stopped; 0 means no limit."""
     launcher_timeout: Count = 240
-    """Seconds without a sign of life from the step that waits for the job, after which the training of a run
-    saves its state and ends, which frees its GPUs; 0 is no limit."""
+    """Seconds without a heartbeat of the step that waits for the job, after which the training of a run saves
+    its state and ends, which frees its GPUs; 0 means no limit."""
     grace_seconds: float = Field(default=60.0, ge=0)
     """Seconds that a stopped job may take to save its checkpoint."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "JobSpec":
-        amount = kubernetes_names.amount
+    def _check_consistency(self) -> "JobSpec":
+        parse_quantity = kubernetes_names.parse_quantity
         problems = []
         if self.elastic and not self.elastic.min_nodes <= self.nodes <= self.elastic.max_nodes:
             bounds = f"{self.elastic.min_nodes} to {self.elastic.max_nodes}"
             problems.append(f"nodes {self.nodes} is outside of elastic's {bounds}")
         for name in ("cpu", "memory"):
             request, limit = getattr(self, f"{name}_request"), getattr(self, f"{name}_limit")
-            if request and limit and amount(request) > amount(limit):
+            if request and limit and parse_quantity(request) > parse_quantity(limit):
                 problems.append(f"{name}_request {request} is above {name}_limit {limit}")
         fields = {"cpu", "memory", self.gpu_resource} & set(self.resources)
-        problems += [f"resources.{name} is a field itself" for name in sorted(fields)]
+        problems += [f"resources.{name} has a field of its own" for name in sorted(fields)]
         paths = Counter(mount.path for mount in self.mounts)
-        paths["/dev/shm"] += amount(self.shared_memory) > 0  # noqa: S108 (the place, not a temporary file)
+        paths["/dev/shm"] += parse_quantity(self.shared_memory) > 0  # noqa: S108 (a mount path)
         problems += [f"two mounts at {path}" for path, count in sorted(paths.items()) if count > 1]
         variables = Counter([*self.env, *(item.name for item in self.secret_env)])
-        problems += [f"two values of {name}" for name, count in sorted(variables.items()) if count > 1]
+        problems += [f"two values for {name}" for name, count in sorted(variables.items()) if count > 1]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -293,7 +293,7 @@ def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
     return replace(job, command=training_command(job.command[len(training_command(())) :], options))
 
 
-def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:
+def build_spec(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:
     """Build a specification strictly from parsed JSON; `where` describes the source in errors."""
     try:
         return _ADAPTER.validate_json(json.dumps(fields))

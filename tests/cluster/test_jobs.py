@@ -172,9 +172,7 @@ def test_the_loser_of_a_name_is_told_and_leaves_the_winners_job_alone(user, clus
     winner = user.starts("job", "submit", "--spec", str(changed), "--wait")
     winner.wait_for("other")
     assert loser.end() == 1, str(loser)
-    assert any(words in loser.errors for words in ("replaced by another specification", "is gone")), str(
-        loser
-    )
+    assert any(words in loser.errors for words in ("with another specification", "is gone")), str(loser)
     assert cluster.job(name) is not None
     winner.signal(signal.SIGTERM)
     assert winner.end() == 143, str(winner)

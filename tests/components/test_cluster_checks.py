@@ -115,7 +115,7 @@ def test_one_kind_of_jobs_is_enough_and_the_one_that_is_taken_is_named(
     checks = look()
     assert healthy(checks.values())
     assert [
-        title for title in (OPERATOR, TRAINER) if "launcher=kubernetes takes" in checks[title].detail
+        title for title in (OPERATOR, TRAINER) if "launcher=kubernetes creates" in checks[title].detail
     ] == [taken]
     for title, plural in ((OPERATOR, "pytorchjobs"), (TRAINER, "trainjobs")):
         assert checks[title].state == "ok"
@@ -127,7 +127,7 @@ def test_a_controller_that_does_not_answer_is_told_and_the_other_taken(look, ser
     silent(served_cluster, "pytorchjobs")
     checks = look()
     assert checks[OPERATOR].state == "warning" and "does not answer" in checks[OPERATOR].detail
-    assert "launcher=kubernetes takes them" in checks[TRAINER].detail
+    assert "launcher=kubernetes creates them" in checks[TRAINER].detail
     silent(served_cluster, "trainjobs")
     checks = look()
     assert [checks[title].state for title in (OPERATOR, TRAINER)] == ["missing"] * 2
@@ -147,7 +147,7 @@ def test_the_shared_runtime_is_found_and_one_of_another_version_or_owner_is_told
     assert look()[RUNTIME].state == "ok"
     runtime(served_cluster, mlPolicy={"numNodes": 1})
     finding = look()[RUNTIME]
-    assert finding.state == "warning" and "differs from this version" in finding.detail
+    assert finding.state == "warning" and "differs from the runtime" in finding.detail
     assert finding.fix.startswith("kubectl apply")
     runtime(served_cluster, managed="somebody")
     assert "not created by kubedet" in look()[RUNTIME].detail

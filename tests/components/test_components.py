@@ -101,7 +101,7 @@ def test_keys_that_are_missing_are_told_with_the_secrets_name(capfd, monkeypatch
     error = StorageError("cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known")
     with pytest.raises(SystemExit):
         steps.run_step("download", failing(error), secret="team-keys")
-    assert "the Secret team-keys is not in its namespace" in capfd.readouterr().err
+    assert "its namespace has no Secret team-keys" in capfd.readouterr().err
 
 
 def test_the_process_that_waits_imports_neither_torch_nor_a_store():

@@ -31,7 +31,7 @@ def test_a_job_has_the_queue_of_the_training_but_neither_its_gpus_nor_its_nodes(
         "mounts": [{"claim": "sets", "path": str(tmp_path)}],
     }
     data = DataJob(3, "kubernetes", fields, "", "keys", RUN, "registry/steps:1", "2", "8Gi")
-    data.launch("shard", str(tmp_path))(("shard", "--raw", "x"))
+    data.make_launch("shard", str(tmp_path))(("shard", "--raw", "x"))
     (job,) = launched
     assert (job.name, job.nodes, job.processes, job.gpus) == (job_name(RUN, "shard"), 3, 1, 0)
     assert (job.kueue_queue, job.image, job.cpu_request, job.memory_request) == (
@@ -47,12 +47,12 @@ def test_a_job_has_the_queue_of_the_training_but_neither_its_gpus_nor_its_nodes(
 
 
 def test_one_worker_is_the_step_itself_and_less_is_refused(launched, tmp_path):
-    assert DataJob(1).launch("download", str(tmp_path)) is None
+    assert DataJob(1).make_launch("download", str(tmp_path)) is None
     with pytest.raises(ConfigError):
-        DataJob(0).launch("download", str(tmp_path))
+        DataJob(0).make_launch("download", str(tmp_path))
     unreachable = DataJob(2, "kubernetes", run_id=RUN, image="registry/steps:1", cpu="1", memory="1Gi")
     with pytest.raises(ConfigError, match="data_root"):
-        unreachable.launch("download", str(tmp_path))(("download",))
+        unreachable.make_launch("download", str(tmp_path))(("download",))
     assert not launched
 
 
@@ -63,7 +63,7 @@ def test_a_step_finds_what_the_processes_of_its_job_have_done(tmp_path, caplog):
     data = DataJob(2, "local")
     raw = download(source, root, "debug", overrides)
     with caplog.at_level("INFO"):
-        shards = shard(raw, data.launch("shard", root))
+        shards = shard(raw, data.make_launch("shard", root))
     assert "are there already" in caplog.text
     alone = shard(download(source, str(tmp_path / "alone"), "debug", overrides))
     assert (shards.fingerprint, shards.samples) == (alone.fingerprint, alone.samples)

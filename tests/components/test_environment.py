@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from components import environment
-from components.environment import SIGNING_NAME, signing_key
+from components.environment import SIGNING_NAME, find_signing_key
 from trainer.base.errors import ConfigError, StorageError
 
 
@@ -34,7 +34,7 @@ def test_the_store_that_the_cluster_has_is_found(monkeypatch, services, found):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("MINIO_ENDPOINT", "")
     environment.set_minio_endpoint()
-    assert environment.settings()["MINIO_ENDPOINT"] == found
+    assert environment.read_settings()["MINIO_ENDPOINT"] == found
 
 
 def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
@@ -43,9 +43,9 @@ def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
     error = StorageError(
         "cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known", fix="check it", transient=True
     )
-    environment.explain(error, "team-keys")
+    environment.add_hint(error, "team-keys")
     assert not error.transient, "to try again brings no keys into this pod"
-    assert "has no keys" in error.message and "the Secret team-keys is not in its namespace" in error.message
+    assert "has no keys" in error.message and "its namespace has no Secret team-keys" in error.message
     assert (
         error.fix.startswith("create the Secret team-keys with AWS_ACCESS_KEY_ID") and "check it" in error.fix
     )
@@ -71,19 +71,19 @@ def mounted(tmp_path):
 @pytest.mark.parametrize("secret", [SIGNING_NAME, "ours"])
 def test_a_signing_key_is_found(mounted, secret):
     folder = mounted(private="key", public="key")
-    assert signing_key(secret, folder) == f"{folder}/private.pem"
+    assert find_signing_key(secret, folder) == f"{folder}/private.pem"
 
 
 def test_the_default_secret_need_not_exist(mounted, tmp_path):
-    assert signing_key(SIGNING_NAME, str(tmp_path / "nothing")) == ""
-    assert signing_key(SIGNING_NAME, mounted()) == ""
+    assert find_signing_key(SIGNING_NAME, str(tmp_path / "nothing")) == ""
+    assert find_signing_key(SIGNING_NAME, mounted()) == ""
 
 
 def test_a_secret_that_was_named_must_exist(mounted):
     with pytest.raises(ConfigError, match="the Secret ours has no signing key: it does not exist"):
-        signing_key("ours", mounted())
+        find_signing_key("ours", mounted())
 
 
 def test_a_secret_must_hold_the_key(mounted):
     with pytest.raises(ConfigError, match=r"(?s)it contains public\.pem.*--from-file=private\.pem="):
-        signing_key(SIGNING_NAME, mounted(public="key"))
+        find_signing_key(SIGNING_NAME, mounted(public="key"))

@@ -45,4 +45,4 @@ def test_what_is_installed_registers_operations():
 
 def test_no_job_may_have_the_secrets_of_steps():
     secrets = {environment.SIGNING_NAME, notifications.NOTIFY}
-    assert secrets == jobs.OF_STEPS
+    assert secrets == jobs.STEP_SECRETS

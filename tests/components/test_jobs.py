@@ -8,7 +8,7 @@ from cluster.api import Fault
 from cluster.pods import endless, fine
 
 from components import environment, jobs
-from components.jobs import Request, job_name, remove
+from components.jobs import Request, delete_unfinished, job_name
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.base.errors import ConfigError, KubedetError
 
@@ -34,7 +34,7 @@ def test_all_parameters_reach_the_job():
         claim="sets",
         credentials="keys",
         job={"memory_limit": "64Gi", "network": {"profile": "rdma", "gid_index": 3.0}, "env": {"A": "1"}},
-    ).spec(COMMAND)
+    ).build_spec(COMMAND)
     assert (spec.nodes, spec.nproc, spec.gpus, spec.image) == (2, 4, 8, "registry/kubedet:1")
     assert spec.memory_limit == "64Gi" and spec.network.profile == "rdma" and spec.network.gid_index == 3
     assert spec.env == {"A": "1"}
@@ -49,10 +49,10 @@ def test_pods_get_the_settings_of_stores_and_trackers_but_no_secret_value(monkey
     secrets = dict.fromkeys(["AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_TOKEN", "WANDB_API_KEY"], "geheim")
     for name, value in {**settings, **secrets}.items():
         monkeypatch.setenv(name, value)
-    spec = on_cluster().spec(COMMAND)
+    spec = on_cluster().build_spec(COMMAND)
     assert spec.env == settings and "geheim" not in repr(spec)
     own = {"env": {"MLFLOW_RUN_ID": "3"}}
-    assert on_cluster(job=own).spec(COMMAND).env == settings | own["env"]
+    assert on_cluster(job=own).build_spec(COMMAND).env == settings | own["env"]
 
 
 def test_all_mistakes_are_told_at_once():
@@ -61,13 +61,13 @@ def test_all_mistakes_are_told_at_once():
         "env": {"AWS_SECRET_ACCESS_KEY": "s"}, "mounts": [{"claim": "c"}],
     }  # fmt: skip
     with pytest.raises(ConfigError) as caught:
-        on_cluster(nodes=0, job=job).spec(COMMAND)
+        on_cluster(nodes=0, job=job).build_spec(COMMAND)
     lines = str(caught.value).splitlines()
     for said in (
-        "  job.nodes: is a parameter of its own",
+        "  job.nodes: is a parameter of the run",
         "  job.name: is decided by the run",
         "  job.gpu: no such field",
-        "  job.env.AWS_SECRET_ACCESS_KEY: is a secret, it belongs into a Secret",
+        "  job.env.AWS_SECRET_ACCESS_KEY: is secret: put it into a Secret (secret_env)",
         "  job.mounts.0.path: is missing",
     ):
         assert said in lines
@@ -76,9 +76,9 @@ def test_all_mistakes_are_told_at_once():
 
 def test_what_means_nothing_to_processes_of_the_step_is_refused():
     with pytest.raises(ConfigError) as caught:
-        Request(gpus=1, image="x", job={"memory_limit": "1Gi"}).spec(COMMAND)
+        Request(gpus=1, image="x", job={"memory_limit": "1Gi"}).build_spec(COMMAND)
     assert all(
-        f"  {name}: means nothing to the launcher local" in str(caught.value)
+        f"  {name}: has no effect with the launcher local" in str(caught.value)
         for name in ("gpus", "image", "job")
     )
 
@@ -86,7 +86,7 @@ def test_what_means_nothing_to_processes_of_the_step_is_refused():
 def test_a_runs_job_has_one_name():
     assert job_name(RUN) == job_name(RUN.upper()) == "kubedet-0f1e2d3c4b5a-train"
     assert job_name("local-run/7") == job_name("local-run/7") != job_name("local-run/8")
-    assert on_cluster(run_id="local-run/7").spec(COMMAND).name == job_name("local-run/7")
+    assert on_cluster(run_id="local-run/7").build_spec(COMMAND).name == job_name("local-run/7")
 
 
 @pytest.fixture
@@ -95,17 +95,17 @@ def job(served_cluster):
 
     def start(life):
         served_cluster.lives[f"{job_name(RUN)}-worker-0"] = life
-        ClusterBackend.connect().submit(on_cluster().spec(COMMAND))
+        ClusterBackend.connect().submit(on_cluster().build_spec(COMMAND))
 
     return start
 
 
 def test_the_end_of_a_run_deletes_a_job_that_goes_on(served_cluster, job):
     job(endless)
-    remove("kubernetes", RUN)
+    delete_unfinished("kubernetes", RUN)
     assert len(served_cluster.requests("DELETE", job_name(RUN))) == 1
     # Once it is gone there is nothing more to do.
-    remove("kubernetes", RUN)
+    delete_unfinished("kubernetes", RUN)
     assert len(served_cluster.requests("DELETE", job_name(RUN))) == 1
 
 
@@ -115,7 +115,7 @@ def test_the_end_of_a_run_leaves_an_ended_job_to_its_readers(served_cluster, job
     name = job_name(RUN)
     while not backend.status(name).phase.final:
         time.sleep(0.01)
-    remove("kubernetes", RUN)
+    delete_unfinished("kubernetes", RUN)
     assert served_cluster.requests("DELETE", name) == [] and backend.status(name).phase == "succeeded"
 
 
@@ -124,16 +124,16 @@ def test_a_job_that_cannot_be_looked_at_or_deleted_is_not_passed_over(served_clu
     job(endless)
     served_cluster.faults.append(Fault(verb, "pytorchjobs", status=403, times=3))
     with pytest.raises(KubedetError, match="403"):
-        remove("kubernetes", RUN)
+        delete_unfinished("kubernetes", RUN)
 
 
 def test_the_root_of_the_steps_own_image_is_read_only_unless_the_job_says_otherwise():
-    assert on_cluster(image="", steps_image="steps:2").spec(COMMAND).read_only_root
-    assert on_cluster(image="steps:2", steps_image="steps:2").spec(COMMAND).read_only_root
-    assert not on_cluster(image="own:1", steps_image="steps:2").spec(COMMAND).read_only_root
+    assert on_cluster(image="", steps_image="steps:2").build_spec(COMMAND).read_only_root
+    assert on_cluster(image="steps:2", steps_image="steps:2").build_spec(COMMAND).read_only_root
+    assert not on_cluster(image="own:1", steps_image="steps:2").build_spec(COMMAND).read_only_root
     job = {"read_only_root": False}
-    assert not on_cluster(image="", steps_image="steps:2", job=job).spec(COMMAND).read_only_root
-    assert on_cluster(image="own:1", job={"read_only_root": True}).spec(COMMAND).read_only_root
+    assert not on_cluster(image="", steps_image="steps:2", job=job).build_spec(COMMAND).read_only_root
+    assert on_cluster(image="own:1", job={"read_only_root": True}).build_spec(COMMAND).read_only_root
 
 
 def reading(secret):
@@ -166,14 +166,14 @@ APPARMOR = "container.apparmor.security.beta.kubernetes.io/pytorch"
     ],
 )
 def test_a_job_has_what_the_namespaces_owner_allows_and_no_more(monkeypatch, job, key, value, named):
-    on_cluster(job=job).spec(COMMAND)  # nobody limits it
+    on_cluster(job=job).build_spec(COMMAND)  # nobody limits it
     monkeypatch.setenv(jobs.LIMITS[key], value)
     with pytest.raises(ConfigError, match=f"  {re.escape(named)}: not among the {key}") as caught:
-        on_cluster(job=job).spec(COMMAND)
+        on_cluster(job=job).build_spec(COMMAND)
     assert jobs.CONFIG_MAP in caught.value.message and "owner" in caught.value.message
     added = named if key == "secrets" else f"{named[:3]}*"
     monkeypatch.setenv(jobs.LIMITS[key], f"{value} {environment.CREDENTIALS} {added}")
-    on_cluster(job=job).spec(COMMAND)
+    on_cluster(job=job).build_spec(COMMAND)
 
 
 @pytest.mark.parametrize("secret", ["kubedet-signing", "kubedet-notify"])
@@ -183,17 +183,17 @@ def test_no_job_reads_the_secrets_of_steps(monkeypatch, secret, allowed):
         monkeypatch.setenv(
             jobs.LIMITS["secrets"], f"{environment.CREDENTIALS} {allowed.format(secret=secret)}"
         )
-    on_cluster().spec(COMMAND)
+    on_cluster().build_spec(COMMAND)
     for asked in (
         {"job": reading(secret)},
         {"job": {"image_pull_secrets": [secret]}},
         {"credentials": secret},
     ):
         with pytest.raises(ConfigError, match=f"  {secret}: only steps"):
-            on_cluster(**asked).spec(COMMAND)
+            on_cluster(**asked).build_spec(COMMAND)
 
 
 def test_the_secret_of_the_run_is_limited_too_and_a_run_cannot_lift_it(monkeypatch):
     monkeypatch.setenv(jobs.LIMITS["secrets"], "kubedet-object mine kubedet-*")
     with pytest.raises(ConfigError, match="kubedet-object-store: not among the secrets"):
-        on_cluster(job={"env": {jobs.LIMITS["secrets"]: "*"}}).spec(COMMAND)
+        on_cluster(job={"env": {jobs.LIMITS["secrets"]: "*"}}).build_spec(COMMAND)

@@ -35,7 +35,7 @@ def add(served_cluster, monkeypatch):
 
 def written(tmp_path, state, launcher="local"):
     path = tmp_path / "outcome.md"
-    outcome = run_end.end(launcher, RUN, state, str(path))
+    outcome = run_end.clean_up(launcher, RUN, state, str(path))
     return outcome, path.read_text()
 
 

@@ -9,7 +9,7 @@ import pytest
 from components import environment, jobs
 from components.launchers import kubernetes_names, pod_template
 from components.launchers.cluster.kinds import API_VERSION, SHARED_RUNTIME, shared_runtime
-from components.launchers.cluster.roles import ROLES, allow
+from components.launchers.cluster.roles import ROLES, permission_fix
 from components.launchers.spec import JobSpec
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
@@ -38,7 +38,7 @@ def granted(role):
 def test_remedies_and_the_doctor_name_what_the_roles_grant(the, place, name):
     named = {(*of, verb) for of, verbs in ROLES[place].items() for verb in verbs.split()}
     assert granted(the("Role", name)) == named
-    assert all(f"deploy/{place}/" in allow(resource, [verb], "n") for _, resource, verb in named)
+    assert all(f"deploy/{place}/" in permission_fix(resource, [verb], "n") for _, resource, verb in named)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_remedies_and_the_doctor_name_what_the_roles_grant(the, place, name):
     [("persistentvolumeclaims", "get", "n"), ("pods", "delete", "n"), ("pods", "list", "")],
 )
 def test_no_remedy_names_a_role_that_does_not_grant_it(resource, verb, namespace):
-    assert "deploy" not in allow(resource, [verb], namespace)
+    assert "deploy" not in permission_fix(resource, [verb], namespace)
 
 
 def test_the_shared_runtime_is_that_of_the_launcher(the):
@@ -109,7 +109,7 @@ def test_the_shipped_limits_are_those_that_the_step_reads(the):
     limits = the("ConfigMap", jobs.CONFIG_MAP)["data"]
     assert limits.keys() == jobs.LIMITS.keys()
     secrets = limits["secrets"].split()
-    assert environment.CREDENTIALS in secrets and not jobs.OF_STEPS & set(secrets)
+    assert environment.CREDENTIALS in secrets and not jobs.STEP_SECRETS & set(secrets)
     assert "*" not in "".join(limits.values()) and "SYS_ADMIN" not in limits["capabilities"]
     assert limits["service-accounts"] == "kubedet-training" and "apparmor" not in limits["annotations"]
 

@@ -30,7 +30,7 @@ from PIL import Image
 
 from components.environment import SECRET_KEYS
 from components.launchers.job_options import read_job
-from components.launchers.spec import from_fields
+from components.launchers.spec import build_spec
 from kubedet import cli
 from operations.tuning.space import parse
 from pipelines import wait
@@ -337,7 +337,7 @@ def test_every_source_and_key_of_a_store_is_documented():
 
 def test_examples_of_files_are_valid(tmp_path):
     for block in blocks("networks", "yaml"):
-        from_fields({"command": ["true"]} | yaml.safe_load(block))
+        build_spec({"command": ["true"]} | yaml.safe_load(block))
     space, recipe = blocks("tuning", "yaml")
     parse(space, "small", {}, "the example")
     (tmp_path / "best.yaml").write_text(recipe)

@@ -181,7 +181,7 @@ def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path
     main = SimpleNamespace(name="main", state=SimpleNamespace(terminated=ended))
     pod = SimpleNamespace(status=SimpleNamespace(container_statuses=[main]))
     monkeypatch.setattr(run_end, "_pods", lambda run_id: [pod])
-    outcome = run_end.end("", "ab", "RUNNING", str(tmp_path / "outcome.md"))
+    outcome = run_end.clean_up("", "ab", "RUNNING", str(tmp_path / "outcome.md"))
     assert outcome == {"state": "held back", "reason": body["reason"]} and len(hook.posted) == 1
 
 
@@ -204,7 +204,7 @@ def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypa
     failed = [run_end.Failure("", "train", "no memory", 1)] if state == "FAILED" else []
     monkeypatch.setattr(run_end, "failures", lambda pods: failed)
     for _ in range(2):
-        run_end.end("", "ab", state, str(tmp_path / "outcome.md"))
+        run_end.clean_up("", "ab", state, str(tmp_path / "outcome.md"))
     assert [(body["event"], body["run"]) for body in hook.posted] == [(event, "ab")] * told
     if state == "FAILED":
         assert hook.posted[0]["reason"] == "train: no memory"

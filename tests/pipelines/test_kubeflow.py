@@ -174,22 +174,22 @@ def ended(code=1, reason="Error", message=""):
 )
 def test_the_log_is_read_if_the_container_left_no_message(cluster, log, text, fix):
     cluster.put("train(0).executor(0)", main=ended(), log=log)
-    (cause,) = seen().find_causes()
+    (cause,) = seen().failure_causes()
     assert (cause.step, cause.text, cause.fix) == ("Train", text, fix)
 
 
 def test_a_pod_with_a_forbidden_log_is_named(cluster):
     name = cluster.put("train(0).executor(0)", main=ended(7), log="error: hidden")
     cluster.denied.add(("get", "pods/log"))
-    (cause,) = seen().find_causes()
+    (cause,) = seen().failure_causes()
     assert cause.text == f"main ended with exit code 7; see `kubectl -n kubeflow logs {name} -c main`"
 
 
 def test_the_last_attempt_counts(cluster):
     cluster.put("train(0).executor(0)", reason="Evicted", message="low")
-    assert len(list(seen().find_causes())) == 1
+    assert len(list(seen().failure_causes())) == 1
     cluster.put("train(0).executor(1)", phase="Succeeded", main=ended(0, "Completed"))
-    assert list(seen().find_causes()) == []
+    assert list(seen().failure_causes()) == []
 
 
 @pytest.mark.parametrize(
@@ -250,5 +250,5 @@ def test_events_explain_a_volume_that_cannot_be_mounted(cluster):
 @pytest.mark.parametrize(("namespace", "expected"), [("", "kubeflow"), ("", "default"), ("team", "team")])
 def test_the_namespace_is_found(cluster, namespace, expected):
     cluster.put("train(0).executor(0)", main=ended(message="x"), namespace=expected)
-    assert len(list(seen(namespace).find_causes())) == 1
+    assert len(list(seen(namespace).failure_causes())) == 1
     assert seen(namespace).namespace() == expected

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from components.launchers.spec import JobSpec, from_fields
+from components.launchers.spec import JobSpec, build_spec
 
 
 def job(**fields: Any) -> JobSpec:
-    return from_fields({"command": ["python", "-V"], "image": "image:1", "name": "job"} | fields)
+    return build_spec({"command": ["python", "-V"], "image": "image:1", "name": "job"} | fields)
 
 
 ODD = {

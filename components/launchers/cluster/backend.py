@@ -15,7 +15,7 @@ from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS, Kind
 from components.launchers.cluster.logs import MergedLogs, PodLog
 from components.launchers.cluster.own_pod import OwnPod
-from components.launchers.cluster.termination import delete_with_run
+from components.launchers.cluster.termination import start_deletion_guard
 from components.launchers.kubernetes_names import LABEL_SPEC
 from components.launchers.pod_template import Body
 from components.launchers.spec import JobSpec
@@ -37,7 +37,7 @@ class ClusterBackend(Backend):
         self,
         cluster: client.Cluster,
         kinds: Iterable[Kind] = _ALL_KINDS,
-        start_guard: Callable[..., Any] = delete_with_run,
+        start_guard: Callable[..., Any] = start_deletion_guard,
     ) -> None:
         self.cluster, self.timings, self.clock = cluster, cluster.timings, cluster.clock
         self.kinds = Kinds(cluster, tuple(kinds))
@@ -100,7 +100,7 @@ class ClusterBackend(Backend):
                 if lost is None:
                     raise
                 lost.message += f"; whether the {kind.title} {job.name} was created is not known"
-                lost.fix = f"look with `kubedet job status {job.name}`; `kubedet job stop {job.name}` ends it"
+                lost.fix = f"see `kubedet job status {job.name}`; `kubedet job stop {job.name}` deletes it"
                 raise lost from None
             if existing is not None and self._adopts(kind, existing, job):
                 uid = str(existing["metadata"]["uid"])
@@ -111,7 +111,7 @@ class ClusterBackend(Backend):
                 raise lost
             old, old_uid = kind, existing["metadata"]["uid"] if existing is not None else ""
             kind, manifests = self._manifests(job)
-            job_objects.remove(self.cluster, old if old_uid else kind, job.name, old_uid)
+            job_objects.delete_job(self.cluster, old if old_uid else kind, job.name, old_uid)
             try:
                 uid = job_objects.create_all(self.cluster, manifests)
             except ApiError as error:
@@ -135,7 +135,7 @@ class ClusterBackend(Backend):
         if existing is not None:
             self._check_managed(kind, existing)
         uid = existing["metadata"]["uid"] if existing is not None else ""
-        job_objects.remove(self.cluster, kind, name, uid, wait=wait)
+        job_objects.delete_job(self.cluster, kind, name, uid, wait=wait)
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:
         """See `Backend.withdraw`; a job whose uid is known is deleted without reading it first."""
@@ -143,13 +143,13 @@ class ClusterBackend(Backend):
         kind = self.kinds.kind_of(name)
         if not uid:
             kind, existing = self.kinds.find(name)
-            if existing is None or job_objects.label(existing, LABEL_SPEC) != spec:
+            if existing is None or job_objects.read_label(existing, LABEL_SPEC) != spec:
                 return
             uid = existing["metadata"]["uid"]
-        job_objects.remove(self.cluster, kind, name, uid, wait=wait, patience=self.timings.stop)
+        job_objects.delete_job(self.cluster, kind, name, uid, wait=wait, patience=self.timings.stop)
 
-    def ends_with_the_run(self) -> bool:
-        return own_pod.ends_with_the_run(self.cluster, self._own)
+    def deletes_job_on_stop(self) -> bool:
+        return own_pod.deletes_job_on_stop(self.cluster, self._own)
 
     def _workflow(self) -> dict[str, str] | None:
         own = self._own
@@ -185,7 +185,7 @@ class ClusterBackend(Backend):
         title, name = kind.title, job.name
         if existing["metadata"].get("deletionTimestamp"):
             logger.info("%s %s is being deleted: waiting until it is gone", title, name)
-        elif job_objects.label(existing, LABEL_SPEC) != job.fingerprint:
+        elif job_objects.read_label(existing, LABEL_SPEC) != job.fingerprint:
             logger.info("%s %s exists with another specification: deleting it", title, name)
         elif kind.state(existing).phase is Phase.FAILED:
             logger.info("%s %s failed: deleting it, to create it again", title, name)
@@ -249,7 +249,7 @@ class ClusterBackend(Backend):
     def list_jobs(self) -> list[JobStatus]:
         """Return the status of kubedet's jobs in the namespace, the newest first."""
         statuses = []
-        for kind, jobs in self.kinds.jobs():
+        for kind, jobs in self.kinds.list_jobs():
             by_job: dict[str, list[Any]] = {}
             for pod in pods.list_pods_of_job(self.cluster, kind, "") if jobs else ():
                 by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
@@ -289,13 +289,13 @@ class ClusterBackend(Backend):
         lines = []
         kind = self.kinds.kind_of(status.name)
         if not status.pods:
-            lines.append(f"no pod was made: see that {kind.controller} runs, and the quota of the namespace")
+            lines.append(f"no pod was created: check {kind.controller}, and the quota of the namespace")
         elif len(status.pods) < status.nodes:
             lines.append(f"{len(status.pods)} of {status.nodes} pods exist")
         for pod in status.pods:
             if pod.phase not in ("Running", "Succeeded"):
-                lines.append(f"pod {pod.name} is {pod.phase}{pods.describe(pod)}")
-                lines += [f"  the one before it ended: {pod.before}"] if pod.before else []
+                lines.append(f"pod {pod.name} is {pod.phase}{pods.describe_reason(pod)}")
+                lines += [f"  the previous pod or container ended: {pod.before}"] if pod.before else []
                 lines += [f"  {line}" for line in pods.describe_events(self.cluster, "Pod", pod.name)]
         for title, name in kind.event_objects(status.name):
             lines += pods.describe_events(self.cluster, title, name)

@@ -16,7 +16,7 @@ from yaml import YAMLError
 
 from components.launchers.backend import Timings
 from components.launchers.cluster.kinds import KINDS, Resource
-from components.launchers.cluster.roles import allow
+from components.launchers.cluster.roles import permission_fix
 from trainer.base.clock import CLOCK, Clock
 from trainer.base.errors import EXIT_USAGE, ConfigError, LaunchError
 
@@ -33,8 +33,8 @@ _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b|service \"([a-
 _CLUSTER_SCOPED = ("nodes", "namespaces", "version")
 _FIXES = {
     0: "check that the API server can be reached from here, and that its certificate is trusted",
-    401: "log in to the cluster again: the credentials have expired or are not known",
-    403: "change the job as the message says; it is not a matter of RBAC",
+    401: "log in to the cluster again: the credentials have expired or are invalid",
+    403: "change the job as the message says; RBAC is not the cause",
     422: "change the job as the message says: the cluster's definition of such a job forbids it",
     **dict.fromkeys(_RETRY_STATUSES, "the API server has trouble: look at its log, or try again later"),
 }
@@ -92,7 +92,7 @@ def api_error(error: BaseException, verb: str, resource: str, name: str, namespa
     elif result.forbidden:
         of_cluster = resource in _CLUSTER_SCOPED or "at the cluster scope" in reason
         named = re.search('in the namespace "([^"]+)"', reason)  # May differ from the jobs' namespace.
-        result.fix = allow(resource, [verb], "" if of_cluster else named[1] if named else namespace)
+        result.fix = permission_fix(resource, [verb], "" if of_cluster else named[1] if named else namespace)
     elif status == 404 and not answer:
         result.fix = _INSTALL.get(resource, "")
     elif status == 404 and in_absent:

@@ -21,14 +21,14 @@ _MAX_TRIES = 3  # Attempts to create an object while another of its name is bein
 _INSTALL = "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed"
 
 
-def label(body: Body, name: str) -> str:
+def read_label(body: Body, name: str) -> str:
     """Return a label of an object; "" if it has none."""
     return str((body["metadata"].get("labels") or {}).get(name, ""))
 
 
 def is_managed(body: Body) -> bool:
     """Whether kubedet created an object."""
-    return label(body, LABEL_MANAGED) == MANAGED_BY
+    return read_label(body, LABEL_MANAGED) == MANAGED_BY
 
 
 def create_all(cluster: Cluster, manifests: list[Body]) -> str:
@@ -104,7 +104,7 @@ def _request_object(cluster: Cluster, verb: str, about: Body, **options: Any) ->
     return cluster.request(verb, _resource(about), about["metadata"]["name"], **options)
 
 
-def remove(
+def delete_job(
     cluster: Cluster, kind: Kind, name: str, uid: str, *, wait: bool = True, patience: float | None = None
 ) -> None:
     """Delete a job (only the one of `uid`, if given), and wait until it and its pods are gone."""
@@ -127,7 +127,7 @@ def remove(
         if clock.monotonic() > end:
             rest = ", ".join(pod_names) or f"the {kind.title} {name}, held by a finalizer"
             raise LaunchError(
-                f"{kind.title} {name} was deleted, but after {timings.removal:.0f} s there is still: {rest}",
+                f"{kind.title} {name} was deleted, but this exists after {timings.removal:.0f} s: {rest}",
                 fix="check whether its node responds; `kubectl delete pod --force` removes pods of a "
                 "dead node",
             )
@@ -144,7 +144,7 @@ class Kinds:
         self._answering: Kind | None = None  # The first kind that the cluster has.
 
     def kind_of_new_job(self) -> Kind:
-        """Return the kind for a new job: the first whose controller responds, with retries."""
+        """Return the kind for a new job: the first whose controller responds; retry if none does."""
         timings, clock = self._cluster.timings, self._cluster.clock
         waits, end = timings.retry_delays(), clock.monotonic() + timings.outage
         while self._chosen is None:
@@ -178,7 +178,7 @@ class Kinds:
                 return kind, job
         return self.kind_of(name), None
 
-    def jobs(self) -> list[tuple[Kind, list[Body]]]:
+    def list_jobs(self) -> list[tuple[Kind, list[Body]]]:
         """Return the jobs that kubedet created, for each kind that the cluster has."""
         selector, request = f"{LABEL_MANAGED}={MANAGED_BY}", self._cluster.request
         answers = self._request_each(

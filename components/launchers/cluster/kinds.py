@@ -120,7 +120,7 @@ def _with_condition(state: State, job: Body, phases: Mapping[str, Phase | None])
 _PYTORCHJOB_PHASES = {
     "Failed": Phase.FAILED, "Succeeded": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED, "Restarting": None,
 }  # fmt: skip
-"""Not Running: the operator sets that late, and for one running pod."""
+"""Running is left out: the operator sets it late, and as soon as one pod runs."""
 _INDEX_KEY = "training.kubeflow.org/replica-index"
 
 
@@ -138,7 +138,7 @@ class PyTorchJob(Kind):
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
         # The rank of a node is the index of its pod, as in all messages; c10d would assign ranks itself.
         label = V1EnvVarSource(field_ref=V1ObjectFieldSelector(field_path=f"metadata.labels['{_INDEX_KEY}']"))
-        template = pod_template.template(job)
+        template = pod_template.make_pod_template(job)
         template.spec.containers[0].env.append(V1EnvVar("PET_NODE_RANK", value_from=label))
         bounds = job.elastic or Elastic(job.nodes, job.nodes, 0)
         elastic_policy = KubeflowOrgV1ElasticPolicy(
@@ -332,8 +332,9 @@ def fits_shared_runtime(job: JobSpec) -> bool:
 
 def _make_template(job: JobSpec) -> Body:
     # Trainer has no elastic jobs, and would fix the number of nodes: they use torchrun's c10d rendezvous.
-    env = pod_template.rendezvous(job, f"{job.name}-{_NODE_NAME}-0-0.{job.name}") if job.elastic else {}
-    return to_body(pod_template.template(job, container=_NODE_NAME, env=env, restart_policy="Never"))
+    first = f"{job.name}-{_NODE_NAME}-0-0.{job.name}"
+    env = pod_template.rendezvous_variables(job, first) if job.elastic else {}
+    return to_body(pod_template.make_pod_template(job, container=_NODE_NAME, env=env, restart_policy="Never"))
 
 
 def _make_runtime(metadata: Body, job: JobSpec, template: Body) -> "TrainerV1alpha1TrainingRuntime":

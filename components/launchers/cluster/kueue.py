@@ -25,9 +25,9 @@ DEACTIVATED = "Deactivated"  # Its Workload was deactivated by a user, or by Kue
 UNSERVED = "Unserved"  # Kueue has no Workload for it.
 UNKNOWN = "QueueUnknown"  # Its Workload may not be read, or the API server has trouble.
 
-HOPELESS = (UNSERVED, NO_QUEUE, DEACTIVATED, ADMITTED)
-"""Reasons why the launcher gives up a job after a while: Kueue does not serve its kind or its queue. It keeps
-waiting for jobs that need quota, and for jobs whose Workload cannot be read."""
+GIVE_UP_REASONS = (UNSERVED, NO_QUEUE, DEACTIVATED, ADMITTED)
+"""The launcher gives up a job that waits long for these reasons: Kueue does not serve its kind or its queue.
+The launcher keeps waiting if the job needs quota, or if its Workload cannot be read."""
 _TIMEOUT_SECONDS = 5.0
 _MESSAGE_LIMIT = 400  # Maximum length of a message of Kueue.
 
@@ -94,7 +94,7 @@ class Queues:
         if workload is None:
             missing = "Kueue has no Workload for it" if self._version else "no Kueue is installed"
             return replace(job, reason=UNSERVED, message=f"{where}: {missing}")
-        reason, detail = _state(workload)
+        reason, detail = _waiting_reason(workload)
         eviction = find_true_conditions(workload).get("Evicted")
         if eviction and reason not in (ADMITTED, DEACTIVATED, NO_QUEUE):
             reason = eviction.get("reason") or "Evicted"
@@ -104,13 +104,13 @@ class Queues:
         return replace(job, reason=reason, message=f"{where}: {detail}" if detail else where)
 
 
-def _state(workload: Body) -> tuple[str, str]:
+def _waiting_reason(workload: Body) -> tuple[str, str]:
     """Return the reason why a job waits, and a message."""
     true_conditions = find_true_conditions(workload)
     if workload["spec"].get("active") is False:
         return DEACTIVATED, _message(true_conditions.get("Evicted") or {}) or "its Workload is not active"
     if "Admitted" in true_conditions and "Evicted" not in true_conditions:
-        return ADMITTED, "admitted, and not released yet"
+        return ADMITTED, "admitted, but not started yet"
     if "QuotaReserved" in true_conditions and "Evicted" not in true_conditions:
         return QUEUED, "has its quota, and waits for admission checks"
     conditions = (workload.get("status") or {}).get("conditions") or []
@@ -119,7 +119,7 @@ def _state(workload: Body) -> tuple[str, str]:
     if message.startswith("LocalQueue ") and message.endswith(" doesn't exist"):
         return NO_QUEUE, message
     if reason == "ExceedsMaxQuota" or "maximum capacity" in message:
-        return QUEUED, f"{message}; it never fits unless it asks for less or the queue gets more"
+        return QUEUED, f"{message}; it never fits unless it requests less or the queue gets more quota"
     return INADMISSIBLE if reason in (INADMISSIBLE, "Misconfigured", "Suspended") else QUEUED, message
 
 
@@ -167,32 +167,31 @@ def find_installed(cluster: Cluster) -> InstalledKueue:
     return InstalledKueue(served, bool(manager.status and manager.status.ready_replicas))
 
 
-def framework(kind: Kind) -> str:
+def framework_name(kind: Kind) -> str:
     """Return the name of a kind of job in Kueue's configuration."""
     return f"{kind.group}/{kind.name}"
 
 
-def remedy(status: JobStatus) -> str:
+def find_remedy(status: JobStatus) -> str:
     """Return the fix for a job that will never be admitted."""
     if status.reason == NO_QUEUE:
         return (
-            f"see `kubectl get localqueues` for the queues of its namespace and set kueue_queue to one, or "
-            f"create the LocalQueue {status.queue}"
+            "set kueue_queue to a LocalQueue of the namespace (see `kubectl get localqueues`), or create "
+            f"the LocalQueue {status.queue}"
         )
     if status.reason == DEACTIVATED:
-        return "see why with `kubectl describe workload`, fix that, and run the same again"
+        return "find the cause with `kubectl describe workload`, fix it, and run the same command again"
     if status.reason == ADMITTED:
         return (
             "run the same command again: Kueue cannot start a job that was created while it did not "
-            "serve its kind; "
-            "otherwise look at the log of the job's controller"
+            "serve its kind; if that does not help, look at the log of the job's controller"
         )
     kind = next(kind for kind in KINDS.values() if kind.title == status.kind)
     first = " (needs Kueue 0.14 or later)" if kind.title == "TrainJob" else ""
     others = " or ".join(other.name for other in KINDS.values() if other is not kind)
     return (
-        f"name {framework(kind)} in integrations.frameworks of Kueue's configuration (ConfigMap "
+        f"name {framework_name(kind)} in integrations.frameworks of Kueue's configuration (ConfigMap "
         f"kueue-manager-config in {NAMESPACE}){first}, do not exclude this namespace by its "
-        f"managedJobsNamespaceSelector, and run the same again; or make it a "
-        f"{others} (launcher, --backend), or leave kueue_queue out"
+        f"managedJobsNamespaceSelector, and run the same command again; or use a "
+        f"{others} (launcher, --backend), or omit kueue_queue"
     )

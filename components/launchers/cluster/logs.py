@@ -10,7 +10,7 @@ from urllib3.exceptions import HTTPError
 
 from components.launchers.backend import LogLine
 from components.launchers.cluster.client import ApiError, Cluster, api_error
-from components.launchers.cluster.pods import main_container
+from components.launchers.cluster.pods import find_main_container
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class PodLog:
             raise
         if pod.metadata.uid != self._uid:
             return None
-        self._container, container = main_container(pod)
+        self._container, container = find_main_container(pod)
         ended = pod.status.phase in ("Succeeded", "Failed")
         if container is None:
             return 0, False, ended
@@ -138,7 +138,7 @@ class PodLog:
             )
         except ApiException as error:
             self._raise_if_forbidden(error)
-            return previous and error.status in (400, 404)  # There is none.
+            return previous and error.status in (400, 404)  # There is no previous log.
         except (HTTPError, OSError):
             return False
         rest, complete = b"", False

@@ -38,7 +38,7 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
     (then the next attempt of the step adopts the job).
     """
     try:
-        return _read(cluster)
+        return _request_own_pod(cluster)
     except ApiError as error:
         if _is_pod_deleted(error):
             error.fix = "look at the step's next attempt, which continues with the job"
@@ -56,7 +56,7 @@ def delete(cluster: Cluster) -> None:
     home.call("delete", "pods", request, name, home.namespace, name=name, grace_period_seconds=0)
 
 
-def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
+def deletes_job_on_stop(cluster: Cluster, own: OwnPod | None) -> bool:
     """Whether to delete the job when this process is stopped.
 
     True outside of a pipeline, and if the run was terminated, was deleted or has ended. If only this pod is
@@ -67,7 +67,7 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
     if not name:
         return True
     try:
-        own = own or _read(cluster, single_attempt=True)
+        own = own or _request_own_pod(cluster, single_attempt=True)
         return own.workflow is None or run_has_ended(home, own.workflow["name"])
     except ApiError as error:
         # A job without a launcher ends itself: see `trainer.launching.heartbeat`.
@@ -87,7 +87,7 @@ def run_has_ended(cluster: Cluster, workflow: str) -> bool:
 
 def read_workflow(cluster: Cluster) -> dict[str, Any]:
     """Return the Workflow that this process's pod belongs to; empty if none."""
-    owner, (_, home) = _read(cluster).workflow, _locate_own_pod(cluster)
+    owner, (_, home) = _request_own_pod(cluster).workflow, _locate_own_pod(cluster)
     return (home.find(_WORKFLOWS, owner["name"], **_SINGLE_ATTEMPT) if owner else None) or {}
 
 
@@ -99,14 +99,14 @@ def _locate_own_pod(cluster: Cluster) -> tuple[str, Cluster]:
     return name, cluster if namespace == cluster.namespace else cluster.in_namespace(namespace)
 
 
-def _read(cluster: Cluster, *, single_attempt: bool = False) -> OwnPod:
+def _request_own_pod(cluster: Cluster, *, single_attempt: bool = False) -> OwnPod:
     name, home = _locate_own_pod(cluster)
     if not name:
         return OwnPod()
     read, options = home.core.read_namespaced_pod, _SINGLE_ATTEMPT if single_attempt else {}
     pod = home.call("get", "pods", read, name, home.namespace, name=name, **options)
     images = {container.name: container.image for container in pod.spec.containers}
-    # Without blockOwnerDeletion, which RBAC may forbid and a stuck job would abuse.
+    # Without blockOwnerDeletion, which RBAC may forbid, and with which a stuck job would block the deletion.
     owners = [
         {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
         for owner in pod.metadata.owner_references or []

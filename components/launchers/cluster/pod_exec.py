@@ -1,6 +1,6 @@
 """Runs a command in a pod, interactively if there is a terminal.
 
-Kubernetes' exec is a websocket with numbered channels: 0 stdin, 1 stdout, 2 stderr, 3 how it ended, 4 the
+Kubernetes' exec is a websocket with numbered channels: 0 stdin, 1 stdout, 2 stderr, 3 the exit status, 4 the
 terminal's size. Source: kubernetes/apimachinery, `util/remotecommand` (v4).
 """
 
@@ -19,7 +19,7 @@ from websocket import ABNF, WebSocketException
 
 from components.launchers.backend import PodStatus
 from components.launchers.cluster.client import Cluster
-from components.launchers.cluster.roles import allow
+from components.launchers.cluster.roles import permission_fix
 from trainer.base.errors import ConfigError, LaunchError
 
 _TICK_SECONDS = 0.25  # Seconds between two checks of the terminal's size.
@@ -51,7 +51,7 @@ def run_attached(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> in
         with suppress(ValueError, LookupError):
             reason = json.loads(body[0])["message"] if body else reason
         if status in ("401", "403"):
-            fix = allow("pods/exec", ["create", "get"], cluster.namespace)
+            fix = permission_fix("pods/exec", ["create", "get"], cluster.namespace)
             raise ConfigError(f"not allowed to run commands in {pod.name}: {reason}", fix=fix) from None
         text = f"cannot run a command in {pod.name}: {reason}"
         if status in ("400", "404"):
@@ -67,7 +67,7 @@ def run_attached(cluster: Cluster, pod: PodStatus, command: Sequence[str]) -> in
             tty.setraw(terminal, termios.TCSADRAIN)  # Keys typed earlier also go to the pod.
         ended = _forward_streams(client, terminal)
     except (OSError, WebSocketException) as error:
-        raise LaunchError(f"the connection to {pod.name} was lost: {error}", fix="run it again") from None
+        raise LaunchError(f"lost the connection to {pod.name}: {error}", fix="run it again") from None
     finally:
         if terminal is not None:
             termios.tcsetattr(terminal, termios.TCSADRAIN, attributes)

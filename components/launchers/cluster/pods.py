@@ -15,11 +15,11 @@ from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import Kind
 from components.launchers.kubernetes_names import LABEL_QUEUE, LABEL_SPEC
-from components.launchers.pod_template import MAIN, Body
+from components.launchers.pod_template import MAIN_CONTAINER_KEY, Body
 
 _MAX_EVENTS = 5  # Maximum number of events to show for an object.
 _EVENT_LENGTH = 400  # Maximum length of an event.
-SLOW = 15.0  # Seconds after which the events of a starting pod, or of a job without its pods, are read.
+SLOW_SECONDS = 15.0  # Time after which the events of a starting pod, or of a job without its pods, are read.
 _NORMAL_REASONS = (None, "PodInitializing", "ContainerCreating")  # Normal states of a starting pod.
 _WATCH_LAG = 1.0  # Maximum delay of the watch in seconds.
 _WATCH_SECONDS = 300  # The server ends a watch after this time, and the next one continues it.
@@ -39,7 +39,7 @@ def list_pods(cluster: Cluster, labels: str, *, patience: float | None = None) -
     )
 
 
-def _termination(pod: PodStatus) -> Ending | None:
+def _ending(pod: PodStatus) -> Ending | None:
     ended = pod.phase == "Failed" or pod.exit_code
     return Ending(pod.reason, pod.message, pod.exit_code) if ended else None
 
@@ -47,10 +47,10 @@ def _termination(pod: PodStatus) -> Ending | None:
 def _to_status(pod: Any, kind: Kind, job: Body) -> PodStatus:
     labels = pod.metadata.labels or {}
     earlier_pods = int(labels.get(kind.attempt_label) or 0)
-    main, container = main_container(pod)
+    main, container = find_main_container(pod)
     end = container and container.state and container.state.terminated
     last_end = container and container.last_state and container.last_state.terminated
-    reason, message, culprit = reason_of(pod, main)
+    reason, message, culprit = find_reason(pod, main)
     containers = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
     return PodStatus(
         pod.metadata.name,
@@ -72,14 +72,14 @@ def _to_status(pod: Any, kind: Kind, job: Body) -> PodStatus:
     )
 
 
-def main_container(pod: Any) -> tuple[str, Any]:
+def find_main_container(pod: Any) -> tuple[str, Any]:
     """Return name and status (None if there is none yet) of the annotated container, or of the first."""
-    name = str((pod.metadata.annotations or {}).get(MAIN) or pod.spec.containers[0].name)
+    name = str((pod.metadata.annotations or {}).get(MAIN_CONTAINER_KEY) or pod.spec.containers[0].name)
     statuses = pod.status.container_statuses or []
     return name, next((item for item in statuses if item.name == name), None)
 
 
-def reason_of(pod: Any, main: str = "") -> tuple[str, str, str]:
+def find_reason(pod: Any, main: str = "") -> tuple[str, str, str]:
     """Return the reason why a pod waits or failed, the message, and the container concerned."""
     if pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
         return pod.status.reason, pod.status.message or "", main
@@ -96,7 +96,7 @@ def reason_of(pod: Any, main: str = "") -> tuple[str, str, str]:
     return "", "", main
 
 
-def describe(pod: PodStatus) -> str:
+def describe_reason(pod: PodStatus) -> str:
     """Return a pod's reason and message, to be appended to its name."""
     text = ": ".join(filter(None, [pod.reason, " ".join(pod.message.split())]))
     return f": {text}" if text else ""
@@ -105,13 +105,13 @@ def describe(pod: PodStatus) -> str:
 def describe_events(cluster: Cluster, kind: str, name: str) -> list[str]:
     """Return the newest events of an object, or the reason why they cannot be read, as lines."""
     try:
-        found = _events(cluster, kind, name)
+        found = _list_events(cluster, kind, name)
     except ApiError as error:
         return [f"its events are not known: {error.message}"]
     lines = []
     for event in found:
         times = f" (x{event.count})" if (event.count or 1) > 1 else ""
-        lines.append(f"{event.reason}{times}: {_message(event)}")
+        lines.append(f"{event.reason}{times}: {_shorten_message(event)}")
     return list(dict.fromkeys(lines))[-_MAX_EVENTS:]
 
 
@@ -121,34 +121,34 @@ def newest_failure(cluster: Cluster, objects: Iterable[tuple[str, str]], about: 
     """
     for kind, name in objects:
         with suppress(ApiError):
-            found = [event for event in _events(cluster, kind, name) if about in (event.reason or "")]
+            found = [event for event in _list_events(cluster, kind, name) if about in (event.reason or "")]
             if found and "Fail" in found[-1].reason:
-                return found[-1].reason, _message(found[-1])
+                return found[-1].reason, _shorten_message(found[-1])
     return "", ""
 
 
-def _events(cluster: Cluster, kind: str, name: str) -> list[Any]:
+def _list_events(cluster: Cluster, kind: str, name: str) -> list[Any]:
     """Return the events (CoreV1Event) of an object, the newest last."""
     selector = f"involvedObject.kind={kind},involvedObject.name={name}"
     options: Any = {"field_selector": selector, "patience": min(5.0, cluster.timings.patience)}
     listing = cluster.core.list_namespaced_event
     found = cluster.call("list", "events", listing, cluster.namespace, **options).items
 
-    def last(event: Any) -> str:
+    def last_seen(event: Any) -> str:
         seen = event.series and event.series.last_observed_time
         return _rfc3339(seen or event.last_timestamp or event.metadata.creation_timestamp)
 
-    return sorted(found, key=last)
+    return sorted(found, key=last_seen)
 
 
-def _message(event: Any) -> str:
+def _shorten_message(event: Any) -> str:
     return " ".join((event.message or "").split())[:_EVENT_LENGTH]
 
 
 def has_waited(created: Any, now: datetime) -> bool:
     """Whether an object created at this time (datetime or RFC 3339) should have started."""
     moment = datetime.fromisoformat(created) if isinstance(created, str) else created
-    return (now - moment).total_seconds() > SLOW
+    return (now - moment).total_seconds() > SLOW_SECONDS
 
 
 def _rfc3339(moment: Any) -> str:
@@ -160,7 +160,7 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
     meta = job["metadata"]
     created = meta.get("creationTimestamp") or ""
 
-    def age(pod: PodStatus) -> tuple[int, str, bool]:
+    def sort_key(pod: PodStatus) -> tuple[int, str, bool]:
         # Of two pods created in the same second, the deleted or failed one is the older.
         return pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving
 
@@ -169,9 +169,9 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
         status for status in (_to_status(pod, kind, job) for pod in job_pods) if status.created >= created
     ]
     newest: dict[int, PodStatus] = {}
-    for pod in sorted(statuses, key=age):
+    for pod in sorted(statuses, key=sort_key):
         last = newest.get(pod.rank)
-        newest[pod.rank] = replace(pod, before=pod.before or (_termination(last) if last else None))
+        newest[pod.rank] = replace(pod, before=pod.before or (_ending(last) if last else None))
     state = kind.state(job)
     # The job's conditions decide the final phases, its pods the others.
     phase, reason, message = state.phase, state.reason, state.message
@@ -203,7 +203,7 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
 
 
 class PodHistory:
-    """Records how many pods of a job were replaced, and how each ended; controllers do not.
+    """Records how many pods of a job were replaced, and how each ended; controllers do not record it.
 
     Each reading of a job's status adds its pods. A thread watches for the ends of pods that are deleted
     immediately; if RBAC forbids the watch, only the ends of pods that were read are known.
@@ -235,7 +235,7 @@ class PodHistory:
         with self._news:
             for pod in status.pods:
                 self._record(pod)
-            if status.phase is Phase.SUSPENDED:  # By a queue: pods that it deletes are no failures.
+            if status.phase is Phase.SUSPENDED:  # Pods that a queue deletes have not failed.
                 self._suspended.update(uid for endings in self._endings.values() for uid in endings)
                 self._observed.clear()
                 return status
@@ -248,7 +248,7 @@ class PodHistory:
             pods = []
             for pod in status.pods:
                 earlier = self._predecessors(pod)
-                # The controller's own count, `attempt`, is of these, too.
+                # `attempt`, the controller's own count, includes some of these.
                 uncounted = max(0, len(self._observed & earlier.keys()) - pod.attempt)
                 last = next((end for end in reversed(earlier.values()) if end), None)
                 before = pod.before or (last if last != Ending() else None)
@@ -278,7 +278,7 @@ class PodHistory:
         with self._news:
             endings = self._endings.setdefault(pod.rank, {})
             if endings.get(pod.uid) in (None, Ending()):
-                endings[pod.uid] = _termination(pod) or endings.get(pod.uid)
+                endings[pod.uid] = _ending(pod) or endings.get(pod.uid)
             if deleted:  # Deleted by a user or with its node while it ran.
                 endings[pod.uid] = endings[pod.uid] or Ending("deleted")
             self._news.notify_all()

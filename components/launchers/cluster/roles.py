@@ -17,12 +17,12 @@ ROLES = {
     },
     "operators": {("", "pods/exec"): "create get"},
 }
-"""The verbs by API group and resource that role.yaml in these folders of deploy/ allows."""
+"""The verbs that role.yaml in these folders of deploy/ allows, by API group and resource."""
 _GROUPS = {resource: group for role in ROLES.values() for group, resource in role}
 _GROUPS |= {"deployments": "apps", "selfsubjectaccessreviews": "authorization.k8s.io"}
 
 
-def allow(resource: str, verbs: Iterable[str], namespace: str) -> str:
+def permission_fix(resource: str, verbs: Iterable[str], namespace: str) -> str:
     """Return the remedy for missing verbs on a resource (`pods/log`); an empty namespace means all."""
     missing, group = list(verbs), _GROUPS.get(resource, "")
     where = f"Role in namespace {namespace}" if namespace else "ClusterRole"

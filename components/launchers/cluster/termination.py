@@ -49,7 +49,7 @@ def has_ended(workflow: Mapping[str, Any], now: datetime) -> bool:
     return seconds == 0 or (now - began).total_seconds() > float(seconds)
 
 
-def delete_with_run(
+def start_deletion_guard(
     client: Any, namespace: str, workflow: str, pod: str, kinds: Iterable[tuple[str, str, str]], job: str
 ) -> subprocess.Popen[bytes]:
     """Start the process; it ends when this process ends.
@@ -124,7 +124,7 @@ class _Server:
 
 
 class _Watch:
-    """Watches an object; its last fields are None before the first response."""
+    """Watches an object; `seen` has its newest fields, and is None before the first response."""
 
     def __init__(self, request: Mapping[str, Any], path: str) -> None:
         self.seen: Mapping[str, Any] | None = None

@@ -14,7 +14,7 @@ from components.launchers import obstacles
 from components.launchers.backend import Backend, Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster import kueue
 from components.launchers.cluster.client import ApiError
-from components.launchers.obstacles import NOT_EXECUTABLE, RESUME_FIX, ROOT_REFUSED, START_REASONS, remedy
+from components.launchers.obstacles import NOT_EXECUTABLE, RESUME_FIX, START_REASONS, find_remedy
 from components.launchers.output import LAST_LINES, Hints, failure_message, indent_lines
 from components.launchers.spec import JobSpec
 from trainer.base import events
@@ -24,7 +24,7 @@ from trainer.launching.stop_signals import signal_handler
 
 _MAX_EXTRA_STARTS = 2  # Further attempts, possibly on other nodes, to start a container that fails to start.
 _NUMBERS = re.compile(r"\d\S*\s*")  # Numbers in the message of a queue, which may change often.
-MEMORY_KILLS = 3
+MAX_MEMORY_KILLS = 3
 """Number of out-of-memory kills without a newer checkpoint after which the job is given up."""
 
 
@@ -61,8 +61,8 @@ class Restarts:
         return pod.restarts - min(self._forgiven.get(pod.rank, 0), pod.restarts)
 
     def find_oom_killed(self, pods: Iterable[PodStatus]) -> PodStatus | None:
-        """Return a pod that ran out of memory MEMORY_KILLS times, if any."""
-        return next((pod for pod in pods if self._kills.get(pod.rank, 0) >= MEMORY_KILLS), None)
+        """Return a pod that ran out of memory MAX_MEMORY_KILLS times, if any."""
+        return next((pod for pod in pods if self._kills.get(pod.rank, 0) >= MAX_MEMORY_KILLS), None)
 
 
 def job_error(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
@@ -74,7 +74,7 @@ def job_error(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints:
     pod = first_failed_pod(status.pods)
     if pod is None:
         reason = ": ".join(filter(None, [status.reason, status.message]))
-        return LaunchError(f"the job {status.name} failed: {reason or 'the cluster does not say why'}")
+        return LaunchError(f"the job {status.name} failed: {reason or 'the cluster reports no reason'}")
     if pod.exit_code == EXIT_RETRY:
         return Interrupted(f"the training was stopped: {_describe_failure(pod)}", fix=RESUME_FIX)
     if pod.exit_code == EXIT_ABANDONED:
@@ -88,8 +88,8 @@ def job_error(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints:
     message = failure_message(lines)
     text = f"{_describe_failure(pod)}: {message}" if message else _describe_failure(pod) + _quote_tail(lines)
     # Some runtimes do not report OOMKilled, the usual cause of a kill.
-    fix = remedy(pod.reason, pod.message) or (remedy("OOMKilled") if pod.exit_code == 137 else "")
-    return hints.error(text, fix, pod.exit_code)
+    fix = find_remedy(pod.reason, pod.message) or (find_remedy("OOMKilled") if pod.exit_code == 137 else "")
+    return hints.make_error(text, fix, pod.exit_code)
 
 
 def first_failed_pod(pods: Iterable[PodStatus]) -> PodStatus | None:
@@ -159,10 +159,10 @@ def run(backend: Backend, job: JobSpec, out: PrintLine = _print) -> None:
             raise
         except _StopRequest:
             received = signal.Signals(signals[0]).name
-        if received == "SIGTERM" and not backend.ends_with_the_run():
-            out(f"job {job.name}: goes on, for {received} ends this pod and not the run")
+        if received == "SIGTERM" and not backend.deletes_job_on_stop():
+            out(f"job {job.name}: continues, because {received} ends only this pod, not the run")
             raise Interrupted(
-                f"this pod was asked to end ({received}), and the run goes on: so does the job {job.name}",
+                f"this pod must end ({received}), but the run and its job {job.name} continue",
                 fix=f"the step's next attempt adopts it; `{delete}` deletes it",
             )
         try:
@@ -217,7 +217,7 @@ class Watch:
             if reported:
                 continue
             self._print(f"[{event.pod}] {event.text}")
-            if hint := self._hints.line(event.text):
+            if hint := self._hints.find_new(event.text):
                 self._print(f"hint: {hint}")
         timings = self._backend.timings
         end = self._clock.monotonic() + timings.replaced
@@ -267,7 +267,7 @@ class Watch:
         silent = now - self._last_printed
         if silent >= self._backend.timings.heartbeat:
             since, silence = _format_duration(now - self._phase_since), _format_duration(silent)
-            self._print(f"job {job.name}: {_describe_phase(status)}, for {since}; no line for {silence}")
+            self._print(f"job {job.name}: {_describe_phase(status)}, for {since}; no output for {silence}")
 
     def _update_queue_message(self, status: JobStatus) -> bool:
         """Store the message of a queued job; return whether more than its numbers changed."""
@@ -284,9 +284,9 @@ class Watch:
         """Raise LaunchError if another launcher created a different job under our job's name."""
         if status.uid and self._fingerprint and status.spec != self._fingerprint:
             raise LaunchError(
-                f"the job {self._job.name} was replaced by another specification of that name (its label "
-                f"kubedet/spec-hash is {status.spec}, ours was {self._fingerprint})",
-                fix="rename one of the two, and run this one again",
+                f"the job {self._job.name} was replaced by a job of that name with another specification "
+                f"(its label kubedet/spec-hash is {status.spec}, not {self._fingerprint})",
+                fix="rename one of the two jobs, and run this one again",
             )
 
     def _report(self, pod: PodStatus) -> None:
@@ -303,7 +303,7 @@ class Watch:
     def _check_waiting(self, now: float) -> None:
         """Give up if the job has waited too long for its pods, or if its queue will never admit it."""
         status, job = self._status, self._job
-        limit = job.start_timeout / obstacles.USER_OBSTACLE_SHARE
+        limit = job.start_timeout / obstacles.USER_OBSTACLE_DIVISOR
         if status.phase not in (Phase.PENDING, Phase.RESTARTING):
             self._waiting_since = None
         elif self._waiting_since is None:
@@ -327,10 +327,10 @@ class Watch:
         waited, longest = now - self._queue_since, float(job.start_timeout)
         if reason == kueue.UNSERVED:
             longest = min(longest, self._backend.timings.unserved)
-        if reason in kueue.HOPELESS and waited > longest:
+        if reason in kueue.GIVE_UP_REASONS and waited > longest:
             text = f"the job {job.name} was given up after {waited:.0f} s {status.message}"
             explanation = indent_lines(self._backend.explain(status))
-            self._give_up("\n".join(filter(None, [text, explanation])), kueue.remedy(status))
+            self._give_up("\n".join(filter(None, [text, explanation])), kueue.find_remedy(status))
 
     def _check_pods(self) -> None:
         """Give up if a pod can never start as specified, or was restarted too often."""
@@ -344,21 +344,21 @@ class Watch:
             if end.reason in START_REASONS:
                 hopeless = bool(NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MAX_EXTRA_STARTS
             else:
-                hopeless = pod.phase == "Pending" and bool(ROOT_REFUSED.search(pod.message))
+                hopeless = pod.phase == "Pending" and bool(obstacles.ROOT_REFUSED.search(pod.message))
             if hopeless or pod.reason == "InvalidImageName":
                 reason = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
                 self._give_up(
-                    f"{given_up}, for it cannot start: program {job.command[0]!r} of image "
+                    f"{given_up}, because it cannot start: program {job.command[0]!r} of image "
                     f"{pod.image or job.image}, pod {pod.name}: {reason}",
-                    remedy(end.reason, end.message),
+                    find_remedy(end.reason, end.message),
                     code=EXIT_USAGE,
                 )
         if killed := self._restarts.find_oom_killed(pods):
             self._give_up(
-                f"{given_up}: pod {killed.name} was killed {MEMORY_KILLS} times for the memory it used "
-                f"({killed.before or 'OOMKilled'}), without a newer checkpoint in between"
+                f"{given_up}: pod {killed.name} was killed {MAX_MEMORY_KILLS} times because it used too much "
+                f"memory ({killed.before or 'OOMKilled'}), without a newer checkpoint in between"
                 + _quote_tail(self._last.get(killed.rank, ())),
-                remedy("OOMKilled"),
+                find_remedy("OOMKilled"),
             )
         worst = max(pods, key=self._restarts.count, default=None)
         if worst and (count := self._restarts.count(worst)) > job.backoff:
@@ -366,9 +366,9 @@ class Watch:
             reason = f" ({end})" if str(end) else ""
             self._give_up(
                 f"{given_up}: pod {worst.name} was restarted {count} times{reason} without a newer "
-                f"checkpoint, allowed are {job.backoff}{_quote_tail(self._last.get(worst.rank, ()))}",
-                remedy(end.reason, end.message)
-                or "find out why it ends; set backoff higher if nodes are only preempted often",
+                f"checkpoint; the limit is {job.backoff}{_quote_tail(self._last.get(worst.rank, ()))}",
+                find_remedy(end.reason, end.message)
+                or "find out why the pod ends, or set backoff higher if nodes are often preempted",
             )
 
     def _give_up(self, message: str, fix: str, *, code: int = LaunchError.exit_code) -> NoReturn:
@@ -376,7 +376,7 @@ class Watch:
             self._backend.withdraw(self._job.name)
         except LaunchError as error:
             message += f"\n  and could not be deleted: {error.message}"
-        raise self._hints.error(message, fix, code)
+        raise self._hints.make_error(message, fix, code)
 
 
 def _describe_pods(status: JobStatus) -> str:
@@ -386,7 +386,7 @@ def _describe_pods(status: JobStatus) -> str:
 def _describe_phase(status: JobStatus) -> str:
     if status.phase is Phase.SUSPENDED:
         queue = status.message if status.queue else ""
-        return f"suspended, {queue}" if queue else "suspended: by its queue, or by a person"
+        return f"suspended, {queue}" if queue else "suspended by its queue or by a user"
     return str(status.phase) if status.phase.final else f"{status.phase}, {_describe_pods(status)}"
 
 

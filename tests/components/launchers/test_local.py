@@ -22,7 +22,7 @@ def program(monkeypatch):
     """Let the launcher run a Python program instead of the training."""
 
     def use(code):
-        monkeypatch.setattr(local, "command", lambda job: [sys.executable, "-c", code])
+        monkeypatch.setattr(local, "build_command", lambda job: [sys.executable, "-c", code])
         return JobSpec(command=("program",), nproc=1, grace_seconds=5.0)
 
     return use
@@ -49,9 +49,9 @@ def test_a_gpus_memory_grows_in_one_piece(monkeypatch):
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     job = JobSpec(command=("program",))
-    assert local.environment(job, cores=2)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert local.build_environment(job, cores=2)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
-    assert "PYTORCH_ALLOC_CONF" not in local.environment(job, cores=2)
+    assert "PYTORCH_ALLOC_CONF" not in local.build_environment(job, cores=2)
 
 
 def test_a_failure_keeps_its_own_message_and_code(program):
@@ -148,7 +148,7 @@ def test_a_stubborn_program_is_killed_after_its_grace():
         (
             "[rank1]:[E1122 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: "
             "WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 ms before timing out.",
-            "waited for the others",
+            "waited too long for the others",
         ),
         ("PermissionError: [Errno 13] Permission denied: '/data/out'", "fs_group"),
         ("NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0", "network.hca"),
@@ -156,10 +156,10 @@ def test_a_stubborn_program_is_killed_after_its_grace():
 )
 def test_a_line_has_its_hint_once(line, word):
     hints = Hints(rdma=True)
-    assert word in hints.line(line)
-    assert hints.line(line) == ""
+    assert word in hints.find_new(line)
+    assert hints.find_new(line) == ""
     assert len(hints.hints) == 1
 
 
 def test_sockets_are_well_where_rdma_was_not_asked_for():
-    assert Hints(rdma=False).line("NCCL INFO Using network NET/Socket") == ""
+    assert Hints(rdma=False).find_new("NCCL INFO Using network NET/Socket") == ""

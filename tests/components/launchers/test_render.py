@@ -13,7 +13,7 @@ from job_specs import ODD, job
 
 from components.launchers.cluster.kinds import KINDS, fits_shared_runtime
 from components.launchers.render import TARGETS, render
-from components.launchers.spec import JobSpec, from_fields
+from components.launchers.spec import JobSpec, build_spec
 from trainer.base.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ CRD = Path(os.environ.get("KUBEDET_CRDS", ROOT.parent / "shared" / "crds")) / "k
 
 
 def example(path: Path) -> JobSpec:
-    return from_fields(yaml.safe_load(path.read_text()), where=path.name)
+    return build_spec(yaml.safe_load(path.read_text()), where=path.name)
 
 
 def pytorchjob(spec: JobSpec) -> dict[str, Any]:
@@ -178,7 +178,7 @@ FIELDS: dict[str, Any] = {"command": ["python", "-V"], "image": "image:1"}
 
 def refused(**fields: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        from_fields(FIELDS | fields)
+        build_spec(FIELDS | fields)
     return caught.value.message
 
 
@@ -204,10 +204,10 @@ def refused(**fields: Any) -> str:
         ({"shared_memory": "much"}, "shared_memory"),
         ({"memory_request": "2Gi", "memory_limit": "1Gi"}, "memory_request 2Gi is above memory_limit 1Gi"),
         ({"cpu_request": "1500m", "cpu_limit": "1"}, "cpu_request 1500m is above"),
-        ({"resources": {"nvidia.com/gpu": 1}}, "resources.nvidia.com/gpu is a field itself"),
+        ({"resources": {"nvidia.com/gpu": 1}}, "resources.nvidia.com/gpu has a field of its own"),
         ({"resources": {"rdma/hca": 0}}, "resources.rdma/hca"),
-        ({"env": {"A B": "c"}}, "cannot be a variable's name"),
-        ({"env": {"A": "b"}, "secret_env": [{"name": "A", "secret": "s", "key": "k"}]}, "two values of A"),
+        ({"env": {"A B": "c"}}, "is not a valid name of a variable"),
+        ({"env": {"A": "b"}, "secret_env": [{"name": "A", "secret": "s", "key": "k"}]}, "two values for A"),
         ({"network": {"hca": "mlx5"}}, "require the profile rdma"),
         ({"network": {"socket_threads": 2}}, "require the profile tcp"),
         ({"network": {"profile": "tcp", "socket_threads": 16, "sockets_per_thread": 8}}, "at most 64"),
@@ -231,7 +231,7 @@ def test_all_problems_at_once() -> None:
 
 def test_what_is_not_json_is_refused() -> None:
     with pytest.raises(ConfigError, match="not JSON"):
-        from_fields({"command": {1, 2}})
+        build_spec({"command": {1, 2}})
 
 
 def test_the_fingerprint_is_of_everything() -> None:

@@ -14,7 +14,7 @@ from components.launchers.backend import Phase, Timings
 from components.launchers.cluster import watch
 from components.launchers.kubernetes_names import LABEL_MANAGED, LABEL_SPEC
 from components.launchers.runai import RunaiBackend
-from components.launchers.spec import from_fields
+from components.launchers.spec import build_spec
 from trainer.base.errors import ConfigError, Interrupted, LaunchError
 
 HASTY = Timings(poll=0.05, removal=2, submit=20, replaced=0.1)
@@ -32,7 +32,7 @@ def backend(runai):
 
 
 def job(**fields):
-    return from_fields(
+    return build_spec(
         {"command": ["sh", "-c", "echo 'a b'; $(x)"], "name": "train", "image": "image:1"} | fields
     )
 

@@ -127,7 +127,7 @@ def test_processes_share_the_cores_as_those_of_a_run_do(
     if set_by_user:
         monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
     job = JobSpec(command=("python", "-m", "trainer"), nproc=int(processes))
-    of_a_run = local.environment(job)["OMP_NUM_THREADS"]
+    of_a_run = local.build_environment(job)["OMP_NUM_THREADS"]
     config, _, _ = module._parse_settings(
         ["--nproc-per-node", processes, "-m", "trainer", "train"], str(tmp_path)
     )

@@ -13,7 +13,7 @@ from kinds import both
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.kueue import find_installed, framework
+from components.launchers.cluster.kueue import find_installed, framework_name
 from components.launchers.cluster.pods import PodHistory
 from trainer.base.errors import LaunchError
 
@@ -43,7 +43,7 @@ def test_a_job_that_waits_for_quota_reports_why(waiting, kueue):
 
 def test_a_job_that_never_fits_is_told_so(waiting, kueue):
     kueue.set_waiting("train", "insufficient quota: request (300m) > maximum capacity (200m)")
-    assert "capacity (200m); it never fits unless it asks for less" in waiting().message
+    assert "capacity (200m); it never fits unless it requests less" in waiting().message
 
 
 @pytest.mark.parametrize(
@@ -152,12 +152,12 @@ def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, simulated,
         f"job train: suspended, in queue gpus: {QUOTA}",
     ]
     assert "job train: succeeded" in lines
-    assert sum("suspended" in line and "no line for" not in line for line in lines) == 2, lines
+    assert sum("suspended" in line and "no output for" not in line for line in lines) == 2, lines
 
 
 @both
 def test_a_job_that_no_controller_releases_is_given_up(run, quick, simulated, kind):
-    ours, (other,) = framework(kind), [name for name in BOTH if name != framework(kind)]
+    ours, (other,) = framework_name(kind), [name for name in BOTH if name != framework_name(kind)]
     Kueue(simulated, serves=[other])
     with pytest.raises(LaunchError) as error:
         run(quick, kueue_queue="gpus", start_timeout=600)
@@ -166,9 +166,7 @@ def test_a_job_that_no_controller_releases_is_given_up(run, quick, simulated, ki
     )
     assert "Kueue (API kueue.x-k8s.io/v1beta2)" in error.value.message
     assert f"name {ours} in integrations.frameworks" in error.value.fix
-    assert (
-        f"make it a {other.split('/')[1]}" in error.value.fix and "leave kueue_queue out" in error.value.fix
-    )
+    assert f"use a {other.split('/')[1]}" in error.value.fix and "omit kueue_queue" in error.value.fix
     assert simulated.job("train") is None
 
 
@@ -184,7 +182,7 @@ def test_so_is_one_where_there_is_no_kueue(run, quick, simulated):
         (
             lambda kueue: kueue.set_waiting("train", "LocalQueue gpus doesn't exist", "Inadmissible"),
             "in queue gpus: LocalQueue gpus doesn't exist",
-            "set kueue_queue to one",
+            "set kueue_queue to a LocalQueue",
         ),
         (
             lambda kueue: kueue.workload("train")["spec"].update(active=False),
@@ -193,7 +191,7 @@ def test_so_is_one_where_there_is_no_kueue(run, quick, simulated):
         ),
         (
             lambda kueue: kueue.set_condition("train", "Admitted", "True", "Admitted", ""),
-            "in queue gpus: admitted, and not released yet",
+            "in queue gpus: admitted, but not started yet",
             "run the same command again",
         ),
     ],
@@ -216,7 +214,7 @@ def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, simulate
 
     meanwhile(("suspended", release))
     lines = run(quick, suspend=True, start_timeout=1)
-    assert "job train: suspended: by its queue, or by a person" in lines
+    assert "job train: suspended by its queue or by a user" in lines
     assert "job train: succeeded" in lines
 
 

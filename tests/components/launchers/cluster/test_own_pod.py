@@ -6,7 +6,7 @@ from cluster.fixtures import connect_backend
 
 from components.launchers.cluster import client
 from components.launchers.cluster.client import ApiError
-from components.launchers.cluster.own_pod import OwnPod, ends_with_the_run, read_own_pod
+from components.launchers.cluster.own_pod import OwnPod, deletes_job_on_stop, read_own_pod
 
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u-1"}
 
@@ -101,13 +101,13 @@ def workflow(simulated):
 def test_a_job_ends_with_its_run_and_not_with_its_steps_pod(step, workflow, cluster, spec, metadata, ends):
     step()
     workflow(spec, **metadata)
-    assert ends_with_the_run(cluster, read_own_pod(cluster)) is ends
-    assert ends_with_the_run(cluster, None) is ends  # StopRequest before the job was submitted.
+    assert deletes_job_on_stop(cluster, read_own_pod(cluster)) is ends
+    assert deletes_job_on_stop(cluster, None) is ends  # StopRequest before the job was submitted.
 
 
 def test_a_workflow_that_is_gone_has_taken_its_run_along(step, cluster):
     step()
-    assert ends_with_the_run(cluster, read_own_pod(cluster))
+    assert deletes_job_on_stop(cluster, read_own_pod(cluster))
 
 
 @pytest.mark.parametrize("fault", [{"status": 403}, {"status": 503}, {"delay": 5}], ids=str)
@@ -117,7 +117,7 @@ def test_a_job_stays_if_the_workflow_cannot_be_read(step, workflow, cluster, sim
     workflow()
     mine = read_own_pod(cluster)
     simulated.faults.append(Fault("GET", "workflows", times=9, **fault))
-    assert not ends_with_the_run(cluster, mine)
+    assert not deletes_job_on_stop(cluster, mine)
     assert len(simulated.requests("GET", "workflows")) == 1  # There is no time for a second.
 
 
@@ -130,7 +130,7 @@ def test_a_launcher_whose_pod_was_deleted_leaves_the_job_to_the_next_attempt(
     backend.submit(job())
     simulated.remove("pods", "default", "step-pod")
     late = connect_backend(simulated, backend.kinds.possible)
-    assert not late.ends_with_the_run()
+    assert not late.deletes_job_on_stop()
     with pytest.raises(ApiError, match="step-pod") as error:
         late.submit(job())
     assert "next attempt" in error.value.fix and simulated.job()

@@ -62,7 +62,7 @@ def test_a_missing_permission_names_the_verbs(cluster, served_cluster):
 
 def test_a_connection_that_breaks_is_reported(cluster, monkeypatch):
     monkeypatch.setattr(exec_stream, "serve", lambda connection, *_: connection.shutdown(socket.SHUT_RDWR))
-    with pytest.raises(LaunchError, match="the connection to p-worker-0 was lost"):
+    with pytest.raises(LaunchError, match="lost the connection to p-worker-0"):
         run(cluster, "true")
 
 

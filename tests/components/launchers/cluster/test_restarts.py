@@ -6,7 +6,7 @@ from event_lines import resumed
 from kinds import both
 
 from components.launchers.backend import Ending, PodStatus
-from components.launchers.cluster.watch import MEMORY_KILLS, Restarts
+from components.launchers.cluster.watch import MAX_MEMORY_KILLS, Restarts
 from trainer.base.errors import EXIT_USAGE, LaunchError
 
 OOM = Ending("OOMKilled", "", 137)
@@ -20,11 +20,11 @@ def pod(restarts, before=OOM, name="train-worker-0"):
 def test_a_start_from_the_same_checkpoint_forgives_nothing():
     restarts = Restarts()
     restarts.resume(100)
-    for number in range(1, MEMORY_KILLS + 1):
+    for number in range(1, MAX_MEMORY_KILLS + 1):
         restarts.record(pod(number))
         restarts.resume(100)
-    assert restarts.count(pod(MEMORY_KILLS)) == MEMORY_KILLS
-    assert restarts.find_oom_killed([pod(MEMORY_KILLS)])
+    assert restarts.count(pod(MAX_MEMORY_KILLS)) == MAX_MEMORY_KILLS
+    assert restarts.find_oom_killed([pod(MAX_MEMORY_KILLS)])
 
 
 def killed(*lines, after=0.5):
@@ -55,7 +55,7 @@ def test_a_pod_that_cannot_be_scheduled_again_reports_its_last_end(run, simulate
     simulated.lives[first] = [killed("step 1", after=0.4), lambda pod: pod.unschedulable(full)]
     with pytest.raises(LaunchError, match="does not run after 1 s") as error:
         run(start_timeout=1)
-    assert "the one before it ended: OOMKilled, exit code 137" in error.value.message
+    assert "the previous pod or container ended: OOMKilled, exit code 137" in error.value.message
 
 
 @both

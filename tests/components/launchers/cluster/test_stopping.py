@@ -106,7 +106,7 @@ def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(simulate
     launcher = start()
     launcher.wait_for("hello")
     launcher.signal(signal.SIGTERM)
-    assert "the run goes on: so does the job train" in launcher.wait().message
+    assert "the run and its job train continue" in launcher.wait().message
     uid = simulated.job()["metadata"]["uid"]
     start().wait_for("hello")
     assert simulated.job()["metadata"]["uid"] == uid and not simulated.requests("DELETE")

@@ -125,11 +125,11 @@ def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, simulate
     monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
     simulated.faults.append(Fault("POST", kind.plural, lost=True))
 
-    def away(*arguments, remove=job_objects.remove, **options):
+    def away(*arguments, remove=job_objects.delete_job, **options):
         remove(*arguments, **options)
         simulated.faults.append(Fault("GET", kind.plural, status=503, times=9))
 
-    monkeypatch.setattr(job_objects, "remove", away)
+    monkeypatch.setattr(job_objects, "delete_job", away)
     with pytest.raises(ApiError, match=f"whether the {kind.title} train was created is not known") as error:
         backend.submit(job())
     assert "kubedet job stop train" in error.value.fix

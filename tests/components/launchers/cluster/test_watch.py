@@ -59,7 +59,7 @@ def test_a_pod_that_dies_again_and_again_ends_the_job(run, simulated, first):
         pod.exit(139)
 
     simulated.lives[first] = dies
-    printed = r"restarted 3 times \(exit code 139\) without a newer checkpoint, allowed are 2"
+    printed = r"restarted 3 times \(exit code 139\) without a newer checkpoint; the limit is 2"
     with pytest.raises(LaunchError, match=printed) as error:
         run(backoff=2)
     assert "segmentation fault" in error.value.message
@@ -110,7 +110,7 @@ def test_the_start_timeout_counts_each_wait_by_itself(run, simulated, first):
 def test_a_job_without_pods_is_explained_and_given_up(
     run, simulated, kind, monkeypatch, message, word, seconds
 ):
-    monkeypatch.setattr(pods, "SLOW", -1.0)
+    monkeypatch.setattr(pods, "SLOW_SECONDS", -1.0)
     simulated.asleep = {"pytorchjobs", "trainjobs"}
     simulated.event("train", "FailedCreate", message, kind=kind.title)
     begun = simulated.clock.monotonic()
@@ -185,9 +185,9 @@ def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, simulated, t
 
     simulated.lives[first] = quiet
     backend.timings = replace(timings, heartbeat=0.3)
-    signs = [line for line in run() if "no line for" in line]
+    signs = [line for line in run() if "no output for" in line]
     assert 1 <= len(signs) <= 3
-    printed = r"job train: running, 1 of 1 pods run, for \d+ s; no line for \d+ s"
+    printed = r"job train: running, 1 of 1 pods run, for \d+ s; no output for \d+ s"
     assert re.fullmatch(printed, signs[0])
 
 
@@ -255,7 +255,9 @@ def test_a_job_that_another_specification_replaces_is_reported(
         connect_backend(simulated).submit(job(env={"A": "other"}))
 
     once_it_runs(replace_it)
-    with pytest.raises(LaunchError, match="was replaced by another specification of that name") as error:
+    with pytest.raises(
+        LaunchError, match="was replaced by a job of that name with another specification"
+    ) as error:
         run()
     assert "rename" in error.value.fix and "stop" not in error.value.fix
     assert simulated.job() and not simulated.requests("DELETE")
@@ -303,7 +305,7 @@ def test_the_first_that_failed_by_itself_is_the_culprit(pods, rank):
 def test_a_job_whose_pods_are_gone_is_reported_by_its_condition():
     error = failure(reason="PyTorchJobFailed", message="1 worker replica(s) failed.")
     assert str(error) == "the job train failed: PyTorchJobFailed: 1 worker replica(s) failed."
-    assert "does not say why" in str(failure())
+    assert "reports no reason" in str(failure())
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,14 @@ import yaml
 from job_specs import ODD, job
 
 from components.launchers.cluster.kinds import KINDS, shared_runtime
-from components.launchers.spec import JobSpec, from_fields
+from components.launchers.spec import JobSpec, build_spec
 
 ROOT = Path(__file__).parents[5]
 KIND = KINDS["trainjob"]
 EXAMPLES = sorted((ROOT / "deploy" / "examples" / "jobs").glob("*.yaml"))
 
 SPECS = {"plain": job(), **ODD}
-JOBS = SPECS | {
-    path.stem: from_fields(yaml.safe_load(path.read_text()), where=path.name) for path in EXAMPLES
-}
+JOBS = SPECS | {path.stem: build_spec(yaml.safe_load(path.read_text()), where=path.name) for path in EXAMPLES}
 
 
 def policies(spec: JobSpec) -> tuple[dict[str, Any], dict[str, Any]]:
