@@ -95,7 +95,7 @@ def _check_compiler() -> None:
     from trainer.model import fused_functions
     from trainer.model.retinanet import focal
 
-    if missing := fused_functions.missing_tool("cpu"):
+    if missing := fused_functions.describe_missing_tool("cpu"):
         print(f"warning: {missing}: images without one train with the slower, uncompiled loss")
         return
     kernel = torch.compile(focal.focal_and_gradient_.__wrapped__, fullgraph=True)

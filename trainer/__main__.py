@@ -9,7 +9,7 @@ launch    run download, shard, train or evaluate in several processes, on one or
 evaluate  score a checkpoint and write the report
 export    write the model for serving
 weights   write a checkpoint's weights in the layout of torchvision or transformers
-doctor    check whether this machine meets a run's requirements
+doctor    check whether this machine meets the requirements of a run
 """
 
 import argparse
@@ -30,7 +30,7 @@ STEPS = ("download", "shard", "train", "evaluate", "export")
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _MODELS_HELP = "folder with published weights and models (default: ./data_root)"
 _OPTION_HELP = {
-    "source": "images and boxes: sample, coco:URI, voc:URI, openimages: or a folder's path",
+    "source": "images and boxes: sample, coco:URI, voc:URI, openimages: or the path of a folder",
     "data-root": "URI of the folder for data",
     "raw": "URI of the folder that `download` wrote",
     "shards": "URI of the folder that `shard` wrote",

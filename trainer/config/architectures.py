@@ -66,17 +66,17 @@ def default_options() -> Any:
 
 
 def require_packages(name: str) -> None:
-    """Raise ConfigError if packages of an architecture are not installed; imports none of them."""
+    """Raise ConfigError if packages of an architecture are not installed, without importing them."""
     item = find_entry(name)
     missing = [package for package in item.packages if find_spec(package) is None]
     if missing:
         raise ConfigError(
-            f"model.architecture {name} needs the package {', '.join(missing)}, which is not installed",
+            f"model.architecture {name} needs packages that are not installed: {', '.join(missing)}",
             fix=f"{install_extra(item.extra)}, in the training image too; or set another model.architecture",
         )
 
 
-def with_option(key: str) -> list[str]:
+def find_by_option(key: str) -> list[str]:
     """Return the names of the architectures that have an option."""
     return [name for name in ARCHITECTURES if key in {field.name for field in fields(options_class(name))}]
 

@@ -47,7 +47,7 @@ def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON: {error}", fix=_KEYS_FIX) from None
+        raise ConfigError(f"{where} is not JSON: {error}", fix="correct the JSON at this position") from None
     return from_tree(tree, where=where)
 
 
@@ -81,7 +81,7 @@ def _build_config(tree: Any) -> tuple[Config | None, list[str]]:
         values[section] = _build_section(section, kind, tree.get(section, {}), problems)
     config = None if problems else _build_section("", Config, values, problems)
     if config is not None:
-        problems += _conflicts(config)
+        problems += _find_conflicts(config)
     return (None if problems else config), problems
 
 
@@ -98,7 +98,7 @@ def _build_section(section: str, kind: Any, values: Any, problems: list[str]) ->
             key = f"{section}.{leaf}".removeprefix(".")
             if item["type"] != "unexpected_keyword_argument":
                 problems.append(f"  {key}: {item['msg'].lower()}, not {_excerpt(item['input'])}")
-            elif section == "model" and (owners := architectures.with_option(leaf)):
+            elif section == "model" and (owners := architectures.find_by_option(leaf)):
                 problems.append(f"  {key}: an option of {', '.join(owners)}, not of {kind.architecture}")
             else:
                 problems.append(f"  {key}: no such key")
@@ -109,7 +109,7 @@ def _excerpt(value: Any) -> str:
     return json.dumps(value, default=str)[:80]
 
 
-def _conflicts(config: Config) -> list[str]:
+def _find_conflicts(config: Config) -> list[str]:
     """Return a line for each setting that conflicts with the architecture."""
     model, size, problems = config.model, config.loader.image_size, []
     if size % model.stride:
@@ -188,14 +188,14 @@ def with_overrides(config: Config, overrides: Overrides, *, where: str = "overri
         hints = [f"  no key {key!r}: {_hint(key, keys, str(name))}" for key in unknown]
         raise ConfigError(
             f"{where} cannot be used:\n" + "\n".join(hints + problems),
-            fix=f"correct these; `kubedet recipes show {config.recipe}` lists all keys and values",
+            fix=f"correct these keys; `kubedet recipes show {config.recipe}` lists all keys and values",
         )
     return changed
 
 
 def _hint(key: str, keys: Sequence[str], architecture: str) -> str:
     section, _, option = key.partition(".")
-    if section == "model" and (owners := architectures.with_option(option)):
+    if section == "model" and (owners := architectures.find_by_option(option)):
         return f"it is an option of {', '.join(owners)}, not of {architecture}"
     close = difflib.get_close_matches(key, keys, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"sections are: model, {', '.join(SECTIONS)}"

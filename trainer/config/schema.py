@@ -46,8 +46,8 @@ class DataConfig:
     """Share of the training images held out for testing, if the source has no test split. Images are chosen
     by a hash of their names."""
     max_bad_fraction: Fraction = 0.02
-    """Maximum share of bad images or boxes; the step fails above it. One bad item in ten or more is always
-    allowed, unless this is 0."""
+    """Maximum share of bad images or boxes; the step fails above it. One bad item is always allowed among ten
+    or more, unless this is 0."""
     classes: list[str] = field(default_factory=list)
     """Classes to keep, in label order, by name or by the source's id (an Open Images MID). Empty keeps all
     classes."""
@@ -88,7 +88,7 @@ class DataConfig:
     file. The list is part of the data's fingerprint."""
     allow_hosts: list[str] = field(default_factory=list)
     """Additional hosts that image URLs and redirects may use: host, host:port, or s3://bucket, which is read
-    with this process' keys. The source's own server and those of well-known public data sets are always
+    with the keys of this process. The source's own server and those of well-known public data sets are always
     allowed."""
 
 
@@ -208,7 +208,7 @@ class TrainConfig:
     """Images per optimizer step over all processes, split evenly into as many forward passes as needed. 0
     uses batch_size x processes at the start of the run."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Optimizer."""
+    """Algorithm that updates the weights; sgd uses a momentum of 0.9."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Peak learning rate."""
     lr_batch: Count = 0

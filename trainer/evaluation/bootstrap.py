@@ -16,7 +16,9 @@ _SIGNIFICANCE = 0.05
 _MAX_CELLS = 20_000_000  # limits the samples that are processed at once: samples x predictions of a class
 
 
-def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int = 200) -> dict[str, Change]:
+def compare(
+    base: BoxMatches, new: BoxMatches, class_names: list[str], *, samples: int = 200
+) -> dict[str, Change]:
     """Compare the matches of two models with the same ground truth.
 
     Returns:
@@ -30,7 +32,7 @@ def compare(base: BoxMatches, new: BoxMatches, names: list[str], *, samples: int
         chosen = random.integers(0, base.image_count, base.image_count)
         weights[:, sample] = np.minimum(np.bincount(chosen, minlength=base.image_count), 255)
     per_class, p_values, drawn = {}, {}, []
-    for place, name in enumerate(names):
+    for place, name in enumerate(class_names):
         if not len(objects := base.image_of_each_object(place)):
             continue
         pair = [_resample(matches, place, weights) for matches in (base, new)]

@@ -71,7 +71,7 @@ class Evidence:
     def from_summary(cls, summary: Mapping[str, Any]) -> "Evidence":
         """Read the content of metrics.json."""
         compared = (
-            BaselineComparison.from_json(summary["comparison"])
+            BaselineComparison.from_dict(summary["comparison"])
             if summary.get("comparison")
             else BaselineComparison("")
         )
@@ -158,16 +158,16 @@ def refuse_baseline_rules(rules: Sequence[str]) -> None:
 
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
     """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule."""
-    outcomes = [_apply(rule, evidence) for rule in map(parse_rule, rules)]
+    outcomes = [_check_rule(rule, evidence) for rule in map(parse_rule, rules)]
     lines = [f"{text}: {'passed' if passed else 'failed'}{reason}" for passed, text, reason in outcomes]
     return Verdict(all(passed for passed, *_ in outcomes), "\n".join(lines) or "no rule is set: passed")
 
 
-def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
+def _check_rule(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
     """Return whether a rule holds, the rule with the measured value, and the reason."""
     of_class, text, passed, reason = _CLASS_METRIC.fullmatch(rule.metric), str(rule), False, ""
     if of_class and of_class[2] == "*":
-        return _apply_to_all(rule, of_class[1], evidence)
+        return _check_all_classes(rule, of_class[1], evidence)
     if of_class:
         _check_class_name(text, of_class[2], evidence.per_class)
     elif rule.metric not in evidence.metrics:
@@ -201,7 +201,7 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
     return passed, text, reason
 
 
-def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str, str]:
+def _check_all_classes(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str, str]:
     measured = sorted((row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0)
     values, note = measured, ""
     if rule.baseline:
@@ -214,7 +214,7 @@ def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, st
     failed = [
         f"{name} {_format_comparison(one, value)}"
         for value, name in values
-        if not _apply(one := replace(rule, metric=f"{metric}[{name}]"), evidence)[0]
+        if not _check_rule(one := replace(rule, metric=f"{metric}[{name}]"), evidence)[0]
     ]
     if not failed:
         return True, f"{rule}, {len(values)} classes{note}", ""

@@ -24,7 +24,7 @@ from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.launching.distributed import World, gather_on_main
 from trainer.model.architecture import Detections
 
-_OVERLAP = 0.5
+_MIN_IOU = 0.5
 _MIN_SIDE = 0.01  # pixels of the image; detections in the padding are clipped to a line
 _CUT_MARGIN = 0.01  # a side this near to a tile border counts as cut; relative to the tile
 PredictionsAndWindows = tuple[Predictions, np.ndarray]  # detections [N] and their windows [N, 4]
@@ -167,8 +167,8 @@ def to_image_boxes(
     """Convert a batch of detections from pixels of the network's square to pixels of the stored images.
 
     Boxes are clipped to their image, and dropped if no area remains. `scales` are the `View.scales` of the
-    images, `sizes` their width and height by id, and `windows` the part of the image that each square shows,
-    unless it shows all of it.
+    images, `sizes` their width and height by id, and `windows` the parts of the images that the squares show;
+    without `windows`, each square shows a whole image.
     """
     boxes, scores, labels, num = (part.cpu().numpy() for part in detections)
     rows = np.repeat(np.arange(len(image_ids)), num)
@@ -230,8 +230,8 @@ def _merge(
     boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, tiles: np.ndarray, cut: np.ndarray
 ) -> np.ndarray:
     """Merge the detections of one image in place; return which of them remain, bool [N]."""
-    names, tile = np.unique(tiles, axis=0, return_inverse=True)
-    pairs = _find_partners(boxes, labels, names, tile.reshape(-1))
+    distinct, tile = np.unique(tiles, axis=0, return_inverse=True)
+    pairs = _find_partners(boxes, labels, distinct, tile.reshape(-1))
     kept = np.ones(len(boxes), bool)
     leader: dict[int, int] = {}
     tiles_of: dict[int, set[int]] = {}
@@ -268,7 +268,7 @@ def _find_partners(
             parts = (torch.from_numpy(_clip(boxes[part], region)) for part in (first, second))
             overlap = box_iou(*parts).numpy()
             same = labels[first][:, None] == labels[second]
-            for i, j in np.argwhere((overlap >= _OVERLAP) & same).tolist():
+            for i, j in np.argwhere((overlap >= _MIN_IOU) & same).tolist():
                 pairs[int(first[i])].append((float(overlap[i, j]), int(second[j])))
                 pairs[int(second[j])].append((float(overlap[i, j]), int(first[i])))
     return pairs

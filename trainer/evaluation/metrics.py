@@ -29,7 +29,7 @@ PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")  # metrics of e
 VERDICTS = BETTER, WORSE, NOT_SURE, TOO_FEW = "better", "worse", "not sure", "too few to tell"
 
 MIN_IMAGES = 10
-"""Images with boxes that a verdict requires: with fewer images, bootstrap intervals are too narrow."""
+"""Minimum number of images with boxes for a verdict. With fewer, bootstrap intervals are too narrow."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,20 @@ class BaselineComparison:
 
     name: str  # the baseline's name
     changes: Mapping[str, Change] = field(default_factory=dict)
-    """Of coco/AP, coco/AP50 and AP[class], from bootstrap.compare; empty if there is an obstacle."""
+    """Changes of coco/AP, coco/AP50 and AP[class], from bootstrap.compare; empty if there is an obstacle."""
     samples: int = 0
     obstacle: str = ""  # reason why there is no comparison
     model: str = ""  # URI of the baseline
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "BaselineComparison":
+    def from_dict(cls, record: Mapping[str, Any]) -> "BaselineComparison":
         """Read `comparison` of metrics.json."""
         changes = {name: Change(*values) for name, values in record["changes"].items()}
         return cls(
             record["baseline"], changes, record["samples"], record["obstacle"], record.get("model", "")
         )
 
-    def to_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         changes = {name: list(astuple(change)) for name, change in self.changes.items()}
         return {
             "baseline": self.name,
@@ -77,7 +77,7 @@ class BaselineComparison:
         }
 
 
-def count_verdicts(changes: Mapping[str, Change]) -> str:
-    """Count the classes by verdict: `2 better, 0 worse, 5 not sure, 1 too few to tell`."""
+def format_verdict_counts(changes: Mapping[str, Change]) -> str:
+    """Format the number of classes with each verdict: `2 better, 0 worse, 5 not sure, 1 too few to tell`."""
     found = [change.verdict for name, change in changes.items() if name.startswith("AP[")]
     return ", ".join(f"{found.count(verdict)} {verdict}" for verdict in VERDICTS)

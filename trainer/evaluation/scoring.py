@@ -28,21 +28,21 @@ class OperatingPoint:
 class ConfusionMatrix:
     """A matrix [C, C]: rows are true classes, columns predicted classes; `background` is the last of both."""
 
-    names: list[str]
+    class_names: list[str]
     counts: np.ndarray
 
     def top_classes(self, count: int = 20) -> "ConfusionMatrix":
         """Return the matrix of the `count` most frequent classes; `other` combines the rest."""
-        classes = len(self.names) - 1
+        classes = len(self.class_names) - 1
         by_size = np.argsort(-self.counts[:classes].sum(axis=1), kind="stable")
         named = by_size if classes <= count + 1 else by_size[:count]
-        titles = [self.names[place] for place in named]
+        titles = [self.class_names[place] for place in named]
         group = np.full(classes + 1, len(named))
         group[named] = np.arange(len(named))
         if len(named) < classes:
             titles.append(f"other ({classes - len(named)})")
         group[classes] = len(titles)
-        titles.append(self.names[classes])
+        titles.append(self.class_names[classes])
         small = np.zeros((len(titles), len(titles)), np.int64)
         np.add.at(small, (group[:, None], group[None, :]), self.counts)
         return ConfusionMatrix(titles, small)
@@ -58,7 +58,7 @@ class Scores:
     operating_points: dict[str, OperatingPoint]  # of each class with objects and predictions
     confusion: ConfusionMatrix | None  # matched at IoU 0.5 across classes; None with pycocotools
 
-    def to_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "metrics": self.metrics,
             "per_class": self.coco.per_class,
@@ -80,7 +80,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     metrics = {**result.metrics, OPEN_IMAGES: open_images}
     matches = match_boxes(truth, predictions, coco.IOU_THRESHOLDS)
     points = {}
-    for place, name in enumerate(truth.names):
+    for place, name in enumerate(truth.class_names):
         if not (objects := len(matches.image_of_each_object(place))):
             continue
         rows = matches.class_rows(place)
@@ -102,6 +102,6 @@ def compare(
     """Compare a model with a baseline's predictions for the same images."""
     check_boxes(truth, base, "the baseline's detections")
     before = match_boxes(truth, base, coco.IOU_THRESHOLDS)
-    changes = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
-    obstacle = "" if changes else f"it cannot be compared with the baseline {name}: no class has objects"
+    changes = bootstrap.compare(before, scores.matches, truth.class_names, samples=samples)
+    obstacle = "" if changes else f"the model cannot be compared with the baseline {name}: no objects"
     return BaselineComparison(name, changes, samples, obstacle, model)

@@ -42,19 +42,19 @@ class Predictions:
     @classmethod
     def from_coco(cls, items: Sequence[Mapping[str, Any]]) -> "Predictions":
         """Convert COCO's results format: [{"image_id", "category_id", "bbox", "score"}]."""
-        return cls(*_columns(items), np.array([item["score"] for item in items], np.float64))
+        return cls(*_coco_columns(items), np.array([item["score"] for item in items], np.float64))
 
     @classmethod
     def join(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Concatenate predictions and sort them by image id."""
-        columns = [np.concatenate(column) for column in zip(*(part._all() for part in parts), strict=True)]
+        columns = [np.concatenate(column) for column in zip(*(part.columns() for part in parts), strict=True)]
         order = np.argsort(columns[0], kind="stable")
         image_ids, labels, boxes, scores = (column[order] for column in columns)
         return cls(image_ids, labels, boxes, scores)
 
     def take(self, rows: np.ndarray) -> "Predictions":
         """Select rows by a mask [N] or indices."""
-        return Predictions(*(column[rows] for column in self._all()))
+        return Predictions(*(column[rows] for column in self.columns()))
 
     def write(self, uri: str, metadata: Mapping[str, str]) -> None:
         """Write Parquet with a checksum."""
@@ -97,10 +97,10 @@ class Predictions:
     def digest(self) -> str:
         """Return the sha256 of all columns."""
         kinds = (np.int64, np.int64, np.float64, np.float64)
-        columns = [np.asarray(column, kind) for column, kind in zip(self._all(), kinds, strict=True)]
+        columns = [np.asarray(column, kind) for column, kind in zip(self.columns(), kinds, strict=True)]
         return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
 
-    def _all(self) -> tuple[np.ndarray, ...]:
+    def columns(self) -> tuple[np.ndarray, ...]:
         return self.image_ids, self.labels, self.boxes, self.scores
 
 
@@ -131,7 +131,7 @@ class Truth:
         areas = [item.get("area", item["bbox"][2] * item["bbox"][3]) for item in items]
         crowd = [bool(item.get("iscrowd", 0)) for item in items]
         categories = sorted(dataset["categories"], key=lambda category: category["id"])
-        columns = *_columns(items), np.array(areas, np.float64), np.array(crowd, bool)
+        columns = *_coco_columns(items), np.array(areas, np.float64), np.array(crowd, bool)
         return cls(dataset["images"], categories, *columns)
 
     def take(self, rows: np.ndarray) -> "Truth":
@@ -139,7 +139,7 @@ class Truth:
         return replace(self, **{name: getattr(self, name)[rows] for name in _TRUTH_COLUMNS})
 
     @property
-    def names(self) -> list[str]:
+    def class_names(self) -> list[str]:
         """[K] names of the categories, in the order of their ids."""
         return [category["name"] for category in self.categories]
 
@@ -154,7 +154,7 @@ class Truth:
         return np.sort(np.array([image["id"] for image in self.images], np.int64))
 
 
-def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _coco_columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = len(items)
     image_ids = np.fromiter((item["image_id"] for item in items), np.int64, count)
     labels = np.fromiter((item["category_id"] for item in items), np.int64, count)

@@ -44,14 +44,14 @@ def find_baseline(config: Config, shards_uri: str, data_root: str) -> Baseline |
         return _current_model(config, shards_uri, data_root) if data_root else None
     if uri.endswith(_MODEL_FILES):
         return Baseline(uri, uri)
-    if summary := find_summary(uri):
+    if summary := find_evaluation(uri):
         return Baseline(uri, summary.checkpoint, summary)
     if storage.exists(storage.join(uri, METADATA)):
         return Baseline(uri, uri)
     raise EvaluationError(
         f"the baseline {uri} is neither an evaluation nor a model",
-        fix="set evaluation.baseline to the URI of a run's folder, its best.pt, or an exported model; "
-        f"`{NO_BASELINE}` for no comparison",
+        fix="set evaluation.baseline to the URI of a run folder, a best.pt or an exported model, or to "
+        f"{NO_BASELINE} for no comparison",
     )
 
 
@@ -64,11 +64,11 @@ def _current_model(config: Config, shards_uri: str, data_root: str) -> Baseline 
     bundle = storage.join(published.model_folder(data_root, name), record.version)
     # Prefer weights to ONNX, so that a GPU can run the model.
     model = record.checkpoint if storage.exists(record.checkpoint) else storage.join(bundle, WEIGHTS)
-    summary = find_summary(record.evaluation) if record.evaluation else None
+    summary = find_evaluation(record.evaluation) if record.evaluation else None
     return Baseline(f"{name} {record.version}", model, summary)
 
 
-def find_summary(uri: str) -> Evaluation | None:
+def find_evaluation(uri: str) -> Evaluation | None:
     """Return the summary of an evaluation, or of a run's evaluation; None for other folders."""
     candidates = (storage.join(folder, SUMMARY) for folder in (uri, storage.join(uri, "evaluation")))
     file = next((candidate for candidate in candidates if storage.exists(candidate)), None)

@@ -35,7 +35,7 @@ _LOG = logging.getLogger("evaluate")
 PREDICTIONS, BASELINE_PREDICTIONS = "predictions.parquet", "baseline_predictions.parquet"
 _ATTEMPTS = "prediction.json"
 _MAX_ATTEMPTS = 3
-"""Times that a training tries to predict: its processes may be killed each time, for lack of memory."""
+"""Maximum number of attempts to predict: each attempt may be killed for lack of memory."""
 
 
 def open_split(shards_uri: str, only: str) -> ShardDataset:
@@ -60,7 +60,7 @@ def open_split(shards_uri: str, only: str) -> ShardDataset:
 
 
 def load_model(uri: str, dataset: ShardDataset, world: World) -> LoadedModel:
-    """Load a model, see `loading.load_model`; raise EvaluationError if its classes differ from the data's."""
+    """Load a model; raise EvaluationError if that fails, or its classes differ from those of the data."""
     model = loading.load_model(uri, world.device)
     names = [category["name"] for category in model.categories]
     if difference := class_difference(dataset.index.names, names, "the data", "the model"):
@@ -95,7 +95,7 @@ def read_matching(uri: str, expected: dict[str, str]) -> Predictions | None:
     # Checkpoints of other programs have no hash.
     if not expected["sha256"] or any(stored.get(name, "") != value for name, value in expected.items()):
         return None
-    _LOG.info("using the predictions of these images in %s", uri)
+    _LOG.info("using the stored predictions in %s", uri)
     return predictions
 
 
@@ -164,7 +164,7 @@ def predict_after_training(checkpoint: str, shards_uri: str, config: Config, dat
                 storage.delete(storage.join(folder, _ATTEMPTS))
         except KubedetError as error:
             if world.is_main:
-                _LOG.warning("the step evaluate predicts itself: %s", error.message)
+                _LOG.warning("the step `evaluate` will predict the split: %s", error.message)
         broadcast(None, world)  # A job of several pods ends when the first pod exits.
 
 

@@ -45,11 +45,11 @@ def evaluate(
     User errors are raised before any prediction.
 
     Args:
-        model_uri: best.pt of a run, next to metrics.jsonl for the curves, or see `loading.load_model`.
+        model_uri: best.pt of a run, beside its metrics.jsonl; or any model of `loading.load_model`.
         shards_uri: folder that the shard step wrote.
         output_uri: folder for the files of `write_results`.
         config: the evaluation section, workers of the loader, and the model's name.
-        data_root: its current model is the default baseline; "" has no models.
+        data_root: contains the default baseline, the current model; "" for none.
         rules: rules of the gate; None uses the configuration's.
 
     Returns:
@@ -81,7 +81,7 @@ def evaluate(
         scores = scoring.score(truth_json, truth, predicted, config.evaluation.engine)
         summary = {
             "images": len(dataset),
-            **scores.to_json(),
+            **scores.to_dict(),
             **predictions.describe_inputs(model, dataset, config),
             "checkpoint": storage.absolute(model.uri),
             "step": model.step,
@@ -137,7 +137,7 @@ def _baseline_predictions(
     try:
         model = predictions.load_model(baseline.model, dataset, world)
     except EvaluationError as error:
-        return None, f"it cannot be compared with the baseline {baseline.name}: {error.message}"
+        return None, f"the model cannot be compared with the baseline {baseline.name}: {error.message}"
     _LOG.info("the baseline %s has no evaluation on these images", baseline.name)
     known = storage.join(training, predictions.BASELINE_PREDICTIONS)
     return predictions.load_or_predict(model, dataset, config, world, [known]), ""
@@ -154,7 +154,7 @@ def write_results(
     # Delete the old summary first: if this process were killed, it would describe the new predictions.
     storage.delete(storage.join(output_uri, SUMMARY))
     summary["predictions_sha256"] = predicted.digest()
-    summary["comparison"] = report.comparison.to_json() if report.comparison else None
+    summary["comparison"] = report.comparison.to_dict() if report.comparison else None
     verdict = gate.decide(Evidence.from_summary(summary), rules)
     summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": list(rules)}
     origin = {name: str(summary[name]) for name in _IDENTITY if name in summary}

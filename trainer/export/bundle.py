@@ -73,11 +73,11 @@ class Bundle:
 
     def verified_files(self, names: Iterable[str]) -> AbstractContextManager[Path]:
         """Provide a local folder with the named files after verifying their checksums."""
-        return _verified_files(self.uri, self.checksums, names)
+        return _open_verified_files(self.uri, self.checksums, names)
 
 
 @contextmanager
-def _verified_files(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iterator[Path]:
+def _open_verified_files(uri: str, checksums: dict[str, str], names: Iterable[str]) -> Iterator[Path]:
     paths, problems = {}, []
     with temporary_folder() as temporary:
         for name in names:
@@ -98,7 +98,7 @@ def _verified_files(uri: str, checksums: dict[str, str], names: Iterable[str]) -
             yield storage.local_path(uri)
             return
         for name, path in paths.items():
-            # Put them into one folder: runtimes look for further files next to the first.
+            # Link the files in one folder: runtimes look for other files beside the first.
             os.symlink(path, temporary / name)
         yield temporary
 
@@ -113,13 +113,13 @@ def load(uri: str) -> Bundle:
     sums = storage.join(uri, CHECKSUMS)
     if not storage.exists(sums):
         raise StorageError(
-            f"{uri} is not a bundle: {CHECKSUMS} is missing, which is written last",
+            f"{uri} is not a complete bundle: it has no {CHECKSUMS}, which is written last",
             fix="use the folder of an exported model (RUN/model, or one that `kubedet model list` shows)",
         )
     _check_size(sums, _MAX_TEXT_BYTES)
     content = storage.read_bytes(sums)
     checksums = _parse_checksums(content, sums)
-    with _verified_files(uri, checksums, [METADATA]):
+    with _open_verified_files(uri, checksums, [METADATA]):
         metadata = storage.read_model(storage.join(uri, METADATA), Metadata, REMEDY)
     for name, entry in metadata.formats.items():
         if unlisted := sorted(set(entry.files) - set(checksums)):

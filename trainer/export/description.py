@@ -32,12 +32,12 @@ _MAX_CLASSES = 100
 def read_results(evaluation_uri: str, sha256: str) -> Evaluation:
     """Return the section `metrics` of the metadata: the results of the evaluation, if there is one.
 
-    Raises ExportError if the evaluated model has another sha256.
+    Raises ExportError if the evaluated model has a different sha256.
     """
     uri = storage.join(evaluation_uri, SUMMARY) if evaluation_uri else ""
     scored = storage.read_json(uri) if uri and storage.exists(uri) else {}
     if scored and scored.get("sha256") != sha256:
-        raise ExportError(f"{uri} is the evaluation of another model", fix="evaluate this model again")
+        raise ExportError(f"{uri} is the evaluation of a different model", fix="evaluate this model again")
     thresholds = scored.get("thresholds", {})
     return Evaluation(
         split=scored.get("split", ""),
@@ -52,7 +52,7 @@ def read_results(evaluation_uri: str, sha256: str) -> Evaluation:
     )
 
 
-def describe_bundle(
+def write_description(
     folder: Path,
     detector: Architecture,
     meta: Mapping[str, Any],
@@ -110,7 +110,7 @@ def describe_bundle(
             for kind, check in checks.items()
         },
         sha256=hashes,
-        versions=versions(),
+        versions=collect_versions(),
         config=meta["config"],
         trained_on=Origin(
             shards=meta["fingerprint"],
@@ -132,7 +132,7 @@ def describe_bundle(
     (folder / bundle.CARD).write_text(render_card(described))
 
 
-def versions() -> dict[str, str]:
+def collect_versions() -> dict[str, str]:
     """Return the versions of kubedet and of the packages used for export, and a hash of the sources."""
     found = {"kubedet": version("kubedet"), "sources": _source_digest(), "torch": torch.__version__}
     for package in ("onnx", "onnxruntime"):

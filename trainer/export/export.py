@@ -18,7 +18,7 @@ from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.truth_and_predictions import class_difference
 from trainer.export import bundle
-from trainer.export.description import describe_bundle, read_results, versions
+from trainer.export.description import collect_versions, read_results, write_description
 from trainer.export.formats import FORMATS, FormatWriter
 from trainer.export.published_models import resolve_name
 from trainer.export.verify import verify_exports
@@ -59,7 +59,7 @@ def export(
     check_writable(output_uri)
     sha256 = checkpoint.read_digest(checkpoint_uri)
     scores = read_results(evaluation_uri, sha256)
-    inputs = [sha256, asdict(config.export), asdict(scores), versions()]
+    inputs = [sha256, asdict(config.export), asdict(scores), collect_versions()]
     made_from = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     # With a key, export and sign again: the previous signature may be from another key.
     if not key and _is_exported(output_uri, made_from):
@@ -95,7 +95,7 @@ def export(
         safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
         dataset = ShardDataset(shards_uri, split)
         checks = verify_exports(folder, names, detector, dataset, config, network_input)
-        describe_bundle(
+        write_description(
             folder,
             detector,
             meta,

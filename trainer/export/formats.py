@@ -23,7 +23,7 @@ from trainer.model.retinanet import postprocess
 
 _LOG = logging.getLogger("export")
 OPSET = 18  # ONNX operator set that all runtimes support
-_CANDIDATES = 10_000  # best pairs of box and class per image that suppression processes
+_MAX_CANDIDATES = 10_000  # best pairs of box and class per image that suppression processes
 
 
 class OnnxRuntime:
@@ -119,15 +119,15 @@ class FormatWriter:
         write_onnx(self.graph, path)
         return path
 
-    def onnx(self, path: Path) -> None:
+    def write_fp32(self, path: Path) -> None:
         shutil.copyfile(self.fp32, path)
 
-    def int8(self, path: Path) -> None:
+    def write_int8(self, path: Path) -> None:
         images = CalibrationImages(self.shards_uri, self.network_input, self.config.export.calibration_images)
         _LOG.info("calibrating int8 on %d training images", images.count)
         quantize(self.fp32, path, images)
 
-    def raw(self, path: Path) -> None:
+    def write_raw(self, path: Path) -> None:
         raw = self.detector.raw_graph(self.network_input.size)
         write_onnx(raw, path, grid_sample=False)
 
@@ -142,9 +142,9 @@ class Format:
 
 
 FORMATS = {
-    "onnx": Format("model.onnx", FormatWriter.onnx),
-    "onnx-int8": Format("model.int8.onnx", FormatWriter.int8),
-    "raw": Format("model.raw.onnx", FormatWriter.raw, raw=True),
+    "onnx": Format("model.onnx", FormatWriter.write_fp32),
+    "onnx-int8": Format("model.int8.onnx", FormatWriter.write_int8),
+    "raw": Format("model.raw.onnx", FormatWriter.write_raw, raw=True),
 }
 """The formats by their names in export.formats."""
 
@@ -177,7 +177,7 @@ def to_detections(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping
     for row, (corners, values) in enumerate(zip(boxes, scores, strict=True)):
         flat = values.flatten()
         pairs = torch.nonzero(flat > thresholds["score"]).flatten()
-        count = _CANDIDATES if "nms" in thresholds else limit
+        count = _MAX_CANDIDATES if "nms" in thresholds else limit
         pairs = pairs[flat[pairs].argsort(descending=True, stable=True)[:count]]
         if "nms" in thresholds and len(pairs):
             candidates = corners[pairs // classes][None], flat[pairs][None], (pairs % classes)[None]

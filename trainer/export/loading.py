@@ -86,16 +86,14 @@ def select_file(source: Bundle, kind: str = "") -> str:
     """Return the file name of a format; by default of the preferred available format, else the weights."""
     formats = source.metadata.formats
     if kind and kind not in formats:
-        listed = ", ".join(formats) or "none; export onnx"
-        raise EvaluationError(
-            f"the bundle {source.uri} has no format {kind}", fix=f"its formats are: {listed}"
-        )
+        fix = f"use one of: {', '.join(formats)}" if formats else "export the model as onnx"
+        raise EvaluationError(f"the bundle {source.uri} has no format {kind}", fix=fix)
     kind = kind or next((name for name in _PREFERRED if name in formats), "")
     return formats[kind].files[0] if kind else WEIGHTS
 
 
 def read_training_config(uri: str) -> Mapping[str, Any]:
-    """Return the configuration of a model's training without loading the model; raises as `load`."""
+    """Return the configuration of a model's training without loading the model."""
     exported = _find_exported(uri)
     if exported:
         return exported[0].metadata.config
@@ -116,7 +114,8 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
         if name in files:
             return source, name
         raise EvaluationError(
-            f"{uri} is not a model file of its folder", fix=f"use the folder, or one of: {', '.join(files)}"
+            f"{uri} is not one of the model files in its folder",
+            fix=f"use the folder, or one of: {', '.join(files)}",
         )
     raise EvaluationError(
         f"{uri} is neither a checkpoint nor an exported model",

@@ -9,8 +9,10 @@ from onnxscript import opset18
 op: Any = opset18
 
 
-def nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float, threshold: float) -> Any:
-    """Translate `deployment.nms_keep` to NonMaxSuppression."""
+def nms_keep(
+    boxes: Any, scores: Any, labels: Any, classes: int, iou_threshold: float, score_threshold: float
+) -> Any:
+    """Translate `postprocess.nms_keep` to NonMaxSuppression."""
     every_class = op.Reshape(
         op.Range(op.Constant(value_int=0), op.Constant(value_int=classes), op.Constant(value_int=1)),
         op.Constant(value_ints=[1, classes, 1]),
@@ -23,8 +25,8 @@ def nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float,
         boxes,
         per_class,
         op.Gather(op.Shape(scores), op.Constant(value_ints=[1])),
-        op.Constant(value_floats=[overlap]),
-        op.Constant(value_floats=[threshold]),
+        op.Constant(value_floats=[iou_threshold]),
+        op.Constant(value_floats=[score_threshold]),
         center_point_box=0,
     )
     where = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)

@@ -46,14 +46,14 @@ def write(
     top = os.path.commonpath(parents) if parents else ""
     names = [os.path.relpath(image.path, top).replace(os.sep, "/") for image in images]
     if kind == "coco":
-        content: object = _coco(categories, names, images)
+        content: object = _coco_dataset(categories, names, images)
     else:
-        content = [_task(model, name, image) for name, image in zip(names, images, strict=True)]
-        storage.write_bytes(storage.join(folder, FILES[kind][1]), _configuration(categories).encode())
+        content = [_label_studio_task(model, name, image) for name, image in zip(names, images, strict=True)]
+        storage.write_bytes(storage.join(folder, FILES[kind][1]), _labeling_config(categories).encode())
     storage.write_bytes(storage.join(folder, FILES[kind][0]), (json.dumps(content, indent=1) + "\n").encode())
 
 
-def _coco(
+def _coco_dataset(
     categories: Sequence[Mapping[str, Any]], names: Sequence[str], images: Sequence[PredictedImage]
 ) -> dict[str, Any]:
     """Return a dataset in COCO's format with scores; categories have the ids of the training data."""
@@ -86,7 +86,7 @@ def _coco(
     }
 
 
-def _task(model: str, name: str, image: PredictedImage) -> dict[str, Any]:
+def _label_studio_task(model: str, name: str, image: PredictedImage) -> dict[str, Any]:
     """Return a Label Studio task; its boxes are in percent of the image size."""
     results = []
     for number, item in enumerate(image.detections, 1):
@@ -118,7 +118,7 @@ def _task(model: str, name: str, image: PredictedImage) -> dict[str, Any]:
     }
 
 
-def _configuration(categories: Sequence[Mapping[str, Any]]) -> str:
+def _labeling_config(categories: Sequence[Mapping[str, Any]]) -> str:
     labels = "".join(f"    <Label value={quoteattr(item['name'])}/>\n" for item in categories)
     return (
         f'<View>\n  <Image name="{_TO}" value="$image"/>\n'

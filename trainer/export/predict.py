@@ -143,7 +143,7 @@ def open_image(path: Path) -> Image.Image:
 
 
 def decode_image(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file of at most `max_pixels`; errors name it `name`."""
+    """Decode a JPEG, PNG, WebP, BMP, GIF or TIFF file of at most `max_pixels`; errors call it `name`."""
     try:
         with name_resource_errors(name):
             return read_upright(data, max_pixels)
@@ -162,6 +162,6 @@ def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
 
 
 def to_dict(detections: list[Detection], image: Image.Image) -> dict[str, Any]:
-    """Return detections as JSON: width, height, detections (label, name, score, box)."""
+    """Return detections as a dictionary for JSON: width, height, detections (label, name, score, box)."""
     found = [asdict(item) | {"score": round(item.score, 6)} for item in detections]
     return {"width": image.width, "height": image.height, "detections": found}

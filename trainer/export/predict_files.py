@@ -106,8 +106,8 @@ def find_images(patterns: Sequence[str]) -> list[Path]:
             visible = (path for path in named.iterdir() if not is_hidden(path.name))
             inside = sorted(path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES)
             if not inside:
-                suffixes = ", ".join(IMAGE_SUFFIXES)
-                raise ConfigError(f"the folder {named} contains no images", fix=f"looked for {suffixes}")
+                fix = f"choose a folder with files of these suffixes: {', '.join(IMAGE_SUFFIXES)}"
+                raise ConfigError(f"the folder {named} contains no images", fix=fix)
             paths += inside
         else:
             paths.append(named)

@@ -44,13 +44,13 @@ class CurrentModel:
     form: Literal[1] = 1
 
 
-def _check_name(name: str) -> None:
+def _check_model_name(name: str) -> None:
     check_name(name, "model or version", CURRENT)
 
 
 def model_folder(data_root: str, name: str) -> str:
     """Return the URI of the folder with a model's versions."""
-    _check_name(name)
+    _check_model_name(name)
     return storage.join(data_root, "models", name)
 
 
@@ -66,7 +66,7 @@ def read_current(data_root: str, name: str, *, ignored: str = "") -> CurrentMode
             raise DamagedError(f"{uri} is missing, but {name} has versions: {', '.join(others)}", fix=remedy)
         return None
     record = storage.read_model(uri, CurrentModel, remedy)
-    _check_name(record.version)
+    _check_model_name(record.version)
     return record
 
 
@@ -93,7 +93,7 @@ def resolve_name(name: str, shards_uri: str) -> str:
     from trainer.data.shard_folder import read_index
 
     name = name or dataset_name(read_index(shards_uri).source)
-    _check_name(name)
+    _check_model_name(name)
     return name
 
 
@@ -101,7 +101,7 @@ def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool =
     """Copy a bundle to the folder of its version, unless that exists, and make it current."""
     source = bundle.load(source_uri)
     version = source.metadata.model_version
-    _check_name(version)
+    _check_model_name(version)
     target = storage.join(model_folder(data_root, name), version)
     check_classes(
         data_root, name, source.class_names, other_classes=other_classes, fix=RENAME_FIX, ignored=version
@@ -173,7 +173,7 @@ def load(model: str, data_root: str) -> Bundle:
     if not bundle.exists(model):
         name, _, version = model.partition("@")
         try:
-            _check_name(name)
+            _check_model_name(name)
         except ConfigError:
             fix = "use the folder of an exported model (RUN/model), or NAME[@VERSION] with --data-root"
             raise StorageError(f"{model} is not a bundle", fix=fix) from None
@@ -208,7 +208,7 @@ def check_not_older(chosen: Bundle, version: str, data_root: str) -> Bundle:
         raise StorageError(
             f"{chosen.uri} is older than version {version}: it was created {times[0]}, the other one "
             f"{times[1]}",
-            fix="check how it became current; `kubedet model promote NAME VERSION` changes it",
+            fix="check how it became current; `kubedet model promote` makes another version current",
         )
     return named
 
@@ -216,16 +216,16 @@ def check_not_older(chosen: Bundle, version: str, data_root: str) -> Bundle:
 def _check_identity(chosen: Bundle) -> None:
     # The metadata is signed, the folder's name is not: an old model could replace a newer one.
     *_, above, name, version = ["", "", *storage.absolute(chosen.uri).rsplit("/", 3)]
-    is_named = (chosen.metadata.name, chosen.metadata.model_version)
-    if above == "models" and is_named != (name, version):
+    stated = (chosen.metadata.name, chosen.metadata.model_version)
+    if above == "models" and stated != (name, version):
         raise StorageError(
-            f"{chosen.uri} contains {is_named[0]} {is_named[1]}, not {name} {version}",
+            f"{chosen.uri} contains {stated[0]} {stated[1]}, not {name} {version}",
             fix="do not use it: restore that version, or export the model again",
         )
 
 
 def _version_uri(data_root: str, name: str, version: str) -> str:
-    _check_name(version)
+    _check_model_name(version)
     uri = storage.join(model_folder(data_root, name), version)
     if bundle.exists(uri):
         return uri

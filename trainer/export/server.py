@@ -46,7 +46,7 @@ class ModelServer(ThreadingHTTPServer):
     daemon_threads = True  # a running request does not delay shutdown
 
     def __init__(self, address: tuple[str, int], predictor: Predictor, names: Sequence[str] = ()) -> None:
-        """Start listening; `names` are further host names of this server, or patterns of them."""
+        """Start listening; `names` are further host names of this server, or patterns of host names."""
         self.predictor = predictor
         self.names = [name.lower() for name in names]
         own = ("localhost", address[0].lower(), socket.gethostname().lower())

@@ -58,7 +58,7 @@ class DetectionComparison:
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance
-        self._detections = self._partners = self._all = 0
+        self._detections = self._partners = self._total = 0
         self._score_error = self._box_error = 0.0
 
     def add(self, first: Detections, second: Detections) -> None:
@@ -66,7 +66,7 @@ class DetectionComparison:
         for row in range(len(first.num)):
             count, others = int(first.num[row]), int(second.num[row])
             self._detections += count
-            self._all += count + others
+            self._total += count + others
             if not count or not others:
                 continue
             boxes, other_boxes = first.boxes[row, :count], second.boxes[row, :others]
@@ -89,7 +89,7 @@ class DetectionComparison:
                     self._box_error = max(self._box_error, float(gap))
 
     def result(self) -> Agreement:
-        matched = self._partners / self._all if self._all else 1.0
+        matched = self._partners / self._total if self._total else 1.0
         return Agreement(self._detections, matched, self._score_error, self._box_error)
 
 
@@ -168,11 +168,11 @@ def _check_agreement(name: str, change: float, matches: Agreement, images: int, 
     limit = getattr(config.export, key)
     problems = []
     if abs(change) > limit:
-        problems.append(f"COCO AP changes by {change:+.4f}, the limit is {limit:g} (export.{key})")
+        problems.append(f"COCO AP changes by {change:+.4f}; the limit is {limit:g} (export.{key})")
     minimum = config.export.min_match
     if _tolerance(name).required and matches.matched < minimum:
         problems.append(
-            f"{matches.matched:.1%} of the detections match, the minimum is {minimum:.1%} (export.min_match)"
+            f"{matches.matched:.1%} of the detections match; the minimum is {minimum:.1%} (export.min_match)"
         )
     if problems:
         raise ExportError(

@@ -51,10 +51,9 @@ def process_group() -> Iterator[World]:
         count = torch.cuda.device_count()
         if local_rank >= count:
             raise ConfigError(
-                f"process {local_rank + 1} of this machine has no GPU: it sees {count}",
+                f"process {local_rank + 1} of this machine has no GPU: only {count} are visible",
                 fix=f"start {count} processes on each machine, or make more GPUs available "
-                "(CUDA_VISIBLE_DEVICES, "
-                "the job's gpus)",
+                "(CUDA_VISIBLE_DEVICES, or gpus of the job)",
             )
         torch.cuda.set_device(device)
     if "RANK" not in os.environ or dist.is_initialized():
@@ -84,9 +83,8 @@ def init_process_group(
         backend, store=group, rank=rank, world_size=size, timeout=_CONNECT_TIMEOUT, device_id=device
     )
     store.set_timeout(timeout)
-    set_timeout = (
-        getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    )  # Before torch 2.15.
+    # The second name is that of torch before 2.15.
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(timeout)
     return store
 
@@ -146,7 +144,7 @@ def all_reduce_sum(values: torch.Tensor, world: World) -> torch.Tensor:
     return values
 
 
-def all_reduce_max(values: torch.Tensor, world: World) -> Callable[[], torch.Tensor]:
+def start_all_reduce_max(values: torch.Tensor, world: World) -> Callable[[], torch.Tensor]:
     """Start an elementwise all-reduce of the maximum over all ranks, in place.
 
     The returned function waits for it (on a GPU, in the current stream) and returns the values.

@@ -1,7 +1,7 @@
 """The launcher's heartbeat, without which a training job in a cluster ends.
 
 A job would otherwise outlive a launcher that is killed or loses the API server. The launcher rewrites a file
-in the run's folder, and `python -m trainer launch` reads it on every node. If the file does not change for
+in the run folder, and `python -m trainer launch` reads it on every node. If the file does not change for
 the time limit, the workers save a checkpoint and the job fails with EXIT_ABANDONED.
 """
 
@@ -133,8 +133,8 @@ class Watch:
         finally:
             closing.set()
 
-    def exit_code(self, code: int) -> int:
-        """Return the exit code of this node, given the exit code of its workers.
+    def wait_for_exit_code(self, code: int) -> int:
+        """Return the exit code of this node, given that of its workers; wait if the launcher may be gone.
 
         The first node that finds the launcher gone stops the workers of all nodes. So a node whose workers
         were stopped waits until the heartbeat is renewed or expires.

@@ -46,7 +46,7 @@ _exit_codes: dict[int, int] = {
 }
 """Exit code of this node for each signal that stops it."""
 _THREADS_UNSET = "set by the launcher"
-"""OMP_NUM_THREADS until the number of processes is known. If it is unset, torchrun warns and sets it to 1."""
+"""Value of OMP_NUM_THREADS until the number of processes is known. If unset, torchrun warns and sets 1."""
 
 
 def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat.Watch | None = None) -> int:
@@ -76,7 +76,7 @@ def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
         code = _exit_codes.get(signal.Signals(error.sigval), 128 + int(error.sigval))
-    return watch.exit_code(code) if watch else code
+    return watch.wait_for_exit_code(code) if watch else code
 
 
 def _on_hangup(number: int, frame: FrameType | None) -> NoReturn:
@@ -101,7 +101,7 @@ def _run_and_report(config: LaunchConfig, program: Any, program_arguments: list[
             cause = "some nodes did not arrive in time"
         message = (
             f"stopped: {_format_nodes(config)} did not connect at {config.rdzv_endpoint}: {cause}\n"
-            "  fix: check that all of them run and reach that address; the same command tries again"
+            "  fix: check that all of them run and can reach that address, and run the same command again"
         )
     else:
         message = "stopped: the other nodes ended the run before this node was needed"

@@ -77,7 +77,7 @@ def check_local_machine(gpus: int = 0, data_root: str = "", root: Path = Path("/
     yield Check.from_bool(free >= 2**30, "disk", f"{free / 2**30:.1f} GiB free at {folder}", fix)
     for check in check_training_machine(gpus, root=root) if is_linux and find_spec("torch") else ():
         if check.title == "GPUs" and check.state == "warning":
-            yield replace(check, state="ok", detail=f"{check.detail}: training is on the CPU", fix="")
+            yield replace(check, state="ok", detail=f"{check.detail}: training will use the CPU", fix="")
         elif check.state != "warning" or gpus > 1:
             yield check
     if data_root:

@@ -25,7 +25,7 @@ def signal_handler(
 
 
 class StopRequest:
-    """Whether this process was asked to stop."""
+    """Records whether this process was asked to stop."""
 
     def __init__(self) -> None:
         self.requested = False

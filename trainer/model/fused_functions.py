@@ -36,7 +36,7 @@ class _CompileState:
 
 def configure(enabled: bool, device: torch.device, *, log_result: bool = True) -> bool:
     """Enable or disable compilation of `fused` functions; return whether it is enabled and possible."""
-    missing = missing_tool(device.type) if enabled else None
+    missing = describe_missing_tool(device.type) if enabled else None
     _CompileState.compiles = enabled and missing is None
     if _CompileState.compiles and device.type == "cuda":
         # torch warns that functions such as pow may differ despite `_EXACT_OPTIONS`; we use none of them.
@@ -52,7 +52,7 @@ def configure(enabled: bool, device: torch.device, *, log_result: bool = True) -
     return _CompileState.compiles
 
 
-def missing_tool(device_type: str) -> str | None:
+def describe_missing_tool(device_type: str) -> str | None:
     """Return what torch.compile lacks for a device; None if it lacks nothing."""
     # On a GPU, Triton also needs a C compiler, for kernel launchers.
     variable, usual = ("CC", ("gcc", "clang")) if device_type == "cuda" else ("CXX", ("g++", "clang++"))

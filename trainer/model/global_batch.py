@@ -23,9 +23,9 @@ class BatchContext(NamedTuple):
 
     keys: Tensor  # int64 [B], seeds of the random numbers of each image: a hash of seed, step and image
     counts: list[int]  # number of targets of each image
-    targets: int  # number of targets in the global batch
+    target_count: int  # in the global batch
     max_targets: int  # largest number of targets of any image in the global batch
-    images: int  # number of images in the global batch
+    image_count: int  # in the global batch
     world: World = SINGLE  # the processes that share the global batch
     matches: Any = None  # `Architecture.match_targets` of this batch, if the step has several passes
     pair_count: Tensor | None = None  # the scalar of `match_targets`, summed over the global batch
@@ -39,15 +39,15 @@ class BatchContext(NamedTuple):
 
 
 def batch_contexts(
-    batches: Sequence[Batch], seed: int, step: int, images: int, world: World
+    batches: Sequence[Batch], seed: int, step: int, image_count: int, world: World
 ) -> list[BatchContext]:
-    """Return the context of each batch of this rank; the step has `images` images. A CPU collective."""
+    """Return the context of each batch of this rank; the step has `image_count` images. A CPU collective."""
     counts = [count for batch in batches for count in batch.counts]
     every = gather_integers([sum(counts), max(counts)], world)
-    targets, max_targets = int(every[:, 0].sum()), int(every[:, 1].max())
+    target_count, max_targets = int(every[:, 0].sum()), int(every[:, 1].max())
     keys = [random_keys(seed, step, batch.image_ids, batch.images.device) for batch in batches]
     return [
-        BatchContext(key, batch.counts, targets, max_targets, images, world)
+        BatchContext(key, batch.counts, target_count, max_targets, image_count, world)
         for key, batch in zip(keys, batches, strict=True)
     ]
 
@@ -58,7 +58,7 @@ def random_keys(seed: int, step: int, image_ids: Sequence[int], device: torch.de
     return to_device(_mix(run ^ torch.tensor(image_ids, dtype=torch.int64)), device)
 
 
-def uniform(keys: Tensor, count: int) -> Tensor:
+def draw_uniform(keys: Tensor, count: int) -> Tensor:
     """Return `count` random numbers in [0, 1) for each of B keys: fp32 [B, count], the same on every device.
 
     Uses SplitMix64 (Steele et al. 2014) with each key as a seed; integers wrap around.

@@ -12,7 +12,7 @@ from trainer import storage
 from trainer.config.parsing import flatten
 from trainer.evaluation.coco import format_metric, format_table
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metrics import METRICS, BaselineComparison, Change, count_verdicts
+from trainer.evaluation.metrics import METRICS, BaselineComparison, Change, format_verdict_counts
 from trainer.evaluation.scoring import MIN_SHOWN_SCORE, Scores
 from trainer.report import gallery, plots
 from trainer.report.figures import render_template
@@ -71,7 +71,7 @@ def render_html(data: ReportData) -> str:
         other_metrics={name: value for name, value in scores.metrics.items() if name not in METRICS},
         number=format_metric,
         classes=_class_rows(data),
-        class_verdicts=count_verdicts(data.comparison.changes) if data.comparison else "",
+        class_verdicts=format_verdict_counts(data.comparison.changes) if data.comparison else "",
         curve=plots.plot_precision_recall(scores.coco),
         confusion=scores.confusion.top_classes() if scores.confusion else None,
         training=plots.plot_training(data.training),
@@ -97,7 +97,7 @@ def render_markdown(data: ReportData) -> str:
         lines += [
             f"Against the baseline {_escape(data.comparison.name)}: coco/AP {change.delta:+.4f}, with 95 % "
             f"confidence from {change.low:+.4f} to {change.high:+.4f}: {change.verdict}. "
-            f"Classes: {count_verdicts(data.comparison.changes)}.",
+            f"Classes: {format_verdict_counts(data.comparison.changes)}.",
             "",
         ]
     lines += ["| metric | value | meaning |", "| --- | ---: | --- |"]

@@ -98,7 +98,7 @@ def worst_images(
     order = np.lexsort((-(false + missed), f1))
     worst = [place for place in order.tolist() if false[place] + missed[place]][:count]
     by_id = {image["id"]: image for image in truth.images}
-    names = dict(zip(truth.category_ids.tolist(), truth.names, strict=True))
+    names = dict(zip(truth.category_ids.tolist(), truth.class_names, strict=True))
     gallery = []
     for place in worst:
         image = by_id[int(truth.all_image_ids[place])]

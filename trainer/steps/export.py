@@ -9,7 +9,7 @@ from trainer.steps.records import PublishedRecord, utc_now
 
 
 def export(model: TrainedModel, *, signing_key: str = "", registry: str = "") -> Bundle:
-    """Export the best checkpoint into the run's folder, and make it the current version of its model.
+    """Export the best checkpoint into the run folder, and make it the current version of its model.
 
     Versions are stored in `<data root>/models/NAME`. `signing_key` is the path of a PEM file (default:
     $KUBEDET_SIGNING_KEY); `registry` is the URL of the Kubeflow Model Registry to register it in, or empty.

@@ -59,13 +59,13 @@ class TrainedModel(Manifest):
     """The result of the step `train`."""
 
     kind: Literal["trained model"] = "trained model"
-    output: str  # URI of the run's folder.
+    output: str  # URI of the run folder.
     shards: str  # URI of the folder of the shards.
     metrics: dict[str, float]  # Metrics of the best checkpoint on the validation images.
 
     @property
     def run(self) -> str:
-        """Name of the run's folder."""
+        """Name of the run folder."""
         return run_name(self.output)
 
     @property

@@ -96,7 +96,7 @@ def utc_now() -> str:
 class RunRecord(StepRecord, folder="runs", remedy="resume the run, or restore it from a copy"):
     """Data, settings and code of a run; written by the train step before training."""
 
-    run: str  # Name of the run's folder, `output`.
+    run: str  # Name of the run folder, `output`.
     run_id: str
     output: str
     shards: str  # shards/<fingerprint>; `raw` has the same form.
@@ -116,7 +116,7 @@ class RunRecord(StepRecord, folder="runs", remedy="resume the run, or restore it
         return self.shards.rpartition("/")[2]
 
     def folder(self, data_root: str) -> str:
-        """Return the URI of the run's folder."""
+        """Return the URI of the run folder."""
         is_absolute = "://" in self.output or self.output.startswith("/")
         return self.output if is_absolute else storage.join(data_root, self.output)
 

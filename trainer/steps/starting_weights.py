@@ -60,7 +60,7 @@ def check_warm_start(warm_start: str) -> None:
 def warm_start_overrides(recipe: str, overrides: Overrides, data_root: str, name: str) -> Overrides:
     """Return the overrides of a run that starts from the current version of the model `name`.
 
-    Heads for a different number of classes start from scratch, see `pretrained.load_pretrained`.
+    Heads for a different number of classes start from scratch; see `pretrained.load_pretrained`.
     The run trains a quarter of the recipe's epochs, unless the overrides set train.epochs.
     """
     current = published_models.read_current(data_root, name)

@@ -40,7 +40,7 @@ def train(
 
     Args:
         shards: the data.
-        output: URI of the run's folder, which receives config.json and train/.
+        output: URI of the run folder, which receives config.json and train/.
         launch: runs `python -m trainer` with `worker_arguments` in all processes, and waits for them.
         processes: the minimum and maximum number of processes, which differ in an elastic job.
         rules: rules of the gate, checked before training; if empty, the rules of the recipe apply.
@@ -63,7 +63,7 @@ def train(
 
 
 def run_folder(output: str, shards: Shards, run_id: str) -> str:
-    """Return the URI of the run's folder: `output`, or `<data root>/runs/<run id>`."""
+    """Return the URI of the run folder: `output`, or `<data root>/runs/<run id>`."""
     if "[[" in output:  # Otherwise all scheduled runs would share one folder, and only the first would train.
         raise ConfigError(
             f"the output {output} contains a macro that this cluster does not support",

@@ -335,7 +335,7 @@ class _RemoteFile:
         with DaemonThreadPool(min(ahead, 1 + (stop - start) // PIECE_BYTES), "read") as threads:
             while fetched or begin < stop:
                 while begin < stop and len(fetched) <= ahead:
-                    fetched.append(threads.submit(self.piece, begin, min(begin + PIECE_BYTES, stop)))
+                    fetched.append(threads.submit(self.read_range, begin, min(begin + PIECE_BYTES, stop)))
                     begin += PIECE_BYTES
                 yield wait_for(fetched.popleft())
 

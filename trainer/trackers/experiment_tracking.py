@@ -25,7 +25,7 @@ from trainer.config.schema import Config
 
 State = Literal["finished", "stopped", "failed"]  # how a run ended; a stopped run can be resumed
 
-RUN_IDS = "trackers.json"  # file in the run's folder with its id at each tracker, for resuming
+RUN_IDS = "trackers.json"  # file in the run folder with its id at each tracker, for resuming
 
 
 @models.dataclass(config=STRICT, frozen=True)
@@ -57,7 +57,7 @@ class TrackedRun:
     """Description of a run for trackers."""
 
     name: str
-    output: str  # URI of the run's folder
+    output: str  # URI of the run folder
     parameters: Mapping[str, Any]  # the configuration, by dotted keys
     tags: Mapping[str, str]
 
@@ -106,7 +106,7 @@ def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: boo
             _LOG.warning("nothing is sent to %s: %s; %s", name, error, install_extra(name))
     folders = [part for part in output.split("/") if part]
     run = TrackedRun(
-        # The run's folder contains `train`.
+        # The run folder contains `train`.
         name=folders[-2] if len(folders) > 1 and folders[-1] == "train" else folders[-1],
         output=output,
         parameters=flatten(asdict(config)),
@@ -209,7 +209,7 @@ class _Sender:
             if not self._failed:
                 reason = error.message if isinstance(error, KubedetError) else str(error)
                 _LOG.warning(
-                    "cannot send metrics to %s (%s): training continues, and retries later",
+                    "cannot send metrics to %s (%s): training continues, and sends them later",
                     self._name,
                     (reason.strip() or type(error).__name__).splitlines()[0][:300],
                 )

@@ -13,7 +13,7 @@ from trainer import storage
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import TemporaryFolder
 
-METRICS = "metrics.jsonl"  # file in the run's folder
+METRICS = "metrics.jsonl"  # file in the run folder
 _CHECKSUM = re.compile(r', "([^"]*)": "([^"]{8})"\}$')
 """End of a row: the CRC-32 of the text before it, valid or not."""
 _LOG = logging.getLogger("train")
@@ -22,7 +22,7 @@ _LOG = logging.getLogger("train")
 class TrainingLog:
     """Log of metrics by step. A resumed run appends to the same file, without repeating steps.
 
-    If the run's folder is not local, `publish` uploads the files. All methods raise StorageError if the
+    If the run folder is not local, `publish` uploads the files. All methods raise StorageError if the
     folder cannot be written. The class is thread-safe.
     """
 
@@ -66,7 +66,7 @@ class TrainingLog:
             self._listener(kind, row)
 
     def publish(self) -> None:
-        """Upload the files to the run's folder."""
+        """Upload the files to the run folder."""
         with translate_oserror(self._uri, "write"):
             self._board.flush()
         if not self._local:

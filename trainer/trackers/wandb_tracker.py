@@ -30,7 +30,7 @@ class WandbTracker:
     def start(self, run: TrackedRun, run_id: str) -> str:
         """Start or resume a run."""
         run_id = os.environ.get("WANDB_RUN_ID") or run_id or secrets.token_hex(4)
-        # Files stay in the run's folder, so that an offline run can be sent later; not in a bucket.
+        # Files stay in the run folder, so that an offline run can be sent later; not in a bucket.
         self._temporary = None if storage.is_local(run.output) else TemporaryFolder()
         folder = self._temporary.path if self._temporary else storage.local_path(run.output)
         self._run = wandb.init(

@@ -1,6 +1,6 @@
 """Writes checkpoints atomically, and reads them with a checksum and without running code from them.
 
-A run's folder contains `checkpoints/step-00001234.pt` (everything needed to resume) and `best.pt` (the best
+A run folder contains `checkpoints/step-00001234.pt` (everything needed to resume) and `best.pt` (the best
 weights and the metadata to use them). Each is a zip archive by `torch.save`; the archive's comment is the
 sha256 of all preceding bytes.
 """
@@ -119,7 +119,7 @@ def read(uri: str) -> State:
     version = state.get("version") if isinstance(state, dict) else None
     if isinstance(version, int) and version != VERSION:
         raise CheckpointError(
-            f"checkpoint {uri} has the format {version}; this kubedet reads {VERSION}",
+            f"checkpoint {uri} has the format {version}, but this kubedet reads format {VERSION}",
             fix="use the kubedet version that wrote it",
         )
     ours = version == VERSION and "model" in state and isinstance(state.get("step"), int)
@@ -143,10 +143,10 @@ def read_digest(uri: str) -> str:
     """Return the sha256 stored in a checkpoint, or "" if there is none. It is not verified."""
     path = storage.local_copy(uri)
     with translate_oserror(uri, "read"), path.open("rb") as file:
-        return _read_digest(file)
+        return _read_digest_at_end(file)
 
 
-def _read_digest(file: BinaryIO) -> str:
+def _read_digest_at_end(file: BinaryIO) -> str:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _END_BYTES - _DIGEST_BYTES))
     digest = file.read()[_END_BYTES:]
@@ -160,7 +160,7 @@ def _read_digest(file: BinaryIO) -> str:
 def _verify_digest(path: Path, uri: str) -> bool:
     """Compare a checkpoint with its stored digest; return whether it has one."""
     with translate_oserror(uri, "read"), path.open("rb") as file:
-        expected = _read_digest(file)
+        expected = _read_digest_at_end(file)
         if not expected:
             return False
         digest, left = hashlib.sha256(), file.seek(0, os.SEEK_END) - 64
@@ -217,7 +217,7 @@ def check_same_run(state: State, config: Config, fingerprint: str, global_batch:
     differing = [f"{key}: {old!r} in the checkpoint, {new!r} now" for key, old, new in pairs if old != new]
     if differing:
         raise CheckpointError(
-            "this run's folder contains a checkpoint with a different configuration:\n  "
+            "the run folder contains a checkpoint with a different configuration:\n  "
             + "\n  ".join(differing),
             fix="start a run under another name, or restore these settings to resume this one",
         )

@@ -137,8 +137,8 @@ class MovingAverage:
             torch._foreach_copy_([mean for mean, _ in self._copied], [value for _, value in self._copied])
 
 
-def gradient_norm(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """Return the norm of all gradients; if `limit` is above 0, clip the norm to it in place."""
+def clip_gradient(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    """Clip the norm of all gradients to `limit` in place, if above 0; return the norm before clipping."""
     if limit > 0:
         return nn.utils.clip_grad_norm_(parameters, limit)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -18,7 +18,7 @@ from trainer.trackers.training_log import TrainingLog
 from trainer.training import checkpoint
 from trainer.training.checkpoint import State
 
-CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run's folder
+CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run folder
 _BEST_KEYS = ("config", "categories", "fingerprint", "global_batch")
 """Keys of a state that best.pt contains, in addition to the weights."""
 _UNUSABLE_ERRORS = (MissingError, checkpoint.DamagedCheckpoint, DamagedError)

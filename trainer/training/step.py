@@ -16,11 +16,11 @@ from trainer.base.errors import TrainingError
 from trainer.base.precision import autocast
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import Batch, copy_to_host
-from trainer.launching.distributed import World, all_reduce_max, all_reduce_sum, gather
+from trainer.launching.distributed import World, all_reduce_sum, gather, start_all_reduce_max
 from trainer.model import fused_functions
 from trainer.model.architecture import Architecture
 from trainer.model.global_batch import BatchContext, batch_contexts
-from trainer.training.optim import gradient_norm, learning_rate, set_learning_rate
+from trainer.training.optim import clip_gradient, learning_rate, set_learning_rate
 from trainer.training.schedule import Schedule
 from trainer.training.state import TrainState
 
@@ -45,7 +45,7 @@ class TrainStep:
         self._schedule, self._global_batch = schedule, global_batch
         self._holds_gradients = keeps_gradients
         self._pending: tuple[int, list[int], Callable[[], Tensor]] | None = None
-        """Number and image ids of the last step, and the result of `skip_if_not_finite` for it."""
+        """Number and image ids of the last step, and the function that `start_flag_exchange` returned."""
 
     def __call__(self, batches: Sequence[Batch], *, stop: bool = False) -> tuple[Tensor, bool]:
         """Run one step, with one forward pass for each batch.
@@ -76,7 +76,7 @@ class TrainStep:
             losses += torch.stack([loss.detach() for loss in values]) * share
         state.statistics.update()
         state.scaler.unscale_(state.optimizer)
-        norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]
+        norm = clip_gradient(state.parameters, self._config.clip_norm).float()[None]
         checked = torch.cat([losses, norm])
         if state.scaler.is_enabled():
             # The scaler handles fp16 overflows: it skips the step and lowers the scale.
@@ -84,7 +84,7 @@ class TrainStep:
             norm = torch.where(norm.isfinite(), norm, 0.0)
         # One all-reduce shares non-finite losses, stop requests and the elapsed time. Its result is read
         # during the next step, so that the CPU does not wait.
-        wait_for_flags = skip_if_not_finite(
+        wait_for_flags = start_flag_exchange(
             state.optimizer, checked, (stop, self._schedule.measure_elapsed_share()), state.world
         )
         stopping = self.wait()
@@ -159,13 +159,13 @@ class TrainStep:
         ]
 
 
-def skip_if_not_finite(
+def start_flag_exchange(
     optimizer: torch.optim.Optimizer, losses: Tensor, values: Sequence[float], world: World
 ) -> Callable[[], Tensor]:
-    """Make the optimizer skip its next step if any of `losses` [n] is not finite on any rank. A collective.
+    """Share flags of all ranks, and skip the optimizer's next step if a loss is not finite. A collective.
 
-    A fused optimizer reads the flag on the device. The returned function waits, and returns whether any rank
-    had such a loss, the maximum of each of `values` over the ranks, and this rank's losses.
+    A fused optimizer reads the flag of `losses` [n] on the device. The returned function waits, and returns
+    whether a loss is not finite on any rank, the maximum of each of `values`, and this rank's losses.
     """
     flags = torch.zeros(1 + len(values), device=losses.device)
     flags[0] = torch.isfinite(losses).all().logical_not()
@@ -174,7 +174,7 @@ def skip_if_not_finite(
     # torch's protocol between a gradient scaler and a fused optimizer; an fp16 scaler overwrites the flags.
     optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
     optimizer.grad_scale = None  # type: ignore[attr-defined]
-    reduced, own_losses = all_reduce_max(flags, world), losses.detach()
+    reduced, own_losses = start_all_reduce_max(flags, world), losses.detach()
     if flags.device.type == "cuda":
         # The copy uses the same stream, so it can be queued immediately.
         return copy_to_host(torch.cat([reduced(), own_losses]))

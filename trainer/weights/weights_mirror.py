@@ -181,7 +181,7 @@ def mirror_folder(uri: str, data_root: str) -> str:
     return storage.join(mirror_uri(data_root), "web", hashlib.sha256(uri.encode()).hexdigest()[:16])
 
 
-def published_file(uri: str) -> PublishedFile:
+def look_up_published_file(uri: str) -> PublishedFile:
     """Return the file of published weights; for a hub model, request it from the hub's API."""
     if uri.startswith(TORCHVISION):
         return torchvision_file(uri)
@@ -191,7 +191,7 @@ def published_file(uri: str) -> PublishedFile:
         token = os.environ.get(HUB_TOKEN, "").strip()
         if not (token.isascii() and token.isprintable()) or " " in token:
             raise StorageError(
-                f"{HUB_TOKEN} in the environment is not a token: it contains spaces, line breaks or the like",
+                f"{HUB_TOKEN} in the environment is not a token: it contains spaces or special characters",
                 fix="set it to the token only: hf_ followed by letters and digits",
             )
         web.use_token(hub_address(), token)
@@ -310,7 +310,7 @@ def _find_unpublished(uri: str) -> WeightFile:
                 path = storage.local_copy(storage.join(uri, candidates[0]))
                 return WeightFile(uri, path, _read_config(uri))
         if names or not uri.endswith(SUFFIXES):
-            found = f" but {', '.join(names)}" if names else ""
+            found = f"; it contains {', '.join(names)}" if names else ""
             raise StorageError(
                 f"model.weights: {uri} is neither a file nor a folder with one file of tensors{found}",
                 fix="use a .safetensors, .pth or .pt file, a folder with one of them, torchvision:NAME or "
@@ -361,7 +361,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
         name, revision = _parse_hub_uri(uri)
         address = f"{hub_address()}/{name}/tree/{revision}"
     else:
-        file = published_file(uri)
+        file = look_up_published_file(uri)
         address = file.url
         remedy += f", or put the file at {storage.join(place, file.name)}" if is_torchvision else ""
     try:
@@ -369,7 +369,7 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             # Without internet, fail at once.
             if not _is_reachable(address):
                 raise StorageError(f"its server does not respond within {ANSWER_SECONDS:g} s")
-            file = published_file(uri)
+            file = look_up_published_file(uri)
             _LOG.info("fetching %s%s", file.url, f", {file.size / 2**20:.0f} MB" if file.size else "")
             path = temporary / "weights"
             objects.download(file.url, path)
@@ -388,10 +388,9 @@ def _fetch(uri: str, data_root: str) -> PublishedFile:
             remedy = error.fix
         elif uri.startswith(HUB) and isinstance(error, (AccessDeniedError, MissingError)):
             remedy = (
-                f"see whether {hub_address()}/{name} is there; for a private or gated model set {HUB_TOKEN}, "
-                "in a cluster as a key of the Secret that `credentials` names. Its account must be able to "
-                "read the model: conditions are accepted there, and a fine-grained token needs the right to "
-                "read gated repositories"
+                f"check that {hub_address()}/{name} exists; for a private or gated model set {HUB_TOKEN}, in "
+                "a cluster as a key of the Secret that `credentials` names. For a gated model, accept its "
+                "conditions on that page; a fine-grained token needs the right to read gated repositories"
             )
         raise StorageError(
             f"model.weights: {uri} is not in {mirror_uri(data_root)}, and cannot be fetched from "

@@ -15,7 +15,7 @@ def test_a_weight_is_the_image_so_many_times() -> None:
         truth, detections = odd_case(seed)
         # Without ties, whose order among the copies would be another.
         detections = Predictions(
-            *detections._all()[:3], detections.scores + 1e-9 * np.arange(len(detections))
+            *detections.columns()[:3], detections.scores + 1e-9 * np.arange(len(detections))
         )
         random = np.random.default_rng(seed)
         weights = random.integers(0, 3, len(truth.images))
@@ -70,12 +70,12 @@ def of_class(changes):
 def test_a_clear_change_is_sure_and_none_is_not() -> None:
     truth, bad = scene(0.4, 1)
     _, good = scene(0.9, 2)
-    better = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.names)
+    better = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.class_names)
     assert better["coco/AP"].verdict == better["AP[cat]"].verdict == "better"
     assert better["coco/AP"].low <= better["coco/AP"].delta <= better["coco/AP"].high
-    worse = bootstrap.compare(matched(truth, good), matched(truth, bad), truth.names)
+    worse = bootstrap.compare(matched(truth, good), matched(truth, bad), truth.class_names)
     assert worse["coco/AP"].verdict == "worse"
-    same = bootstrap.compare(matched(truth, good), matched(truth, good), truth.names)
+    same = bootstrap.compare(matched(truth, good), matched(truth, good), truth.class_names)
     assert (same["coco/AP"].delta, same["coco/AP"].low, same["coco/AP"].high) == (0, 0, 0)
     assert same["coco/AP"].verdict == same["AP[cat]"].verdict == "not sure"
 
@@ -84,7 +84,7 @@ def test_the_change_lies_in_its_interval_where_samples_are_off() -> None:
     """A few objects of each class among many detections: samples show larger changes than there is."""
     truth, good = synthetic(40, 80, 40)
     _, bad = synthetic(40, 80, 40, seed=1)
-    overall = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.names)["coco/AP"]
+    overall = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.class_names)["coco/AP"]
     assert overall.low < overall.delta - 0.02 and overall.delta + 0.02 < overall.high
 
 
@@ -119,13 +119,13 @@ def test_classes_with_few_images_are_too_few_to_tell_and_no_interval_leaves_what
     truth, bad = of_classes(counts, qualities, 1)
     _, good = of_classes(counts, [1.0] * 6, 100)
     for pair, verdict in (((bad, good), "better"), ((good, bad), "worse")):
-        result = bootstrap.compare(*(matched(truth, one) for one in pair), truth.names)
+        result = bootstrap.compare(*(matched(truth, one) for one in pair), truth.class_names)
         changes = of_class(result)
         assert [change.verdict for change in changes] == ["too few to tell"] * 4 + [verdict] * 2
         assert all(-1 <= change.low <= change.high <= 1 for change in (*changes, result["coco/AP"]))
     few = of_classes([3], [0.5], 1)
-    alone = bootstrap.compare(matched(*few), matched(few[0], of_classes([3], [1.0], 9)[1]), few[0].names)
-    assert alone["coco/AP"].verdict == alone["coco/AP50"].verdict == "too few to tell"
+    lone = bootstrap.compare(matched(*few), matched(few[0], of_classes([3], [1.0], 9)[1]), few[0].class_names)
+    assert lone["coco/AP"].verdict == lone["coco/AP50"].verdict == "too few to tell"
 
 
 def test_of_many_equal_classes_none_is_called_better_and_one_that_is_better_is_found() -> None:
@@ -133,10 +133,10 @@ def test_of_many_equal_classes_none_is_called_better_and_one_that_is_better_is_f
     truth, one = of_classes([15] * 60, [0.6] * 60, 1000)
     _, other = of_classes([15] * 60, [0.6] * 59 + [1.0], 3000)
     _, poor = of_classes([15] * 60, [0.6] * 59 + [0.1], 1000)
-    equal = of_class(bootstrap.compare(matched(truth, one), matched(truth, other), truth.names))
+    equal = of_class(bootstrap.compare(matched(truth, one), matched(truth, other), truth.class_names))
     assert sum(change.low > 0 or change.high < 0 for change in equal[:59]) > 1
     assert [change.verdict for change in equal[:59]] == ["not sure"] * 59
-    found = bootstrap.compare(matched(truth, poor), matched(truth, other), truth.names)
+    found = bootstrap.compare(matched(truth, poor), matched(truth, other), truth.class_names)
     assert found["AP[c59]"].verdict == "better"
 
 
@@ -148,7 +148,7 @@ def test_at_half_is_coco_ap50() -> None:
             detections.image_ids, detections.labels, detections.boxes * 0.9, detections.scores
         )
         result = bootstrap.compare(
-            matched(truth, shifted), matched(truth, detections), truth.names, samples=2
+            matched(truth, shifted), matched(truth, detections), truth.class_names, samples=2
         )
         for name in ("coco/AP", "coco/AP50"):
             assert (metrics[name] == -1 and not result) or result[name].new == pytest.approx(
@@ -163,6 +163,6 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     for trial in range(100):
         truth, one = scene(0.6, 1000 + trial, images=60)
         _, other = scene(0.6, 5000 + trial, images=60)
-        change = bootstrap.compare(matched(truth, one), matched(truth, other), truth.names, samples=200)
+        change = bootstrap.compare(matched(truth, one), matched(truth, other), truth.class_names, samples=200)
         missed += change["coco/AP"].verdict != "not sure"
     assert missed <= 14

@@ -73,7 +73,7 @@ def test_all_agree_with_pycocotools(fifth: int) -> None:
         for name, value in fallback.metrics.items():
             assert result.metrics[name] == pytest.approx(value, abs=1e-12), (seed, name)
         matches = matched(truth, detections)
-        for place, name in enumerate(truth.names):
+        for place, name in enumerate(truth.class_names):
             ours = average_precision(matches, place)
             expected = fallback.per_class[name]["AP"]
             assert (np.isnan(ours) and expected == -1) or ours == pytest.approx(expected, abs=1e-12), seed

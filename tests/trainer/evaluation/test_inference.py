@@ -68,7 +68,7 @@ def test_boxes_come_back_to_the_image_and_those_in_the_padding_are_left_out():
     )
     sizes, windows = {42: np.array([50, 150])}, [(0, 0, 48, 150)]
     found, shown = to_image_boxes(detections, [42], [(0.5, 0.5, 0.5, 0.5)], sizes, windows)
-    assert [column.tolist() for column in found._all()] == [[42], [3], [[20.0, 40.0, 30.0, 110.0]], [0.5]]
+    assert [column.tolist() for column in found.columns()] == [[42], [3], [[20.0, 40.0, 30.0, 110.0]], [0.5]]
     assert shown.tolist() == [list(windows[0])]
 
 

@@ -68,7 +68,7 @@ def test_equals_the_plain_form() -> None:
     for seed in range(120):
         truth, detections = odd_case(seed)
         detections = Predictions(
-            *detections._all()[:3], detections.scores + 1e-7 * np.arange(len(detections))
+            *detections.columns()[:3], detections.scores + 1e-7 * np.arange(len(detections))
         )
         result = openimages_metric.evaluate(truth, detections)
         expected = plain(truth, detections)

@@ -73,7 +73,7 @@ def test_thresholds_against_trying_every_score() -> None:
         truth, detections = odd_case(seed)
         scores = scored(truth, detections)
         for name, point in scores.operating_points.items():
-            place = truth.names.index(name)
+            place = truth.class_names.index(name)
             rows, objects = scores.matches.class_rows(place), len(scores.matches.image_of_each_object(place))
             counted = ~scores.matches.ignored[rows, 0]
             found, right = scores.matches.scores[rows][counted], scores.matches.correct[rows, 0][counted]
@@ -92,7 +92,7 @@ def test_confusion_and_its_background() -> None:
         ]
     )
     result = scored(truth, detections).confusion
-    assert result.names == ["cat", "dog", "background"]
+    assert result.class_names == ["cat", "dog", "background"]
     assert result.counts.tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0]]
 
 
@@ -104,10 +104,10 @@ def test_many_classes_are_named_by_their_number_of_objects() -> None:
     result = scored(truth, detections).confusion
     shown = result.top_classes(5)
     named = [f"class {number}" for number in range(29, 24, -1)]
-    assert shown.names == [*named, "other (25)", "background"]
+    assert shown.class_names == [*named, "other (25)", "background"]
     assert shown.counts.sum() == result.counts.sum() == len(labels)
     assert shown.counts[:, 0].sum() <= 100  # COCO counts a hundred predictions an image.
-    assert result.top_classes(29).names[-2] == "cat" and result.top_classes(28).names[-2] == "other (2)"
+    assert [result.top_classes(count).class_names[-2] for count in (29, 28)] == ["cat", "other (2)"]
 
 
 def test_both_evaluators_agree_and_only_hotcoco_gives_confusions() -> None:

@@ -60,7 +60,7 @@ def test_the_baseline_is_predicted_too(saved, shards, config, tmp_path, shares):
 def test_a_failure_loses_nothing(saved, shards, config, tmp_path, shares, caplog, error):
     uri, shares.error = saved(), error
     predict_after_training(uri, shards, config, "")
-    assert "the step evaluate predicts itself" in caplog.text
+    assert "`evaluate` will predict the split" in caplog.text
     assert not (Path(uri).parent / predictions.PREDICTIONS).exists()
     shares.error = None
     assert evaluate(uri, shards, str(tmp_path / "e"), config)["images"] == 4
@@ -87,7 +87,7 @@ def test_two_processes_predict_after_the_training(node, training, shards, tmp_pa
     kept.rename(tmp_path / "moved.tar")
     started = node([*words, "--predict"], "--nproc", "2")
     assert started.wait() == 0, started.output
-    assert "the step evaluate predicts itself" in started.output and "Traceback" not in started.output
+    assert "`evaluate` will predict the split" in started.output and "Traceback" not in started.output
     result = storage.read_json(f"{output}/result.json")
     (tmp_path / "moved.tar").rename(kept)
     again = node([*words, "--predict"], "--nproc", "2")

@@ -85,7 +85,7 @@ def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path
         ("onnx", 0.0009, 1.0, ""),
         ("onnx", -0.0009, 0.98, ""),
         ("onnx-int8", -0.0049, 0.1, ""),
-        ("onnx", -0.0011, 1.0, "AP changes by -0.0011, the limit is 0.001"),
+        ("onnx", -0.0011, 1.0, "AP changes by -0.0011; the limit is 0.001"),
         ("onnx", 0.0, 0.97, "97.0% of the detections match"),
         ("onnx-int8", -0.0051, 1.0, r"the limit is 0.005 \(export.max_ap_change_int8\)"),
         ("onnx", 0.1, 0.5, "AP changes.*; 50.0% of"),

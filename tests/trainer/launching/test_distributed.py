@@ -31,7 +31,7 @@ def test_more_processes_than_gpus_is_said(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.delenv("RANK", raising=False)
     with (
-        pytest.raises(ConfigError, match="process 3 of this machine has no GPU: it sees 2") as caught,
+        pytest.raises(ConfigError, match=r"process 3 .* has no GPU: only 2 are visible") as caught,
         process_group(),
     ):
         pass

@@ -79,7 +79,7 @@ def test_what_is_not_installed_is_told_before_anything_is_built(monkeypatch, con
     assert from_json("{}") and with_overrides(config, {"model.width": 3}).model.width == 3
     with pytest.raises(ConfigError) as caught:
         train(config, shards, str(tmp_path))
-    assert "toy needs the package no_such_package" in str(caught.value)
+    assert "toy needs packages that are not installed: no_such_package" in str(caught.value)
     assert "[detr]" in caught.value.fix
 
 

@@ -10,7 +10,7 @@ from trainer.model import fused_functions
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(
-    fused_functions.missing_tool("cpu") is not None, reason="no C++ compiler on this machine"
+    fused_functions.describe_missing_tool("cpu") is not None, reason="no C++ compiler on this machine"
 )
 
 
@@ -39,12 +39,12 @@ def test_a_machine_without_a_compiler_says_so_and_goes_on(monkeypatch, tmp_path,
     assert record.levelname == "WARNING" and "there is no compiler (g++ or clang++)" in record.message
     assert "install it, or set train.compile=off" in record.message
     monkeypatch.setenv("CXX", "my-own-compiler")
-    assert "my-own-compiler" in fused_functions.missing_tool("cpu")
+    assert "my-own-compiler" in fused_functions.describe_missing_tool("cpu")
     monkeypatch.delenv("CC", raising=False)
-    assert "gcc" in fused_functions.missing_tool("cuda")
+    assert "gcc" in fused_functions.describe_missing_tool("cuda")
     monkeypatch.setenv("CXX", sys.executable)  # anything that can be run
     monkeypatch.setattr(fused_functions.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert "Python's headers" in fused_functions.missing_tool("cpu")
+    assert "Python's headers" in fused_functions.describe_missing_tool("cpu")
 
 
 @pytest.mark.slow

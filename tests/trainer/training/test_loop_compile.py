@@ -140,10 +140,10 @@ def test_the_network_is_compiled_as_asked(setting, device, modes, graphs, monkey
     """In torch's mode "reduce-overhead", which is that of CUDA graphs, where there is a GPU for them."""
     calls = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: calls.append((function, options)))
-    monkeypatch.setattr(fused_functions, "missing_tool", lambda device_type: None)
+    monkeypatch.setattr(fused_functions, "describe_missing_tool", lambda device_type: None)
     monkeypatch.setattr(fused_functions._CompileState, "compiles", False)
     detector = tiny_detector()
     assert compile_detector(detector, setting, World(0, 1, torch.device(device))) == graphs
-    assert calls == [(detector.trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
+    assert calls == [(detector.run_trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
     assert (detector._compiled_trunk is not None) == bool(modes)
     assert fused_functions._CompileState.compiles == (setting != "off")

@@ -9,7 +9,7 @@ from waiting import Arrived, Counter
 
 from trainer.base.errors import TrainingError
 from trainer.launching.distributed import SINGLE
-from trainer.training.step import skip_if_not_finite
+from trainer.training.step import start_flag_exchange
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_broken_step_does_not_change_weights_and_optimizer(kind, bad):
     for number, loss in enumerate([1.0, bad, 2.0]):
         parameter.grad = torch.full((3,), loss)
         reports.append(
-            skip_if_not_finite(optimizer, torch.tensor([loss, 0.5]), (number == 2, number / 4), SINGLE)
+            start_flag_exchange(optimizer, torch.tensor([loss, 0.5]), (number == 2, number / 4), SINGLE)
         )
         optimizer.step()
         history.append((parameter.detach().clone(), copy.deepcopy(optimizer.state[parameter])))

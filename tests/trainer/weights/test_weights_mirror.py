@@ -18,8 +18,8 @@ from trainer.weights.weights_mirror import (
     fetch_if_needed,
     find_in_mirror,
     is_published,
+    look_up_published_file,
     mirror_folder,
-    published_file,
     torchvision_file,
 )
 
@@ -45,7 +45,7 @@ def test_a_name_of_torchvision_is_the_file_of_its_enumeration(uri, monkeypatch):
 def test_a_model_of_the_hub_is_pinned_to_a_commit_and_described_with_its_hash(weights_server):
     files = {"model.safetensors": b"tensors", "config.json": b"{}", "pytorch_model.bin": b""}
     weights_server.add_model("org/name", files)
-    described = published_file("hf:org/name")
+    described = look_up_published_file("hf:org/name")
     assert described.url == f"{weights_server.url}/org/name/resolve/{COMMIT}/model.safetensors"
     assert len(described.sha256) == 64 and described.size == 7
     assert mirror_folder("hf:org/name", "r") == "r/weights/hf/org/name/main"
@@ -55,7 +55,7 @@ def test_a_model_of_the_hub_is_pinned_to_a_commit_and_described_with_its_hash(we
 def test_a_model_without_safetensors_is_refused_with_its_files(weights_server):
     weights_server.add_model("org/old", {"pytorch_model.bin": b"pickle"})
     with pytest.raises(StorageError, match=r"has no model\.safetensors, but contains pytorch_model\.bin"):
-        published_file("hf:org/old")
+        look_up_published_file("hf:org/old")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_model_without_safetensors_is_refused_with_its_files(weights_server):
 )
 def test_what_can_be_no_weights_is_refused_by_key_and_name(uri, words):
     with pytest.raises(ConfigError, match=r"model\.weights: ") as caught:
-        published_file(uri)
+        look_up_published_file(uri)
     assert words in caught.value.message and caught.value.fix
 
 

@@ -73,9 +73,8 @@ class QueryMatches(NamedTuple):
     """The target row of each normal query (not denoising), or PADDING, as NumPy arrays."""
 
     own: Any  # int64 [B, S, Q], the assignment of each set of predictions; the encoder's sets are last
-    union: (
-        Any  # int64 [B, 1, Q], for boxes and distributions of all sets; None for RT-DETRv2, which uses `own`
-    )
+    union: Any
+    """int64 [B, 1, Q], for boxes and distributions of all sets; None for RT-DETRv2, which uses `own`."""
 
     @property
     def pairs(self) -> int:
@@ -150,7 +149,7 @@ class Criterion:
         self._bins, self._scale, self._groups = bins, scale, groups
         self._weights, self._classification = weights, classification
         names = tuple(weights)
-        self.names = names if bins else names[:3]
+        self.loss_names = names if bins else names[:3]
         """Names of the losses: the classification loss, bbox, giou, and for D-FINE fgl and ddf."""
 
     def start_matching(
@@ -160,7 +159,7 @@ class Criterion:
 
         `outputs` must be in fp32 or fp64; `counts` are the numbers of targets of each image.
         """
-        values = matching_costs(*_matched_sets(outputs), targets.boxes, targets.labels)
+        values = matching_costs(*_normal_query_sets(outputs), targets.boxes, targets.labels)
         wait_for_costs = batch.copy_to_host(values)
 
         @functools.cache
@@ -173,7 +172,7 @@ class Criterion:
     def __call__(
         self, outputs: Outputs, targets: Targets, noise: DenoisingQueries | None, context: BatchContext
     ) -> dict[str, Tensor]:
-        """Return this slice's contribution to each loss in `names`.
+        """Return this slice's contribution to each loss in `loss_names`.
 
         A loss is a vector with a value for each set of predictions: sets of the denoising queries, of the
         normal queries, and of the encoder. fgl covers only decoder layers, and ddf all of them but the last.
@@ -181,10 +180,10 @@ class Criterion:
         """
         device, others = outputs.logits.device, outputs.encoder_logits.shape[2]
         first = outputs.logits.shape[2] - others
-        matched = context.matches or self.start_matching(outputs, targets, context.counts)
+        wait_for_matches = context.matches or self.start_matching(outputs, targets, context.counts)
         copies = noise.groups if noise else 0
-        total = context.targets * self._groups
-        numbers = torch.tensor([total, total * copies, max(1, total), context.images])
+        total = context.target_count * self._groups
+        numbers = torch.tensor([total, total * copies, max(1, total), context.image_count])
         pair_total, noisy_pairs, minimum, images = batch.to_device(numbers.to(outputs.logits.dtype), device)
         groups: list[_QueryGroup] = []
         terms: list[dict[str, Tensor]] = []
@@ -204,17 +203,17 @@ class Criterion:
                 )
             )
             # The device computes these losses while the CPU receives the costs and assigns queries.
-            terms.append(self._group_losses(outputs, targets, groups[0]))
-        matches = matched()
+            terms.append(self._group_terms(outputs, targets, groups[0]))
+        matches = wait_for_matches()
         rows = matches.own if matches.union is None else np.concatenate([matches.union, matches.own], axis=1)
         sent = batch.to_device(torch.from_numpy(rows), device)
         pairs, own = pair_total, sent
         if matches.union is not None:
             pairs = context.sum_over_step(outputs.logits.new_full((), matches.pairs))
             sent, own = sent[:, :1], sent[:, 1:]
-        real, normal_sets = torch.ones(others, dtype=torch.bool, device=device), _matched_sets(outputs)
+        real, normal_sets = torch.ones(others, dtype=torch.bool, device=device), _normal_query_sets(outputs)
         groups.append(_QueryGroup(*normal_sets, slice(first, None), own, sent, real, minimum, pairs))
-        terms.append(self._group_losses(outputs, targets, groups[-1]))
+        terms.append(self._group_terms(outputs, targets, groups[-1]))
         if self._bins:
             overlap = [losses.pop("overlap") for losses in terms]
             ddf = self._distillation_loss(outputs, groups, torch.cat(overlap, dim=-1), images)
@@ -224,8 +223,8 @@ class Criterion:
             name: self._weights[name] * torch.cat([losses[name] for losses in terms]) for name in terms[0]
         }
 
-    def _group_losses(self, outputs: Outputs, targets: Targets, group: _QueryGroup) -> dict[str, Tensor]:
-        """Return the losses of a group except ddf; for D-FINE also `overlap`, the IoUs of pairs [B, L, Q]."""
+    def _group_terms(self, outputs: Outputs, targets: Targets, group: _QueryGroup) -> dict[str, Tensor]:
+        """Return a group's losses except ddf; for D-FINE also `overlap`, the IoUs of pairs [B, L, Q]."""
         truth, matched = _gather_target_boxes(targets, group.box_rows)
         overlap, generalized = iou_and_giou(group.boxes, truth)
         share = matched / group.pairs.clamp(min=1)
@@ -234,7 +233,7 @@ class Criterion:
             with torch.no_grad():
                 quality, _ = iou_and_giou(group.boxes, _gather_target_boxes(targets, group.class_rows)[0])
         terms = {
-            self.names[0]: self._class_loss(targets, group, quality),
+            self.loss_names[0]: self._class_loss(targets, group, quality),
             "bbox": ((group.boxes - truth).abs().sum(-1) * share).sum((0, 2)),
             "giou": ((1 - generalized) * share).sum((0, 2)),
         }
@@ -306,7 +305,7 @@ def _gather_target_boxes(targets: Targets, rows: Tensor) -> tuple[Tensor, Tensor
     return torch.where(matched[..., None], found, 0.5), matched
 
 
-def _matched_sets(outputs: Outputs) -> tuple[Tensor, Tensor]:
+def _normal_query_sets(outputs: Outputs) -> tuple[Tensor, Tensor]:
     """Return logits and boxes of the normal queries; the encoder's sets come last."""
     queries = outputs.encoder_logits.shape[2]
     return (
@@ -337,10 +336,10 @@ def matching_costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tenso
     """
     sets = max(1, _PAIRS_AT_ONCE // (logits.shape[2] * labels.numel()))
     parts = zip(logits.split(sets, dim=1), boxes.split(sets, dim=1), strict=True)
-    return torch.cat([_matching_costs(*part, targets, labels) for part in parts], dim=1)
+    return torch.cat([_chunk_costs(*part, targets, labels) for part in parts], dim=1)
 
 
-def _matching_costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+def _chunk_costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
     index = labels.clamp(min=0)[:, None, None].expand(*logits.shape[:3], -1)
     chance = logits.sigmoid().gather(3, index)
     negative = (1 - _COST_ALPHA) * chance**2 * -(1 - chance + 1e-8).log()

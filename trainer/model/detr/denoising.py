@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.data.batch import PADDING, to_device
 from trainer.model.boxes import to_center, to_corners
-from trainer.model.global_batch import uniform
+from trainer.model.global_batch import draw_uniform
 
 _NUMBERS_PER_QUERY = 10
 """Random numbers per query: whether to redraw its label, the new label, sign and size for four sides."""
@@ -74,7 +74,7 @@ def make_denoising_queries(
     row = target.clamp(max=rows - 1)
     labels = torch.where((group < groups) & (target < rows), labels[:, row], PADDING)
     boxes = boxes[:, row]
-    noise = uniform(keys, total * _NUMBERS_PER_QUERY).view(-1, total, _NUMBERS_PER_QUERY).to(boxes.dtype)
+    noise = draw_uniform(keys, total * _NUMBERS_PER_QUERY).view(-1, total, _NUMBERS_PER_QUERY).to(boxes.dtype)
     real = labels != PADDING
     negative = index // size % 2
     targets = torch.where(real & (negative == 0), target, PADDING)[:, None]

@@ -92,7 +92,7 @@ class Detr(Architecture):
         # in NHWC order if a transposition follows.
         self.model.to(memory_format=torch.channels_last)
         self._criterion = self.make_criterion()
-        self.loss_names = self._criterion.names
+        self.loss_names = self._criterion.loss_names
         self._compiled: Callable[[Tensor], list[Tensor]] | None = None
         self._cast_layers = find_autocast_layers(self.model)
         self._anchors_of: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
@@ -134,16 +134,16 @@ class Detr(Architecture):
         with torch.autocast(images.device.type, enabled=False):
             losses = self._criterion(outputs, targets, noise, context)
         # Convert to means over these images, which the step weights by their share of the global batch.
-        return {name: losses[name].sum() * context.images / len(images) for name in self.loss_names}
+        return {name: losses[name].sum() * context.image_count / len(images) for name in self.loss_names}
 
     def match_targets(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, context: BatchContext
     ) -> tuple[Any, Tensor]:
-        """Return the matches of a batch, and the number of pairs that train its boxes."""
+        """Return a function that returns the batch's matches, and the number of pairs that train boxes."""
         outputs, targets, _ = self._predict_for_targets(images, boxes, labels, color, context)
         with torch.autocast(images.device.type, enabled=False):
-            matched = self._criterion.start_matching(outputs, targets, context.counts)
-        return matched, outputs.logits.new_full((), matched().pairs)
+            wait_for_matches = self._criterion.start_matching(outputs, targets, context.counts)
+        return wait_for_matches, outputs.logits.new_full((), wait_for_matches().pairs)
 
     def _predict_for_targets(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, context: BatchContext

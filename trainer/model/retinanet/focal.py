@@ -172,7 +172,7 @@ def conv_focal_loss(
 ) -> Tensor:
     """Return the focal loss of the class head's last convolution, computed for a few images at a time.
 
-    The result is an fp32 scalar, computed in autocast's type and differentiable once. fp16 is not supported,
+    The result is an fp32 scalar, computed in autocast's type and differentiable once. fp16 is not supported;
     see `supports_autocast`. `levels` are features [B, F, h, w], `weight` is [A * C, F, 3, 3]. `labels` (a
     class, BACKGROUND or IGNORED) and `weights` (fp32 factors of the loss) are [B, h * w * A] for each level.
     """

@@ -41,7 +41,7 @@ def match_anchors(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     """
     count = max(1, _OVERLAPS_AT_ONCE // (boxes.shape[1] * len(anchors)))
     parts = zip(boxes.split(count), labels.split(count), strict=True)
-    found = [_best_overlaps(part, names != PADDING, anchors) for part, names in parts]
+    found = [_best_overlaps(part, classes != PADDING, anchors) for part, classes in parts]
     iou, target, best = (torch.cat(part) for part in zip(*found, strict=True))
     matched = torch.where(iou < _FOREGROUND, IGNORED, target)
     matched = torch.where(iou < _BACKGROUND, BACKGROUND, matched)
@@ -117,9 +117,9 @@ def classification_loss(
     if supports_autocast(device):
         return conv_focal_loss(features, last.weight, last.bias, labels, weights)
     total = torch.zeros((), device=device)
-    for level, names, factors in zip(features, labels, weights, strict=True):
-        logits = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
-        total = total + focal_loss(logits, names.flatten(), factors.flatten())
+    for level, classes, factors in zip(features, labels, weights, strict=True):
+        logits = last(level).permute(0, 2, 3, 1).reshape(classes.numel(), -1)
+        total = total + focal_loss(logits, classes.flatten(), factors.flatten())
     return total
 
 

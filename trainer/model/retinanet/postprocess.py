@@ -107,13 +107,14 @@ def _expand_to_boxes(index: Tensor) -> Tensor:
 
 @torch.library.custom_op("kubedet::nms_keep", mutates_args=())
 def nms_keep(
-    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
+    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, iou_threshold: float, score_threshold: float
 ) -> Tensor:
     """Run NMS within each class; return fp32 [B, T], 1 for a kept candidate and 0 otherwise.
 
-    If the IoU of two boxes exceeds `overlap`, the box with the lower score is suppressed. Candidates with
-    scores up to `threshold` are dropped. Exported graphs contain this operator: PyTorch runs torchvision's
-    NMS; ONNX runs NonMaxSuppression over per-class scores, which is exact, unlike class offsets in fp32.
+    If the IoU of two boxes exceeds `iou_threshold`, the box with the lower score is suppressed. Candidates
+    with scores up to `score_threshold` are dropped. Exported graphs contain this operator. PyTorch runs
+    torchvision's NMS; ONNX runs NonMaxSuppression over per-class scores, which is exact, unlike class offsets
+    in fp32.
     """
     # Shift boxes of different images and classes apart, in fp64, where a shift does not round them.
     group = labels + classes * torch.arange(len(labels), device=labels.device)[:, None]
@@ -122,14 +123,14 @@ def nms_keep(
     # Each call waits for the GPU; on a CPU its time grows with the square of the number of boxes.
     images = max(1, _BOXES_AT_ONCE // scores.shape[1]) if scores.is_cuda else 1
     for part, score, mark in zip(*(tensor.split(images) for tensor in (shifted, scores, kept)), strict=True):
-        candidates = torch.nonzero(score.flatten() > threshold).flatten()
-        survivors = nms(part.flatten(0, 1)[candidates], score.flatten()[candidates].double(), overlap)
+        candidates = torch.nonzero(score.flatten() > score_threshold).flatten()
+        survivors = nms(part.flatten(0, 1)[candidates], score.flatten()[candidates].double(), iou_threshold)
         mark.view(-1)[candidates[survivors]] = 1.0
     return kept
 
 
 @nms_keep.register_fake
 def _(
-    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
+    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, iou_threshold: float, score_threshold: float
 ) -> Tensor:
     return torch.empty_like(scores)

@@ -74,12 +74,12 @@ class RetinaNet(Architecture):
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return the focal loss of the classes and the regression loss of the boxes."""
-        features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
+        features, offsets = (self._compiled_trunk or self.run_trunk)(self.normalize(images, color))
         anchors = self.anchors([_shape_of(level) for level in features], images.shape[-1])
         last = self.head.classification_head.cls_logits
         return retinanet_loss(self.box_loss, features, last, offsets, anchors, boxes, labels)
 
-    def trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    def run_trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
         """Run the network up to the last classification convolution, for the loss.
 
         Return the class head's features [B, fpn_channels, h, w] of each level, and the offsets [B, N, 4].
@@ -89,8 +89,8 @@ class RetinaNet(Architecture):
         return [class_head.conv(level) for level in features], self.head.regression_head(features)
 
     def compile_network(self, mode: str) -> bool:
-        """Compile `trunk`, with a graph for each shape. The loss is compiled separately."""
-        self._compiled_trunk = compile_for_steps(self.trunk, mode, fullgraph=True)
+        """Compile `run_trunk`, with a graph for each shape. The loss is compiled separately."""
+        self._compiled_trunk = compile_for_steps(self.run_trunk, mode, fullgraph=True)
         return True
 
     def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:

@@ -20,14 +20,14 @@ from trainer.model.detr.criterion import (
     Criterion,
     Outputs,
     Targets,
-    _matched_sets,
+    _normal_query_sets,
     ia_bce_loss,
     mal_loss,
     matching_costs,
     varifocal_loss,
 )
 from trainer.model.detr.denoising import make_denoising_queries
-from trainer.model.global_batch import BatchContext, uniform
+from trainer.model.global_batch import BatchContext, draw_uniform
 
 AUTHORS = json.loads(Path(__file__).with_name("authors.json").read_text())
 QUERIES, NOISE = 12, 6
@@ -83,7 +83,7 @@ class Draw:
 
     def __call__(self, *shape):
         self.seed += 1000
-        return uniform(torch.tensor([self.seed]), int(np.prod(shape))).double().view(shape)
+        return draw_uniform(torch.tensor([self.seed]), int(np.prod(shape))).double().view(shape)
 
     def boxes(self, *shape, smallest=0.05):
         """Center and size."""
@@ -222,7 +222,7 @@ def test_losses_and_gradients_are_the_authors(name):
 @pytest.mark.parametrize("name", CASES)
 def test_matches_are_the_authors(name):
     case, theirs, (outputs, targets, _) = CASES[name], AUTHORS[name], inputs(name)
-    all_costs = matching_costs(*_matched_sets(outputs), targets.boxes, targets.labels)
+    all_costs = matching_costs(*_normal_query_sets(outputs), targets.boxes, targets.labels)
     matches = criterion(case).start_matching(outputs, targets, case.counts)()
     for number, images in enumerate(theirs["matches"]):
         real = [

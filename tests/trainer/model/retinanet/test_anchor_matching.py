@@ -64,7 +64,7 @@ def test_an_overlap_of_exactly_a_threshold_belongs_to_the_better_side():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.skipif(
-    fused_functions.missing_tool("cuda") is not None, reason="nothing is compiled for GPUs here"
+    fused_functions.describe_missing_tool("cuda") is not None, reason="nothing is compiled for GPUs here"
 )
 @pytest.mark.parametrize(("images", "targets"), [(3, 8), (2, 64), (1, 1024)])
 def test_compiled_and_eager_matches_are_equal_to_the_bit(images, targets):

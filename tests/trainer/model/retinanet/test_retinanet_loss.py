@@ -132,7 +132,7 @@ def test_loss_and_all_gradients_of_the_heads_equal_torchvision(version, classes,
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
     """Compiled functions from here on, and a count of how often anything has been compiled since."""
-    if missing := fused_functions.missing_tool("cpu"):
+    if missing := fused_functions.describe_missing_tool("cpu"):
         pytest.skip(missing)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
