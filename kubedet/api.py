@@ -718,7 +718,7 @@ def data_preview(
         if split not in ("", "train"):
             raise ConfigError(f"a recipe shows only training samples, not the split {split}", fix="omit it")
         config = recipes.load(recipe, {**(overrides or {})} | ({"train.seed": seed} if seed else {}))
-        sheet, pictures, shown = preview.training_sheet(uri, config, count)
+        sheet, pictures, shown = preview.draw_training_sheet(uri, config, count)
     elif unused := [key for key in overrides or {} if not key.startswith("data.")]:
         raise ConfigError(
             f"without a recipe, {', '.join(unused)} has no effect on the images",
@@ -726,7 +726,7 @@ def data_preview(
         )
     else:
         data = recipes.load(DATA_RECIPE, {**(overrides or {})}).data
-        sheet, pictures, shown = preview.contact_sheet(uri, count, split, seed, data)
+        sheet, pictures, shown = preview.draw_contact_sheet(uri, count, split, seed, data)
     outputs.claim_file(output)
     with storage.new_file(output, sync=False) as path:
         sheet.save(path, "PNG")

@@ -156,12 +156,12 @@ def _run_and_print(options: argparse.Namespace) -> None:
     if options.verb == "download":
         from trainer.data.download import download
 
-        result = download(options.source, options.data_root, _load_config(options).data).to_json()
+        result = download(options.source, options.data_root, _load_config(options).data).to_dict()
     elif options.verb == "shard":
         from trainer.data.raw_folder import read_manifest
         from trainer.data.shards import shard
 
-        result = shard(read_manifest(options.raw), options.data_root, _load_config(options).data).to_json()
+        result = shard(read_manifest(options.raw), options.data_root, _load_config(options).data).to_dict()
     elif options.verb == "evaluate":
         from trainer.evaluators.shards import RESULT_FILES, evaluate
 

@@ -169,7 +169,7 @@ def test_models_of_a_newer_program(tmp_path):
         lambda: published_models.promote(data_root, "pets", "v1"),
         lambda: bundle.load(str(folder)),
     ):
-        with pytest.raises(DataError, match="was written by another kubedet"):
+        with pytest.raises(DataError, match="was written by another version of kubedet"):
             use()
 
 

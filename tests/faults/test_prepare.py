@@ -96,7 +96,7 @@ def test_files_of_a_newer_program(prepared, name):
     (path,) = (folder / name for folder in prepared.folders if (folder / name).exists())
     storage.write_json(str(path), storage.read_json(str(path)) | {"version": 99})
     before = path.read_bytes()
-    with pytest.raises(DataError, match="was written by another kubedet: its version is 99"):
+    with pytest.raises(DataError, match="was written by another version of kubedet: its version is 99"):
         prepared.again()
         (prepared.folders[0] / "manifest.json").unlink()  # With it, the plan is not needed.
         prepared.again()
@@ -297,7 +297,7 @@ def test_a_killed_worker(make_coco, tmp_path):
     for number in range(12):
         Image.effect_noise((1000, 1000), 90).save(root / "train" / f"{number}.jpg", progressive=True)
     raw = download(str(root), str(tmp_path / "data"), DataConfig(processes=1))
-    command = [sys.executable, "-c", SHARD, json.dumps(raw.to_json()), str(tmp_path / "data")]
+    command = [sys.executable, "-c", SHARD, json.dumps(raw.to_dict()), str(tmp_path / "data")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not list((tmp_path / "data").rglob("train-*.json")):

@@ -70,7 +70,7 @@ def test_a_damaged_summary_is_only_a_warning(tmp_path, capsys):
         assert f"warning: {path}" in capsys.readouterr().err
     RunRecord("a", {}).write(path.parent)
     path.write_text(json.dumps(storage.read_json(str(path)) | {"version": 9}))
-    with pytest.raises(DataError, match="was written by another kubedet"):
+    with pytest.raises(DataError, match="was written by another version of kubedet"):
         _check_unchanged(options.folder, options)
 
 

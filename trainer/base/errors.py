@@ -141,5 +141,5 @@ def check_name(name: str, noun: str, reserved: str = "") -> None:
     if not _NAME.fullmatch(name) or name == reserved:
         raise ConfigError(
             f"the {noun} {name!r} is not a valid name",
-            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
+            fix="begin with a letter or digit; use at most 100 letters, digits, '.', '_' and '-'",
         )

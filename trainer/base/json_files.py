@@ -82,12 +82,12 @@ def translate_validation(error: "ValidationError", where: str, remedy: str) -> D
     if first["type"] == "json_invalid":
         return DamagedError(f"{where} is not JSON: {first['ctx']['error']}", fix=remedy)
     if first["type"] == "literal_error" and key in ("version", "form") and isinstance(first["input"], int):
-        fix = "use the kubedet that wrote it, or another data root"
-        return DataError(f"{where} was written by another kubedet: its {key} is {shown}", fix=fix)
+        fix = "use the version of kubedet that wrote it, or another data root"
+        return DataError(f"{where} was written by another version of kubedet: its {key} is {shown}", fix=fix)
     if first["type"].startswith("missing"):
         return FormatError(f"{where} lacks {key}", fix=remedy)
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return FormatError(f"{where}: {key} is unknown to this kubedet", fix=remedy)
+        return FormatError(f"{where}: {key} is unknown to this version of kubedet", fix=remedy)
     message = first["msg"][:1].lower() + first["msg"][1:]
     return FormatError(f"{where}: {key or 'its content'} is {shown}: {message}", fix=remedy)
 

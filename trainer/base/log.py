@@ -69,7 +69,7 @@ class Bar:
 
     def __init__(self, task: str, total: int | None, unit: str, sink: Sink | None, done: int = 0) -> None:
         self.task, self.total, self.unit, self.note = task, total, unit, ""
-        self.metrics: dict[str, float] = {}  # The newest measurements, for programs.
+        self.metrics: dict[str, float] = {}  # The newest measurements, for events.
         self.done = done
         self._sink = sink
         self._worked = 0

@@ -9,7 +9,7 @@ from trainer.base.errors import MissingError, ResourceError, StorageError
 
 _NO_ACCESS = (
     "give this user access to the file and its folders, or set fs_group or run_as_user of the job "
-    "to one that has it"
+    "to one with this access"
 )
 _NO_FOLDER = "a file is in the place of a folder: move it or choose another folder"
 _REMEDIES = {
@@ -51,7 +51,7 @@ def check_resources(error: BaseException, title: str = "an image", verb: str = "
         ) from error
     # For a truncated file torch seeks to a negative offset: EINVAL.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-        fix = _REMEDIES.get(error.errno, "solve that, and run again")
+        fix = _REMEDIES.get(error.errno, "solve this problem, and run again")
         raise ResourceError(f"{title} cannot be {verb}: {os.strerror(error.errno)}", fix=fix) from error
 
 

@@ -53,7 +53,7 @@ def write_tables(
     """
     categories, labels = _select_classes(listing, config.classes)
     checker = AnnotationChecker(
-        [category.name for category in categories], listing.box_format, names=not config.classes
+        [category.name for category in categories], listing.box_format, check_names=not config.classes
     )
     splits, tables = {}, {}
     boxes_of_train: Counter[int] = Counter()
@@ -87,7 +87,7 @@ def write_tables(
         listing.problems.add(reasons.CLASS_WITHOUT_BOXES, name)
     if len(without_boxes) == len(categories):
         problem = f"no training image has a box of {', '.join(without_boxes[:20])}"
-        fix = "check that boxes are of these images and of listed classes, or change data.classes"
+        fix = "check that the boxes belong to these images and to listed classes, or change data.classes"
         raise DataError(problem, fix=fix)
     found = checker.findings(list(listing.splits))
     found.raise_errors(where)
@@ -208,9 +208,9 @@ def _number_rows(
     chosen: np.ndarray,
     image_id: int,
     boxes_of_label: Counter[int],
-    note: Callable[[pa.RecordBatch], None],
+    check: Callable[[pa.RecordBatch], None],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the chosen rows with unique keys and ids from `image_id` on; count their boxes."""
+    """Yield the chosen rows with unique keys and ids from `image_id` on; count boxes, and `check` rows."""
     numbers, counts = np.unique(draft.keys, return_counts=True)
     twice = np.isin(draft.keys, numbers[counts > 1])
     at = 0
@@ -226,7 +226,7 @@ def _number_rows(
                 rows = rows.set_column(1, ROW.field(1), pa.array(keys))
             rows = rows.set_column(0, ROW.field(0), pa.array(image_id + np.arange(len(rows))))
             image_id += len(rows)
-            note(rows)
+            check(rows)
             label, count = np.unique(rows["boxes"].flatten().field("category"), return_counts=True)
             boxes_of_label.update(dict(zip(label.tolist(), count.tolist(), strict=True)))
             yield rows
@@ -247,8 +247,8 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[Cat
     kept = [by_name[name] for name in chosen_names or names if name in by_name]
     twice = [category.name for category, count in Counter(kept).items() if count > 1]
     if unknown or twice:
-        problem = f"unknown: {', '.join(unknown)}" if unknown else f"twice: {', '.join(twice)}"
-        raise DataError(f"data.classes has classes {problem}", fix=f"known classes: {', '.join(names[:100])}")
+        problem = f"unknown classes: {', '.join(unknown)}" if unknown else f"twice: {', '.join(twice)}"
+        raise DataError(f"data.classes lists {problem}", fix=f"choose among {', '.join(names[:100])}")
     position = {category: label for label, category in enumerate(kept)}
     categories = [Category(label, *category) for label, category in enumerate(kept)]
     labels = [position.get(category, _DROPPED) for category in listing.categories]

@@ -30,8 +30,8 @@ class DatasetDiff:
 
     def __str__(self) -> str:
         counts = f"{self.new} new, {self.changed} changed, {self.removed} removed images"
-        counts += ", and other classes" if self.other_classes else ""
-        return counts + (", and other images in data.exclude" if self.other_exclusions else "")
+        counts += ", and different classes" if self.other_classes else ""
+        return counts + (", and a different data.exclude" if self.other_exclusions else "")
 
 
 def compare(planned: RawManifest, before: RawManifest) -> DatasetDiff:
@@ -48,7 +48,7 @@ def compare(planned: RawManifest, before: RawManifest) -> DatasetDiff:
         new=new.shape[1] - len(both),
         changed=int(changed.sum()),
         removed=old.shape[1] - len(both),
-        other_classes=planned.names != before.names,
+        other_classes=planned.class_names != before.class_names,
         other_exclusions=planned.excluded != before.excluded,
     )
 

@@ -35,7 +35,7 @@ class ScratchBuffer(threading.local):
         self._buffers: dict[str, np.ndarray] = {}
 
     def __call__(self, use: str, height: int, width: int) -> np.ndarray:
-        """Return a contiguous uint8 [height, width, 3]; buffers of the same use share memory."""
+        """Return a contiguous uint8 [height, width, 3]; arrays for the same use share memory."""
         size = height * width * 3
         if len(self._buffers.get(use, ())) < size:
             self._buffers[use] = np.empty(size, np.uint8)
@@ -112,10 +112,10 @@ class Decoder:
     ) -> list[bool]:
         """Decode samples (by their indices in the split) and draw a view of each into uint8 [N, S, S, 3].
 
-        If the same sample object follows itself, it is decoded once; its views have one divisor and no flip.
+        A sample object that follows itself is decoded once; its views must have the same divisor and no flip.
         Returns which samples could be decoded; the squares of the others are gray.
         """
-        # All drawings are prepared before the first image is decoded, see `Drawing`.
+        # All drawings are prepared before the first image is decoded; see `Drawing`.
         drawings = [
             self._prepare(record, view, canvas)
             for (_, record), view, canvas in zip(samples, views, squares.numpy(), strict=True)
@@ -170,14 +170,14 @@ class Decoder:
             try:
                 decode_into(drawing.pixels, data, view.divisor, bgr=view.flip, strict=False)
             except ValueError:
-                self._count_damaged(index, record["file_name"], str(error), "a gray image is used instead")
+                self._report_damaged(index, record["file_name"], str(error), "a gray image is used instead")
                 drawing.square.fill(view.fill)
                 return False
-            self._count_damaged(index, record["file_name"], str(error), "its decodable part is used")
+            self._report_damaged(index, record["file_name"], str(error), "its decodable part is used")
         drawing.finish()
         return True
 
-    def _count_damaged(self, index: int, name: str, reason: str, consequence: str) -> None:
+    def _report_damaged(self, index: int, name: str, reason: str, consequence: str) -> None:
         """Count a damaged image, log it the first time, and raise DataError if there are too many."""
         dataset = self._dataset
         shard = dataset.shards[int(dataset.samples["shard"][index])].name

@@ -69,7 +69,7 @@ def read_excluded(uri: str) -> list[str]:
     try:
         return sorted({line.lower() if SHA256.fullmatch(line) else line for line in read_entries(uri)})
     except MissingError as error:
-        fix = "set it to a file that the step can read, or leave it unset"
+        fix = "set data.exclude to a file that the step can read, or leave it unset"
         raise DataError(f"data.exclude: {error.message}", fix=fix) from None
 
 
@@ -199,7 +199,7 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
     problems = Problems.from_cases(planned.problems)
     for failure in failures:
         problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
-    for copy in _unlabeled_copies(planned, fetched):
+    for copy in _find_unlabeled_copies(planned, fetched):
         problems.add(reasons.IMAGE_COPY_WITHOUT_BOXES, copy)
     splits, first = {}, 0
     for split, listed in planned.splits.items():
@@ -240,7 +240,7 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
     return manifest
 
 
-def _unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterator[str]:
+def _find_unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterator[str]:
     """Yield `plausibility.unlabeled_copies` of the fetched images, in the order of the splits."""
     starts = np.ascontiguousarray(fetched["sha256"]).view(np.uint64)[::4]
     values, counts = np.unique(starts, return_counts=True)

@@ -25,11 +25,11 @@ class Classes:
         if hierarchy:
             self.header["hierarchy"] = dict(hierarchy)
         self._labels = {category.name: category.id for category in categories}
-        self._above = {int(label): set(higher) for label, higher in hierarchy.items()}
-        self._below: dict[int, set[int]] = {}
-        for label, higher in self._above.items():
+        self._ancestors = {int(label): set(higher) for label, higher in hierarchy.items()}
+        self._descendants: dict[int, set[int]] = {}
+        for label, higher in self._ancestors.items():
             for parent in higher:
-                self._below.setdefault(parent, set()).add(label)
+                self._descendants.setdefault(parent, set()).add(label)
 
     def verified_labels(self, answers: Mapping[str, int]) -> list[int]:
         """Return the verified labels of an image; `answers` are 1 (present) or 0 (absent) by class name.
@@ -39,7 +39,7 @@ class Classes:
         labels: set[int] = set()
         for name, present in answers.items():
             if (label := self._labels.get(name)) is not None:
-                labels |= {label} | (self._above if present else self._below).get(label, set())
+                labels |= {label} | (self._ancestors if present else self._descendants).get(label, set())
         return sorted(labels)
 
     def labels_of(self, names: Iterable[str]) -> list[int]:
@@ -47,8 +47,8 @@ class Classes:
         return sorted(self._labels[name] for name in names if name in self._labels)
 
 
-class GroundTruthWriter:
-    """Collects the samples of a split as one JSON file; keeps them in memory as text."""
+class GroundTruthBuilder:
+    """Builds the JSON file of a split from its samples, which it keeps in memory as text."""
 
     def __init__(self, classes: Classes) -> None:
         self._classes = classes

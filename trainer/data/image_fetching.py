@@ -72,7 +72,7 @@ class Failure(NamedTuple):
 
 
 def count_parts(planned: RawManifest) -> int:
-    """Return the number of parts."""
+    """Return the number of parts into which the images of a plan are divided."""
     images = planned.image_count
     return min(max(images // _PART, min(images, _MIN_PARTS)), _MAX_PARTS)
 
@@ -340,9 +340,8 @@ class ImageFetcher:
         pq.write_table(report, buffer)
         name = f"{number:03}-{_short_sha256(buffer.getvalue())}.parquet"
         uri = storage.join(self._planned.uri, "fetched", name)
-        for other in storage.list_files(
-            storage.parent(uri)
-        ):  # Other jobs may have written reports of this part.
+        # Other jobs may have written reports of this part.
+        for other in storage.list_files(storage.parent(uri)):
             if other.startswith(f"{number:03}-") and other != name:
                 storage.delete(storage.join(storage.parent(uri), other))
         storage.write_bytes(uri, buffer.getvalue(), sync=False)
@@ -398,7 +397,7 @@ def _find_fault(origin: str, data: bytes) -> str:
         if storage.scheme(origin) in storage.WEB:
             images.read_header(data)
     except images.UnreadableImage as error:
-        return f"{origin} gave {len(data)} bytes: {error}"
+        return f"{origin} returned {len(data)} bytes: {error}"
     return "" if data else "the file is empty"
 
 

@@ -74,7 +74,7 @@ class SourceView:
         self._source = sources.parse(text, config)
         self.listing = self._source.listing()
         self.uri = self._source.uri
-        self.names = [category.name for category in self.listing.categories]
+        self.class_names = [category.name for category in self.listing.categories]
         schemes = {storage.scheme(uri) for uri in source_names.source_uris(self.uri)}
         self.sample_size = _REMOTE_SAMPLE if schemes & set(storage.OBJECT_STORES) else _LOCAL_SAMPLE
         if self._source.cpu_bound or schemes & set(storage.WEB):
@@ -119,7 +119,7 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
     Args:
         text: see `open_view`.
         config: how a source is read.
-        images: images of each split to read; None: depends on where they are stored.
+        images: number of images to read of each split; None: a number that suits their storage.
 
     Raises:
         DataError: it is missing, empty or not of its format.
@@ -129,7 +129,7 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
     if isinstance(view, ShardIndex):
         return _describe_shards(view)
     config = config or DataConfig()
-    checker = AnnotationChecker(view.names, view.listing.box_format, names=not config.classes)
+    checker = AnnotationChecker(view.class_names, view.listing.box_format, check_names=not config.classes)
     in_rows = Problems()
     sample: dict[str, list[RawRow]] = {}
     described = {}
@@ -153,7 +153,7 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
         kind="source",
         uri=view.uri,
         read_as=view.listing.read_as,
-        classes=view.names,
+        classes=view.class_names,
         splits={split: SplitReport(counts.images, counts.boxes) for split, counts in described.items()},
         statistics=described,
         problems=dict(sorted(problems.counts.items())),
@@ -168,7 +168,7 @@ def inspect(text: str, config: DataConfig | None = None, images: int | None = No
 def check(report: Report) -> None:
     """Raise DataError if the download or the conversion of a source would fail.
 
-    The error contains no examples, as the report has them.
+    The error contains no examples, because the report shows them.
     """
     Findings(report.errors).raise_errors(report.uri)
     if report.kind != "source":
@@ -211,7 +211,7 @@ def _describe_shards(index: ShardIndex) -> Report:
         kind=index.kind,
         uri=index.uri,
         fingerprint=index.fingerprint,
-        classes=index.names,
+        classes=index.class_names,
         splits=splits,
         statistics=index.statistics,
         problems=index.problems | dict(sorted(absent.counts.items())),
@@ -228,7 +228,7 @@ def _read_rows(
     Rows are selected by a hash of the file's size, if it is known, so that a file in two splits is selected
     in both.
     """
-    labels = len(view.names)
+    labels = len(view.class_names)
     total = statistics.compute_statistics([], labels)
     sample: list[RawRow] = []
     with log.progress(f"inspect {split}", None, "images") as bar:
@@ -301,7 +301,7 @@ def _read_images(
 def has_size(row: RawRow) -> bool:
     """Return whether a row gives the size of its image in pixels."""
     size = (row["width"], row["height"])
-    return min(size) > 1  # 1 x 1 counts as unknown, see `to_pixels`.
+    return min(size) > 1  # 1 x 1 counts as unknown; see `to_pixels`.
 
 
 def clean_samples(rows: list[RawRow], labels: int, problems: Problems) -> Iterator[AnnotatedImage]:

@@ -128,9 +128,9 @@ class TrainLoader:
             for tiles, layer_samples, layer_decoded in zip(picture.layers, samples, decoded, strict=True):
                 for tile, (_, record), sound in zip(tiles, layer_samples, layer_decoded, strict=True):
                     if sound:
-                        moved, names = transform_boxes(record["annotations"], tile.view, tile.area[2:])
+                        moved, label = transform_boxes(record["annotations"], tile.view, tile.area[2:])
                         boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
-                        labels.append(names)
+                        labels.append(label)
             color = self._augmentation.color(plan.position, random_numbers(self._seed, *plan.position))
             image_id, scales = samples[0][0][1]["image_id"], picture.layers[0][0].view.scales
             targets = np.concatenate(boxes), np.concatenate(labels)
@@ -169,7 +169,7 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """Yields the images of a split, or their tiles, for evaluation; each rank gets every size-th image."""
+    """Yields the images of a split, or their tiles, for evaluation; every image is on one rank."""
 
     def __init__(
         self,
@@ -181,14 +181,14 @@ class EvalLoader:
         max_bad_fraction: float,
         tile: tuple[int, float] = (0, 0.0),
     ) -> None:
-        """Plan the batches; `tile` is side and overlap of the tiles, see `tiles.tiling`."""
+        """Plan the batches; `tile` is the side and overlap of the tiles (see `tiles.tiling`)."""
         self._dataset, self._config, self._world = dataset, config, world
         self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")
         sizes = list(enumerate(dataset.sizes.tolist()))[world.rank :: world.size]
         pictures = [
             (index, window) for index, (width, height) in sizes for window in tiling(width, height, *tile)
         ]
-        self.pictures = len(pictures)
+        self.picture_count = len(pictures)
         self._batches = [pictures[i : i + batch_size] for i in range(0, len(pictures), batch_size)]
 
     def __len__(self) -> int:
@@ -237,8 +237,8 @@ class _PendingBatch:
         decoder: Decoder,
     ) -> None:
         # As many images per task as possible while every thread has work.
-        run = min(_MAX_IMAGES_PER_TASK, -(-len(places) * config.prefetch // config.workers))
-        parts = [slice(first, first + run) for first in range(0, len(places), run)]
+        count = min(_MAX_IMAGES_PER_TASK, -(-len(places) * config.prefetch // config.workers))
+        parts = [slice(first, first + count) for first in range(0, len(places), count)]
         self._squares = decoder.allocate_squares(len(places), size)
         self._futures = [pool.submit(load, places[part], self._squares[part]) for part in parts]
 

@@ -68,7 +68,7 @@ class CocoWriter:
         self.images, self.boxes = Counter[str](), Counter[str]()  # Counts by split.
 
     def add(self, split: str, image: _Image, boxes: Sequence[OutputBox]) -> str:
-        """Write an image with boxes; return its name, which has a part of the digest if it was taken."""
+        """Write an image with boxes; return its name, with a part of the digest if the original is taken."""
         name, path = image.name, PurePosixPath(image.name)
         for length in range(8, len(image.digest) + 1):
             # Some file systems ignore case.
@@ -130,7 +130,7 @@ class _SourceSet:
     def __init__(self, text: str, source: Source) -> None:
         self.text, self.source = text, source
         self.listing = source.listing()
-        self.names = [category.name for category in self.listing.categories]
+        self.classes = [category.name for category in self.listing.categories]
 
 
 class _Correction(NamedTuple):
@@ -145,7 +145,7 @@ def merge(base: str, corrections: Sequence[str], output: str) -> MergeResult:
     """Write a new COCO set atomically.
 
     Args:
-        base: the set, as `trainer.data.sources` takes it.
+        base: text that names the set; see `trainer.data.sources`.
         corrections: one or more sets; later ones override earlier ones.
         output: a folder on this machine that does not exist, or is empty.
     """
@@ -161,7 +161,7 @@ def merge(base: str, corrections: Sequence[str], output: str) -> MergeResult:
         for _, row, image in _read_images(corrected):
             if isinstance(image, str) or image.bad_boxes:
                 problem = image if isinstance(image, str) else f"{image.bad_boxes} bad boxes of {image.name}"
-                raise DataError(f"{corrected.text}: {problem}", fix="repair or remove it, and merge again")
+                raise DataError(f"{corrected.text}: {problem}", fix="repair the image, or remove it")
             before = by_digest.pop(image.digest, None)
             if before and sorted(before.boxes) != sorted(image.boxes):
                 merged.contested.append(f"{image.name} of {corrected.text}, {before.origin.text}")
@@ -187,10 +187,10 @@ def merge(base: str, corrections: Sequence[str], output: str) -> MergeResult:
 
 def _merge_categories(base: _SourceSet, others: Sequence[_SourceSet], merged: MergeResult) -> list[Category]:
     """Return the classes of all sets, matched by name; raise if names differ only in case or spaces."""
-    known = {fold_name(name): (name, base) for name in base.names}
+    known = {fold_name(name): (name, base) for name in base.classes}
     clashes = []
     for other in others:
-        for name in other.names:
+        for name in other.classes:
             same, owner = known.setdefault(fold_name(name), (name, other))
             if same != name:
                 clashes.append(f"{name!r} of {other.text} and {same!r} of {owner.text}")
@@ -204,7 +204,7 @@ def _merge_categories(base: _SourceSet, others: Sequence[_SourceSet], merged: Me
     kept = numbers if len(numbers) == len(ids) else list(range(1, len(ids) + 1))
     first = max(kept, default=0) + 1
     all_ids = [*kept, *range(first, first + len(merged.new_classes))]
-    return list(map(Category, [*base.names, *merged.new_classes], all_ids))
+    return list(map(Category, [*base.classes, *merged.new_classes], all_ids))
 
 
 def _write_base(
@@ -219,7 +219,7 @@ def _write_base(
         boxes = image.boxes
         merged.boxes_left_out += image.bad_boxes
         if correction := by_digest.get(image.digest):
-            names = set(correction.origin.names)
+            names = set(correction.origin.classes)
             crowds = any(box.iscrowd for box in correction.boxes)
             kept = [box for box in boxes if box.name not in names or (box.iscrowd and not crowds)]
             boxes = [*correction.boxes, *kept]
@@ -267,10 +267,10 @@ def _read_image(source_set: _SourceSet, row: RawRow) -> _Image | str:
     boxes = []
     for box in row["boxes"]:
         sides = to_bbox(box)
-        if 0 <= box["category"] < len(source_set.names) and all(map(math.isfinite, sides)):
+        if 0 <= box["category"] < len(source_set.classes) and all(map(math.isfinite, sides)):
             placed = to_pixels(sides, image, row["width"], row["height"])
             area = box["area"] if placed == sides and math.isfinite(box["area"]) else 0.0
-            boxes.append(OutputBox(source_set.names[box["category"]], tuple(placed), area, box["iscrowd"]))
+            boxes.append(OutputBox(source_set.classes[box["category"]], tuple(placed), area, box["iscrowd"]))
     size = (image.width, image.height)
     return _Image(name, data, digest, size, boxes, len(row["boxes"]) - len(boxes))
 

@@ -26,10 +26,8 @@ from trainer.data.statistics import SplitStatistics
 _CELLS = 16
 _CONTRAST = 1  # Gray levels by which a cell must be brighter, to ignore noise in flat areas.
 _MIN_BITS = 8  # An image with fewer bits set is too flat to be recognized.
-_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = (
-    24,
-    0.25,
-)  # Of near duplicates, in bits and relative to the bits that are set.
+_MAX_DISTANCE, _MAX_RELATIVE_DISTANCE = 24, 0.25
+"""Limits for near duplicates: different bits, and their ratio to the bits that are set."""
 _MAX_BUCKET = 64  # If more images share a part of the hash, they are not compared by it.
 _MAX_NAMED = 3
 
@@ -138,9 +136,9 @@ class Findings:
 class AnnotationChecker:
     """Checks the annotations of all splits, batch by batch."""
 
-    def __init__(self, classes: Sequence[str], box_format: str, *, names: bool) -> None:
-        """Set the classes (names by label); with `names`, class names that differ only by case are errors."""
-        self._names = names
+    def __init__(self, classes: Sequence[str], box_format: str, *, check_names: bool) -> None:
+        """Set the class names; with `check_names`, those that differ only by case are errors."""
+        self._check_names = check_names
         self._classes, self._box_format = classes, box_format
         self._boxes_of_class: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(classes), np.int64))
         self._scored: Counter[str] = Counter()
@@ -194,7 +192,7 @@ class AnnotationChecker:
             self._example = f" (first: {rows.column('file_name')[int(box_row[misfits[0]])]} {numbers})"
 
     def findings(self, splits: Sequence[str] = ()) -> Findings:
-        """Return the findings; `splits` are those of the source: others were held out of train."""
+        """Return the findings; `splits` are those of the source. All others were held out of train."""
         found = Findings()
         if self._count:
             self._check_box_format(found)
@@ -203,7 +201,7 @@ class AnnotationChecker:
         for name, boxes, trained in zip(
             self._classes, boxes_of_class, self._boxes_of_class["train"], strict=True
         ):
-            if boxes and self._names:
+            if boxes and self._check_names:
                 groups[fold_name(name)].append(name)
             if boxes and not trained:
                 untrained.append(name)
@@ -216,7 +214,7 @@ class AnnotationChecker:
         if alike:
             shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:10])
             problem = f"classes whose names differ only by case, spaces or Unicode form: {shown}"
-            remedy = "make the names equal or different; or name all of them in data.classes"
+            remedy = "make the names equal or clearly different, or list all of them in data.classes"
             found.errors.append((problem, remedy))
         for split in self._scored:
             held_out = bool(splits) and split not in splits
@@ -314,10 +312,10 @@ def unlabeled_copies(images: Iterable[tuple[bytes, str, bool]]) -> Iterator[str]
 
 
 _ADVICE = {
-    reasons.ANNOTATION_ID_TWICE: "every box is read, but pycocotools takes one of each id",
+    reasons.ANNOTATION_ID_TWICE: "all boxes are used, but pycocotools would use only one per id",
     reasons.IMAGE_COPY_WITHOUT_BOXES: "the same picture counts with and without objects: annotate or remove "
     "the copy",
-    reasons.LABELS_SHARED: "both get its boxes: rename one of them with its labels, or remove it",
+    reasons.LABELS_SHARED: "both images get its boxes: remove one image, or rename it and its labels",
     reasons.SIZE_DIFFERS: "boxes are not scaled",
     reasons.SIZE_EXCHANGED: "boxes are not turned: look at some with `kubedet data preview`",
     reasons.SPLIT_EMPTY: "images of train may be held out in its place: add the images, or remove the entry",
@@ -335,7 +333,7 @@ def check_statistics(problems: Problems, statistics: dict[str, SplitStatistics],
     sized = int(np.sum(sides))  # Boxes in images of known size.
     if sized and sides[0] > _MAX_SMALL_SHARE * sized:
         share = f"{sides[0] / sized:.0%} of {sized:,} boxes"
-        found.warnings.append(f"{share} are smaller than 4 x 4 pixels: are they in another unit?")
+        found.warnings.append(f"{share} are smaller than 4 x 4 pixels: check that they are in pixels")
     clipped = counts.get(reasons.BOX_CLIPPED, 0) + counts.get(reasons.BOX_OUTSIDE, 0)
     listed = sum(split.boxes for split in statistics.values()) + counts.get(reasons.BOX_OUTSIDE, 0)
     if clipped > _MAX_CLIPPED_SHARE * listed:

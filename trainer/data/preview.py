@@ -42,7 +42,7 @@ class Picture(NamedTuple):
     fault: str = ""
 
 
-def contact_sheet(
+def draw_contact_sheet(
     text: str, count: int, split: str = "", seed: int = 0, config: DataConfig | None = None
 ) -> tuple[Image.Image, list[Picture], str]:
     """Draw random images of a split, by default the first, with their boxes; for `text` see `open_view`.
@@ -55,24 +55,24 @@ def contact_sheet(
     split = split or next(iter(view.splits))
     drawn = _choose_pictures(view, split, count, np.random.default_rng(seed))
     if not drawn:
-        raise DataError(f"the split {split!r} of {text} has no images", fix="choose another with --split")
-    return _draw_sheet(drawn, view.names), drawn, split
+        raise DataError(f"the split {split!r} of {text} has no images", fix="choose another split")
+    return _draw_sheet(drawn, view.class_names), drawn, split
 
 
-def training_sheet(uri: str, config: Config, count: int) -> tuple[Image.Image, list[Picture], str]:
-    """Draw the first samples as training sees them, with augmentation; see `contact_sheet`."""
+def draw_training_sheet(uri: str, config: Config, count: int) -> tuple[Image.Image, list[Picture], str]:
+    """Draw the first samples as training sees them, with augmentation; see `draw_contact_sheet`."""
     view = open_view(uri)
     if not isinstance(view, ShardIndex):
         fix = "pass a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` creates one"
         raise DataError(f"{uri} is a source, but training reads shards", fix=fix)
     dataset = ShardDataset(view.uri, "train")
     samples = len(dataset)
-    whole = min(config.train.global_batch or config.train.batch_size, samples)
+    global_batch = min(config.train.global_batch or config.train.batch_size, samples)
     world = World(0, 1, torch.device("cpu"))
     loader = TrainLoader(
         dataset,
         config.loader,
-        global_batch=whole,
+        global_batch=global_batch,
         batch_size=config.train.batch_size,
         seed=config.train.seed,
         world=world,
@@ -96,7 +96,7 @@ def training_sheet(uri: str, config: Config, count: int) -> tuple[Image.Image, l
                 image = Image.fromarray(np.ascontiguousarray(pixels))
                 name = f"image id {image_id}, at {batch.images.shape[-1]} px"
                 drawn.append(Picture(name, image, boxes))
-    return _draw_sheet(drawn[:count], view.names), drawn[:count], "train (augmented)"
+    return _draw_sheet(drawn[:count], view.class_names), drawn[:count], "train (augmented)"
 
 
 def _choose_pictures(

@@ -42,13 +42,13 @@ _REMEDIES = {
     IMAGE_REFUSED: 'allow the servers and buckets that you trust: --set \'data.allow_hosts=["HOST", '
     '"s3://BUCKET"]\'',
     BOX_ABSENT: "give each annotation a bbox [x, y, width, height], each VOC object a bndbox",
-    BOX_ONLY_SEGMENTATION: "boxes of the segmentations are taken by --set data.boxes_from=segmentation",
+    BOX_ONLY_SEGMENTATION: "use the boxes of the segmentations with --set data.boxes_from=segmentation",
     BOX_NOT_FINITE: "write each box as four numbers, without quotation marks, with decimal points",
-    BOX_UNKNOWN_CATEGORY: "list its category; category_id must be an integer, as the id of the category",
+    BOX_UNKNOWN_CATEGORY: "list the category; its id and category_id must be the same integer",
     BOX_UNKNOWN_IMAGE: 'write image_id as the id of the image: 7 and "7" differ',
     SEGMENTATION_UNUSABLE: "write polygons [[x1, y1, x2, y2, ...]], or leave data.boxes_from at bbox",
-    LABEL_LINE: "write lines `class x y width height`, or `class x1 y1 x2 y2 x3 y3 ...`: the class counted "
-    "from 0, and shares of the image's sides from 0 to 1",
+    LABEL_LINE: "write lines `class x y width height`, or `class x1 y1 x2 y2 x3 y3 ...`; number classes "
+    "from 0, and write coordinates as shares of the image's sides, from 0 to 1",
 }
 
 BOX_CLIPPED = "box clipped to the image"
@@ -136,11 +136,11 @@ class Problems:
             cases = [f"\n    {reason}: {one}" for reason in reasons for one in self.examples.get(reason, [])]
             found = [f"{reason}: {self.counts[reason]:,}" for reason in reasons if reason in self.counts]
             shown = f"; the first ten:{''.join(cases[:EXAMPLES])}" if examples else f" ({', '.join(found)})"
-            often = max(reasons, key=lambda reason: self.counts.get(reason, 0))
+            most_frequent = max(reasons, key=lambda reason: self.counts.get(reason, 0))
             problem = (
                 f"{bad} of {listed} {noun} are bad, more than data.max_bad_fraction = {max_bad_fraction:g}"
             )
-            fix = f"{_REMEDIES.get(often, 'repair the source')}, or raise data.max_bad_fraction"
+            fix = f"{_REMEDIES.get(most_frequent, 'repair the source')}, or raise data.max_bad_fraction"
             raise DataError(f"{where}: {problem}{shown}", fix=fix)
 
     def summary(self) -> str:

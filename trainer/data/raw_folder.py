@@ -3,7 +3,7 @@
 <raw>/plan.json                     what the source lists
 <raw>/<split>.parquet               a table of images and annotations
 <raw>/fetched/<part>-<sha256>.parquet   which images of a part were fetched
-<raw>/images-<content>.npy          digest of the path, size and sha256 of each image
+<raw>/images-<content>.npy          path digest, size and sha256 of each image
 <raw>/failed.csv                    the images that could not be fetched, and why
 <raw>/manifest.json                 written last
 
@@ -70,7 +70,7 @@ class RawTable:
         with self._translate_errors():
             self._file = pq.ParquetFile(storage.local_copy(uri, sha256=sha256))
             if not self._file.schema_arrow.equals(ROW):
-                raise pa.ArrowInvalid("it has other columns")
+                raise pa.ArrowInvalid("its columns are different")
         self.blocks = self._file.metadata.num_row_groups  # All but the last have BLOCK rows.
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class RawTable:
             yield
         except (pa.ArrowException, OSError) as error:
             check_resources(error, self.uri)  # A lack of memory is not damage.
-            fix = "run the command that created it again to replace it"
+            fix = "run the command that wrote this table again"
             raise DataError(f"{self.uri} is damaged: {error}", fix=fix) from None
 
 

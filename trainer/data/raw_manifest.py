@@ -1,4 +1,4 @@
-"""The manifest of a folder of raw images, see `trainer.data.raw_folder`. Does not import pyarrow."""
+"""The manifest of a folder of raw images (see `trainer.data.raw_folder`); does not import pyarrow."""
 
 from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,7 +55,7 @@ class RawManifest:
     content: str = ""  # Digest of the fetched images, see `write_image_table`; empty in a plan.
     unfetched: int = 0  # Images that were requested from the source and not received.
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the manifest as a dictionary for JSON, without empty fields."""
         return {key: value for key, value in asdict(self).items() if value not in (None, "")}
 
@@ -75,7 +75,7 @@ class RawManifest:
         )
 
     @property
-    def names(self) -> list[str]:
+    def class_names(self) -> list[str]:
         """Names of the classes, by label."""
         return [category.name for category in self.categories]
 
@@ -86,6 +86,6 @@ class RawManifest:
 
     def write(self) -> None:
         """Write the manifest to its folder."""
-        stored = self.to_json() | {"images": f"images/{self.images.rpartition('/')[2]}"}
+        stored = self.to_dict() | {"images": f"images/{self.images.rpartition('/')[2]}"}
         del stored["uri"]
         storage.write_json(storage.join(self.uri, PLAN if self.kind == "plan" else MANIFEST), stored)

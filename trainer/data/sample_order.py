@@ -73,7 +73,7 @@ class SampleStream:
     """The endless sequence of samples, epoch after epoch; a batch may span two epochs."""
 
     def __init__(self, shard_sizes: list[int], seed: int, weights: np.ndarray | None = None) -> None:
-        """See `epoch_order`."""
+        """Set the arguments of `epoch_order`."""
         self._shards, self._samples, self._weighted = len(shard_sizes), sum(shard_sizes), weights is not None
         # A batch spans at most two epochs.
         self._order = lru_cache(2)(lambda epoch: epoch_order(shard_sizes, seed, epoch, weights))
@@ -94,38 +94,38 @@ class SampleStream:
 
 def global_batch_size(samples: int, *, batch_size: int, processes: int, configured: int = 0) -> int:
     """Return the samples per optimizer step: `configured`, or if it is 0 one batch per process."""
-    whole = configured or batch_size * processes
-    if whole < processes:
-        problem = f"a global batch of {whole} images cannot be split among {processes} processes"
+    global_batch = configured or batch_size * processes
+    if global_batch < processes:
+        problem = f"a global batch of {global_batch} images cannot be split among {processes} processes"
         fix = f"set train.global_batch to {processes} or more, or use fewer processes"
         raise ConfigError(problem, fix=fix)
-    if samples < whole:
-        parts = f"{processes} processes x batch {batch_size} = {whole}"
+    if samples < global_batch:
+        parts = f"{processes} processes x batch {batch_size} = {global_batch}"
         smaller = "fewer processes (--nproc), a smaller train.batch_size"
         if configured:
             parts, smaller = f"train.global_batch = {configured}", "a smaller train.global_batch"
         problem = f"the training split has {samples} images, fewer than one step reads: {parts}"
         raise DataError(problem, fix=f"use {smaller}, or more images")
-    return whole
+    return global_batch
 
 
-def count_forward_passes(whole: int, batch_size: int, world_size: int) -> int:
-    """Return the number of forward passes of each rank in a step of `whole` samples.
+def count_forward_passes(total: int, batch_size: int, world_size: int) -> int:
+    """Return the number of forward passes of each rank in a step of `total` samples.
 
     Every pass has an image on every rank. So if `batch_size` is 1 and the shares are uneven, a pass may have
     two images.
     """
-    largest_share = -(-whole // world_size)
-    return min(-(-largest_share // batch_size), whole // world_size)
+    largest_share = -(-total // world_size)
+    return min(-(-largest_share // batch_size), total // world_size)
 
 
-def rank_positions(start: int, whole: int, batch_size: int, *, world_size: int, rank: int) -> list[range]:
+def rank_positions(start: int, total: int, batch_size: int, *, world_size: int, rank: int) -> list[range]:
     """Return the stream positions of one rank in the step that begins at `start`, for each forward pass.
 
-    A step uses the next `whole` samples. Sizes of ranks' shares, and of passes, differ by at most one.
+    A step uses the next `total` samples. Sizes of ranks' shares, and of passes, differ by at most one.
     """
-    passes = count_forward_passes(whole, batch_size, world_size)
-    first, last = (start + whole * edge // world_size for edge in (rank, rank + 1))
+    passes = count_forward_passes(total, batch_size, world_size)
+    first, last = (start + total * edge // world_size for edge in (rank, rank + 1))
     edges = [first + (last - first) * turn // passes for turn in range(passes + 1)]
     return [range(*edge) for edge in pairwise(edges)]
 

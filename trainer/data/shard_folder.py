@@ -93,13 +93,11 @@ class ShardIndex:
     warnings: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedImage] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
-    files: dict[str, StoredFile] = field(
-        default_factory=dict
-    )  # Tables of samples, and ground truth, by name.
+    files: dict[str, StoredFile] = field(default_factory=dict)  # Sample tables and ground truth, by name.
     content: str = ""  # Digest of the raw images, see `trainer.data.raw_folder.write_image_table`.
 
     @property
-    def names(self) -> list[str]:
+    def class_names(self) -> list[str]:
         """Names of the classes, by label."""
         return [category.name for category in self.categories]
 
@@ -108,13 +106,13 @@ class ShardIndex:
         """Number of samples in each split."""
         return {name: split.samples for name, split in self.splits.items()}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the index as a dictionary for JSON, without empty fields."""
         return {key: value for key, value in asdict(self).items() if value not in (None, "")}
 
     def write(self) -> None:
         """Write the index to its folder."""
-        storage.write_json(storage.join(self.uri, INDEX), replace(self, uri="").to_json())
+        storage.write_json(storage.join(self.uri, INDEX), replace(self, uri="").to_dict())
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -157,7 +155,7 @@ def read_index(uri: str) -> ShardIndex:
 def find_listing_faults(
     index: ShardIndex, states: Mapping[str, storage.FileState]
 ) -> dict[str, tuple[str, str]]:
-    """Return the reason and an example for each file that a listing misses or gives a different size."""
+    """Return the reason and an example for each file that a listing lacks, or lists with a different size."""
     sizes: dict[str, int | None] = {name: file.bytes for name, file in index.files.items()}
     for split in index.splits.values():
         for shard in split.shards:
@@ -168,7 +166,7 @@ def find_listing_faults(
             faults[name] = ("file missing", name)
         elif size not in (None, states[name].size):
             fault = f"{name}: {states[name].size:,} bytes, not {size:,}"
-            faults[name] = ("file of another size", fault)
+            faults[name] = ("file with a different size", fault)
     return faults
 
 
@@ -189,7 +187,7 @@ def read_sidecars(uri: str, names: list[str]) -> Iterator[Sidecar]:
 
 
 def read_checked(index: ShardIndex, name: str) -> bytes:
-    """Read a file of a folder, and check its hash against the index."""
+    """Read a file of a folder of shards, and check its hash against the index."""
     try:
         return storage.read_bytes(storage.join(index.uri, name), sha256=index.files[name].sha256)
     except DamagedError as error:

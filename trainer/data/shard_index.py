@@ -85,12 +85,12 @@ class ShardCache(CopyCache):
             return False
         try:
             os.close(self.add(name, size, copy))
-        except OSError as error:  # Of the cache folder: errors of the store are StorageErrors.
+        except OSError as error:  # The cache folder has a problem; the store would raise a StorageError.
             if not self._warned:
                 self._warned = True
                 logger.warning(
                     "shards are not cached in %s: %s; images are read from the store one by one instead "
-                    "(%s sets the folder, %s the most gigabytes)",
+                    "(%s sets the folder, %s the maximum gigabytes)",
                     self.folder,
                     error.strerror or error,
                     FOLDER_VARIABLE,
@@ -151,12 +151,12 @@ class ShardFiles:
 
     def _fetch(self, shard: int) -> None:
         """Fetch a shard, unless it is no longer needed or does not fit into the cache."""
-        uri, wanted = self._uris[shard], self._shards[shard]
+        uri, expected = self._uris[shard], self._shards[shard]
         try:
             while shard in self._wanted:
                 try:
                     is_here = self._cache.fetch(
-                        uri, wanted.sha256, wanted.bytes, lambda: shard not in self._wanted
+                        uri, expected.sha256, expected.bytes, lambda: shard not in self._wanted
                     )
                     if is_here and shard in self._wanted:
                         self._open(shard)  # Keep it open, so that it is not evicted.
@@ -254,7 +254,7 @@ class ShardDataset:
         return np.stack([self.samples["width"], self.samples["height"]], axis=1)
 
     def annotations(self) -> dict[str, Any]:
-        """Return the cleaned ground truth of the split in COCO's format; for train, build it."""
+        """Return the cleaned ground truth of the split in COCO's format; only that of train is not stored."""
         if self.split != "train":
             name = f"annotations/{self.split}.json"
             data = read_checked(self.index, name)
@@ -301,7 +301,7 @@ class ShardDataset:
 
 
 def parse_sample(row: np.void, data: bytes) -> Sample | None:
-    """Parse a sample from its range of the shard, see SAMPLE; None if the bytes do not match the row."""
+    """Parse a sample from its range of the shard (see SAMPLE); None if the bytes do not match the row."""
     _, offset, length, json_offset, json_length, image_id, _, _, crc32 = row.item()
     jpeg, text = data[:length], data[json_offset - offset :]
     if len(text) != json_length or zlib.crc32(text, zlib.crc32(jpeg)) != crc32:

@@ -4,7 +4,7 @@
   <split>-00000.tar           standard tar: KEY.jpg, KEY.json
   <split>-00000.json          sidecar, written after the tar to mark the shard as complete
   annotations/<split>.json    ground truth of val and test
-  <split>.samples.npy         where each sample is
+  <split>.samples.npy         location of each sample
   index.json                  written last
 
 A shard holds images of one block of the raw table. So no step needs more than a block in memory, and the
@@ -37,7 +37,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import plausibility, raw_folder, shard_folder, statistics, tiles
 from trainer.data import problem_counts as reasons
 from trainer.data.download import fingerprint
-from trainer.data.ground_truth import Classes, GroundTruthWriter
+from trainer.data.ground_truth import Classes, GroundTruthBuilder
 from trainer.data.image_fetching import refetch
 from trainer.data.image_keys import hash_fraction
 from trainer.data.images import MAX_PIXELS, NormalizedImage, UnreadableImage, crop, normalize, to_pixels
@@ -98,12 +98,12 @@ def shards_uri(raw: RawManifest, data_root: str, config: DataConfig) -> str:
     """Return the URI of the folder for the shards of raw images; it may not exist yet."""
     if not raw.content:
         raise DataError(f"the images of {raw.uri} have not been downloaded", fix="run the download step")
-    settings = _settings(config).values()
+    settings = _select_settings(config).values()
     name = fingerprint("shards", shard_folder.VERSION, raw.fingerprint, raw.content, *settings)
     return storage.join(storage.absolute(data_root), "shards", name)
 
 
-def _settings(config: DataConfig) -> dict[str, Any]:
+def _select_settings(config: DataConfig) -> dict[str, Any]:
     """Return the keys of the section `data` that determine the shards, with their values."""
     return {key: getattr(config, key) for key in SETTINGS}
 
@@ -449,7 +449,7 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
         if not {f"{task.name}.json", f"{task.name}.tar"} <= states.keys():
             fix = "run the same command again"
             raise DataError(f"the shard {task.name} is missing in {uri}", fix=fix)
-        splits[task.split].names.append(task.name)
+        splits[task.split].stems.append(task.name)
     problems = Problems.from_cases(raw.problems)
     for part in splits.values():
         for sidecar in part.gather():
@@ -463,7 +463,7 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
         splits={split: part.entry for split, part in splits.items()},
         problems=dict(sorted(problems.counts.items())),
         class_counts={
-            split: dict(zip(raw.names, part.statistics.boxes_of_class, strict=True))
+            split: dict(zip(raw.class_names, part.statistics.boxes_of_class, strict=True))
             for split, part in splits.items()
         },
         uri=uri,
@@ -472,7 +472,7 @@ def write_index(raw: RawManifest, data_root: str, config: DataConfig) -> ShardIn
         quarantined=[one for part in splits.values() for one in part.quarantined][:_QUARANTINED_SHOWN],
         statistics={split: part.statistics for split, part in splits.items()},
         files={name: file for part in splits.values() for name, file in part.write().items()},
-        settings=_settings(config),
+        settings=_select_settings(config),
         content=raw.content,
     )
     index.write()
@@ -512,10 +512,10 @@ class _SplitCollector:
 
     def __init__(self, uri: str, split: str, classes: Classes) -> None:
         self._uri, self._split = uri, split
-        self._truth = GroundTruthWriter(classes) if split != "train" else None
+        self._truth = GroundTruthBuilder(classes) if split != "train" else None
         self._rows: list[np.ndarray] = [np.zeros(0, SAMPLE)]
         self._shards: list[shard_folder.Shard] = []
-        self.names: list[str] = []  # Of the shards, without extension.
+        self.stems: list[str] = []  # Names of the shards, without extension.
         self.hashes: list[np.ndarray] = [plausibility.decode_hashes(b"")]  # Of the pictures, uint64 [N, 4].
         self.statistics = statistics.compute_statistics([], len(classes.categories))
         self.quarantined: list[QuarantinedImage] = []
@@ -523,7 +523,7 @@ class _SplitCollector:
     def gather(self) -> Iterator[Sidecar]:
         """Collect the entries of all shards, and yield their sidecars."""
         columns = SAMPLE.names or ()
-        for name, sidecar in zip(self.names, shard_folder.read_sidecars(self._uri, self.names), strict=True):
+        for name, sidecar in zip(self.stems, shard_folder.read_sidecars(self._uri, self.stems), strict=True):
             rows = [(len(self._shards), *(row[column] for column in columns[1:])) for row in sidecar.rows]
             self._rows.append(np.array(rows, dtype=SAMPLE))
             self.hashes.append(plausibility.decode_hashes(base64.b64decode(sidecar.hashes)))
@@ -544,7 +544,7 @@ class _SplitCollector:
         """Return the file name of a sample, given its row in the split."""
         ends = np.cumsum([one.samples for one in self._shards])
         number = int(np.searchsorted(ends, row, "right"))
-        sidecar = shard_folder.read_sidecar(self._uri, self.names[number])
+        sidecar = shard_folder.read_sidecar(self._uri, self.stems[number])
         return str(sidecar.rows[row - int(ends[number])]["file_name"])
 
     def write(self) -> dict[str, shard_folder.StoredFile]:

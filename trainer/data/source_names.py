@@ -17,7 +17,7 @@ FORMS = (
 )
 KINDS = ("coco", "voc", "yolo")  # Prefixes of paths.
 
-ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")  # of archives
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
 OPENIMAGES_SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _URI_PARAMETERS = ("images", "base", "pixels")

@@ -19,7 +19,7 @@ BINS: dict[str, list[float]] = {
 """Edges of the bins; the first and last bin count everything beyond them.
 
 box_side       square root of a box's area, in pixels
-box_share      that, divided by the square root of the image's area
+box_share      box_side divided by the square root of the image's area
 box_aspect     log2 of a box's height over its width
 image_side     longer side of an image, in pixels
 image_aspect   log2 of an image's height over its width

@@ -40,7 +40,7 @@ class View(NamedTuple):
     flip: bool
     flip_vertical: bool
     fill: int = FILL
-    by_center: bool = False  # Keep a box if its center is visible, not if a quarter of its area is.
+    by_center: bool = False  # Keep boxes whose center is visible, rather than a quarter of their area.
 
     @property
     def scales(self) -> Scales:
@@ -280,7 +280,7 @@ def transform_boxes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Transform the boxes of an image to its view in a `canvas` (width, height), in pixels.
 
-    Crowd regions and boxes that are mostly outside are dropped, see `View.by_center`. Returns boxes fp32
+    Crowd regions and boxes that are mostly outside (see `View.by_center`) are dropped. Returns boxes fp32
     [M, 4], x1 y1 x2 y2, and labels int64 [M].
     """
     right, below = canvas

@@ -122,7 +122,7 @@ def check(result: VerificationResult) -> None:
     more = f"\n  and {len(result.problems) - _MAX_SHOWN} more" if len(result.problems) > _MAX_SHOWN else ""
     fix = f"run `kubedet data verify --repair {result.uri}`, or run the command again that wrote it"
     if result.kind == "shards" and any(_UNDECODABLE in problem for problem in result.problems):
-        fix += "; with data.decode_check=true, which leaves out the images that cannot be decoded"
+        fix += "; set data.decode_check=true there to leave out images that cannot be decoded"
     count = f"{len(result.problems):,} problem{'s' * (len(result.problems) != 1)}"
     raise DataError(f"{result.uri}: {count}:{shown}{more}", fix=fix)
 
@@ -176,7 +176,7 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _FileResult:
 
 
 def _find_damaged_reports(raw: RawManifest) -> list[_FileResult]:
-    """Return the damaged reports of fetched images, see `raw_folder`."""
+    """Return the damaged reports of fetched images (see `raw_folder`)."""
     damaged = []
     folder = storage.join(raw.uri, "fetched")
     for name in storage.list_files(folder):
@@ -225,7 +225,7 @@ def repair(text: str) -> VerificationResult:
     if storage.exists(storage.join(folder, raw_manifest.PLAN)):
         _repair_raw(folder)
     elif not storage.exists(storage.join(folder, INDEX)):
-        raise ConfigError(f"{text} is neither shards nor raw images", fix=_FOLDER_FIX)
+        raise ConfigError(f"{text} contains neither shards nor raw images", fix=_FOLDER_FIX)
     elif problems := verify(folder).problems:
         index = read_index(folder)
         data_root = data_root_of(folder)

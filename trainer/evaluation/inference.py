@@ -111,10 +111,10 @@ def predict_share(
         return len(batch.image_ids), found
 
     collected: list[PredictionsAndWindows] = []
-    with log.progress(task, loader.pictures * world.size, "images", shown=world.is_main) as bar:
+    with log.progress(task, loader.picture_count * world.size, "images", shown=world.is_main) as bar:
         for count, found in _detect_in_parallel(detect, loader, lanes):
             collected.append(found)
-            bar.update(min(count * world.size, loader.pictures * world.size - bar.done))
+            bar.update(min(count * world.size, loader.picture_count * world.size - bar.done))
     return join_detections(collected, sizes, tile)
 
 

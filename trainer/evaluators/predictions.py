@@ -63,7 +63,7 @@ def load_model(uri: str, dataset: ShardDataset, world: World) -> LoadedModel:
     """Load a model; raise EvaluationError if that fails, or its classes differ from those of the data."""
     model = loading.load_model(uri, world.device)
     names = [category["name"] for category in model.categories]
-    if difference := class_difference(dataset.index.names, names, "the data", "the model"):
+    if difference := class_difference(dataset.index.class_names, names, "the data", "the model"):
         raise EvaluationError(
             f"the classes of the model {uri} are not those of the data: {difference}",
             fix="evaluate on shards with the classes of the training (data.classes)",

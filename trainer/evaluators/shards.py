@@ -63,7 +63,7 @@ def evaluate(
     with process_group() as world:
         dataset = predictions.open_split(shards_uri, config.evaluation.split)
         model = predictions.load_model(model_uri, dataset, world)
-        gate.check_rules(rules, dataset.index.names)
+        gate.check_rules(rules, dataset.index.class_names)
         if world.is_main:
             check_writable(output_uri)
             storage.remove_stale(output_uri)

@@ -77,7 +77,7 @@ def export(
             fix="create shards from a source with validation or test images",
         )
     classes = [category["name"] for category in meta["categories"]]
-    if difference := class_difference(index.names, classes, "the data", "the model"):
+    if difference := class_difference(index.class_names, classes, "the data", "the model"):
         raise ExportError(
             f"the classes of the checkpoint {checkpoint_uri} differ from those of the shards {shards_uri}: "
             f"{difference}",

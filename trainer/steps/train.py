@@ -147,12 +147,12 @@ def _stored_model_options(uri: str, model: ModelConfig) -> Overrides | None:
 def check_and_complete(config: Config, shards: Shards, rules: str, processes: tuple[int, int]) -> Config:
     """Check the configuration against the data; return it with the model's name and the global batch."""
     index = read_index(shards.uri)
-    gate.check_rules(gate.split_rules(rules) or config.evaluation.gate, index.names)
+    gate.check_rules(gate.split_rules(rules) or config.evaluation.gate, index.class_names)
     name = published_models.resolve_name(config.export.name, shards.uri)
     published_models.check_classes(
         shards.data_root,
         name,
-        index.names,
+        index.class_names,
         other_classes=config.export.other_classes,
         fix=published_models.RENAME_FIX,
     )

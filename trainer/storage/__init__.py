@@ -106,7 +106,7 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     else:
         data = _remote_module(uri).read_range(uri, start, length)
     if len(data) != length:
-        fix = "it is truncated: run the command that writes it again"
+        fix = "run the command that writes this file again"
         raise StorageError(f"{uri} ends before byte {start + length}", fix=fix)
     return data
 

@@ -30,7 +30,7 @@ FOLDER_VARIABLE = "KUBEDET_CACHE_DIR"  # the cache folder; by default in the tem
 
 LIMIT_VARIABLE = "KUBEDET_CACHE_GB"
 """Environment variable: maximum gigabytes (10**9 bytes) of copies. The default is half of the free disk
-space, at most 100. In a pod a fifth of the disk also stays free, see _FREE_SHARE_IN_PODS; if less is free
+space, at most 100. In a pod a fifth of the disk also stays free (see _FREE_SHARE_IN_PODS); if less is free
 already, a tenth of the free space is used."""
 
 _DEFAULT_LIMIT = 100 * 10**9
@@ -143,7 +143,7 @@ class CopyCache:
                     part.unlink()
                     os.close(writer)
                     raise OSError(
-                        errno.ENOSPC, "the limit leaves no room: all copies are used, or a file is too large"
+                        errno.ENOSPC, "the limit is reached: all copies are in use, or a file is too large"
                     )
                 os.close(writer)
             if not needed:

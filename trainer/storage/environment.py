@@ -66,7 +66,7 @@ class Settings(NamedTuple):
     client: "Minio"  # for operations that obstore lacks: buckets and checks
 
 
-def settings(kind: str) -> Settings:
+def read_settings(kind: str) -> Settings:
     """Read the settings for s3:// or minio:// URIs."""
     from minio import Minio
     from minio.credentials import AWSConfigProvider, IamAwsProvider, StaticProvider

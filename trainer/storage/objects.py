@@ -100,7 +100,7 @@ class Location:
         if kind == "gs":
             self.server = environment.google_url()
         else:
-            settings = environment.settings(kind)
+            settings = environment.read_settings(kind)
             self.server = settings.url
         end = time.monotonic() + waits.first
         while problem := probe(self.server, uri, waits.first):
@@ -109,8 +109,8 @@ class Location:
             time.sleep(min(1.0, waits.wait))
         options = _s3_options(settings, bucket) if settings else {}
         try:
-            self.reader = _store(kind, bucket, self.server, options, waits.read_timeout, waits.total / 2)
-            self.writer = _store(kind, bucket, self.server, options, waits.total, 86_400.0)
+            self.reader = _new_store(kind, bucket, self.server, options, waits.read_timeout, waits.total / 2)
+            self.writer = _new_store(kind, bucket, self.server, options, waits.total, 86_400.0)
             if kind == "gs":  # obstore itself waits for minutes for a missing metadata server.
                 with DaemonThreadPool(1, "credentials") as thread, suppress(FileNotFoundError):
                     thread.submit(obstore.head, self.reader, "kubedet").result(timeout=_CREDENTIAL_SECONDS)
@@ -124,7 +124,7 @@ class Location:
                 raise probe(self.server, uri, 5.0) or problem from error
 
 
-def _store(
+def _new_store(
     kind: str, bucket: str, server: str, options: dict[str, Any], read_timeout: float, longest: float
 ) -> ObjectStore:
     """Create an obstore client; its requests take at most `longest` seconds."""
@@ -237,7 +237,7 @@ def translate_errors(location: Location, uri: str, verb: str) -> Iterator[None]:
             error
         ):
             raise
-        problem = translate_error(error, location.kind, uri, verb)
+        problem = to_storage_error(error, location.kind, uri, verb)
         if isinstance(problem, RangesNotSupported):
             location.supports_ranges = False
         elif not isinstance(problem, MissingError | TransientError):
@@ -260,7 +260,7 @@ def http_status(error: BaseException) -> int:
     return 301 if "redirect without LOCATION" in str(error) else 0
 
 
-def translate_error(error: BaseException, kind: str, uri: str, verb: str) -> StorageError:
+def to_storage_error(error: BaseException, kind: str, uri: str, verb: str) -> StorageError:
     """Convert an obstore error to a StorageError that names the URI and the remedy."""
     text, status = str(error), http_status(error)
     if isinstance(error, exceptions.PreconditionError) or status in (412, 416):
@@ -292,7 +292,7 @@ def translate_error(error: BaseException, kind: str, uri: str, verb: str) -> Sto
     elif kind == "gs":
         fix = f"check the permissions of this identity; {environment.GOOGLE_CREDENTIALS_FIX}"
     else:
-        no_store = "check that the endpoint is an S3 endpoint, and the store's log"
+        no_store = "check that the endpoint is an S3 endpoint, and read the store's log"
         fix = _FIXES.get(code, _REFUSED_FIX if status in (401, 403) else no_store)
     return StorageError(f"cannot {verb} {uri}: {reason}", fix=fix, transient=transient)
 
@@ -537,7 +537,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
     if last is not None or location.kind == "gs":
         return
     try:  # obstore reports an empty listing if the response is e.g. a web page.
-        client = environment.settings(location.kind).client
+        client = environment.read_settings(location.kind).client
         next(iter(client.list_objects(uri.split("/")[2], prefix=prefix)), None)
     except (MinioException, ParseError, ValueError) as error:
         fix = "check that the endpoint is an S3 endpoint, not a console or a proxy's page"

@@ -102,7 +102,7 @@ def host_or_bucket(uri: str) -> str:
         if not address.host or address.port == 0:
             raise ValueError("it has no valid host and port")
     except (ValueError, HTTPError) as error:
-        raise MissingError(f"{uri} is not a valid address: {error}", fix="correct it") from None
+        raise MissingError(f"{uri} is not a valid address: {error}", fix="correct the address") from None
     return f"{address.host}:{address.port or _PORTS[kind]}"
 
 

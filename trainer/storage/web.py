@@ -78,9 +78,7 @@ def check_allowed(uri: str) -> None:
             f"refused {uri}: it contains a name or password", fix="remove it from the address"
         )
     if scheme(uri) not in (*WEB, *OBJECT_STORES):
-        raise AddressNotAllowed(
-            f"refused {uri}: no address of a server", fix="write http://, https:// or a bucket"
-        )
+        raise AddressNotAllowed(f"refused {uri}: it is not on a server", fix="use http(s):// or a bucket")
     place = host_or_bucket(uri)
     host = place.rpartition(":")[0] if scheme(uri) in WEB else place
     if not (host in allowed_places or _covers(allowed_places, place)) and not any(
@@ -194,9 +192,10 @@ def _open_response(
         try:
             following = urljoin(hops[-1], target)
         except ValueError as error:
-            raise MissingError(f"{target} is not a valid address: {error}", fix="correct it") from None
+            problem = f"{uri} redirects to {target}, which is not a valid address: {error}"
+            raise MissingError(problem, fix="correct the server") from None
         if scheme(following) not in WEB:
-            fix = "let it redirect to http:// or https://"
+            fix = "make the server redirect to http:// or https://"
             raise AddressNotAllowed(f"refused {uri}: it redirects to {following}", fix=fix)
         if following in hops or len(hops) > _MAX_REDIRECTS:
             way = " -> ".join([*hops, following])
@@ -212,7 +211,7 @@ def _check_status(status: int, uri: str) -> None:
         raise changed_error(uri, status)
     if status >= 300:
         kind, busy = AccessDeniedError if status in (401, 403) else StorageError, status in BUSY
-        fix = "run again later" if busy else "check the address and who may read it"
+        fix = "run again later" if busy else "check the address and its permissions"
         raise kind(f"cannot read {uri}: the server answers {status}", fix=fix, transient=busy)
 
 

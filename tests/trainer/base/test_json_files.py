@@ -66,8 +66,8 @@ def test_json_of_others_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"version": 99}, "another kubedet: its version is 99"),
-        ({"version": 99, "name": None, "mroe": []}, "another kubedet: its version is 99"),
+        ({"version": 99}, "another version of kubedet: its version is 99"),
+        ({"version": 99, "name": None, "mroe": []}, "another version of kubedet: its version is 99"),
         ({"version": "3"}, "version is '3'"),
         ({"kind": "other"}, "kind is 'other'"),
         ({"name": None}, "name is None"),

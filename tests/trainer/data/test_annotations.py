@@ -184,10 +184,10 @@ def test_classes_are_named_by_text_ids_too(rows):
     # A name comes before another class's id.
     categories, _ = rows(source_listing, DataConfig(classes=["dog"]), "other")
     assert [item.original_id for item in categories] == ["/m/dog"]
-    with pytest.raises(DataError, match="unknown: sheep") as caught:
+    with pytest.raises(DataError, match="unknown classes: sheep") as caught:
         rows(source_listing, DataConfig(classes=["cat", "sheep"]), "unknown")
     assert "cat, dog, cow" in caught.value.fix
-    with pytest.raises(DataError, match="classes twice: cat"):
+    with pytest.raises(DataError, match="lists twice: cat"):
         rows(source_listing, DataConfig(classes=["cat", "/m/cat"]), "twice")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from trainer.base.errors import DataError
 from trainer.data.inspection import inspect
-from trainer.data.preview import contact_sheet
+from trainer.data.preview import draw_contact_sheet
 from trainer.data.shard_folder import read_index
 from trainer.data.verification import verify
 
@@ -24,7 +24,7 @@ def test_a_store_tells_the_same(shards, data_root, bucket):
         assert verified == replace(expected, uri=remote) and verified.problems == []
     uri, remote = places[0]
     assert inspect(remote) == replace(inspect(uri), uri=remote)
-    assert contact_sheet(remote, 3)[0].tobytes() == contact_sheet(uri, 3)[0].tobytes()
+    assert draw_contact_sheet(remote, 3)[0].tobytes() == draw_contact_sheet(uri, 3)[0].tobytes()
     with pytest.raises(DataError, match="contains raw images"):
         inspect(places[1][1])
 

@@ -39,5 +39,5 @@ def test_a_record_that_was_altered_is_left_out_and_written_anew(tmp_path, caplog
     record.write_text(json.dumps(plain))
     assert read() == [] and "night-1.json lacks shards" in caplog.text
     record.write_text(json.dumps(plain | {"shards": "shards/f00d", "version": 2}))
-    with pytest.raises(DataError, match="written by another kubedet"):
+    with pytest.raises(DataError, match="written by another version of kubedet"):
         read()

@@ -20,7 +20,7 @@ from minio.error import MinioException
 
 from benchmarks import local_store
 from trainer.storage.cache import FOLDER_VARIABLE
-from trainer.storage.environment import settings
+from trainer.storage.environment import read_settings
 
 __all__ = ["hurried", "proxy"]
 
@@ -94,7 +94,7 @@ def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     endpoint = request.getfixturevalue(f"{request.param}_server")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     bucket = f"kubedet-test-{secrets.token_hex(6)}"
-    store = settings("s3").client
+    store = read_settings("s3").client
     _patiently(lambda: store.make_bucket(bucket))
     yield f"s3://{bucket}"
 

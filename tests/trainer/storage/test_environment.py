@@ -8,7 +8,7 @@ from minio.credentials import IamAwsProvider
 from trainer import storage
 from trainer.base.errors import StorageError
 from trainer.storage import environment
-from trainer.storage.environment import settings
+from trainer.storage.environment import read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def bare(monkeypatch, tmp_path):
 def test_endpoint_and_region(kind, variables, url, region, monkeypatch):
     for pair in variables.split():
         monkeypatch.setenv(*pair.split("="))
-    current = settings(kind)
+    current = read_settings(kind)
     assert current[:3] == (url, region, None)
 
 
@@ -48,23 +48,23 @@ def test_keys(monkeypatch, tmp_path):
         "[default]\naws_access_key_id=f\naws_secret_access_key=g\n[other]\naws_access_key_id=h\n"
         "aws_secret_access_key=i\naws_session_token=j\n"
     )
-    assert settings("s3").keys.retrieve().access_key == "f"
+    assert read_settings("s3").keys.retrieve().access_key == "f"
     monkeypatch.setenv("AWS_PROFILE", "other")
-    assert settings("s3").keys.retrieve().session_token == "j"
+    assert read_settings("s3").keys.retrieve().session_token == "j"
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/token")
-    assert isinstance(settings("s3").keys, IamAwsProvider)
+    assert isinstance(read_settings("s3").keys, IamAwsProvider)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hide-b")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "hide-t")
-    keys = settings("s3").keys.retrieve()
+    keys = read_settings("s3").keys.retrieve()
     assert (keys.access_key, keys.secret_key, keys.session_token) == ("a", "hide-b", "hide-t")
     monkeypatch.setenv("MINIO_ACCESS_KEY", "c")
     monkeypatch.setenv("MINIO_SECRET_KEY", "hide-d")
-    keys = settings("minio").keys.retrieve()
+    keys = read_settings("minio").keys.retrieve()
     assert (keys.access_key, keys.secret_key, keys.session_token) == ("c", "hide-d", None)
-    assert "hide" not in repr(settings("minio")) + repr(settings("s3"))
+    assert "hide" not in repr(read_settings("minio")) + repr(read_settings("s3"))
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    assert settings("s3").keys is settings("minio").keys is None
+    assert read_settings("s3").keys is read_settings("minio").keys is None
 
 
 def test_minio_needs_an_endpoint():

@@ -17,7 +17,7 @@ from at_once import at_once
 from trainer import storage
 from trainer.base.errors import StorageError
 from trainer.storage import objects
-from trainer.storage.environment import settings
+from trainer.storage.environment import read_settings
 
 KB = 1024
 
@@ -32,7 +32,7 @@ def sent(proxy, method, part=""):
 
 
 def unfinished():
-    return settings("s3").client._list_multipart_uploads("bucket").uploads
+    return read_settings("s3").client._list_multipart_uploads("bucket").uploads
 
 
 def test_a_large_file_is_sent_in_parts(proxy, bucket, small_parts, tmp_path):
@@ -41,7 +41,7 @@ def test_a_large_file_is_sent_in_parts(proxy, bucket, small_parts, tmp_path):
     storage.upload(tmp_path / "x", "s3://bucket/x")
     assert (bucket / "x").read_bytes() == content
     assert len(sent(proxy, "PUT", "partNumber=")) == 16
-    object_stat = settings("s3").client.stat_object("bucket", "x")
+    object_stat = read_settings("s3").client.stat_object("bucket", "x")
     assert object_stat.metadata["x-amz-meta-sha256"] == hashlib.sha256(content).hexdigest()
     assert storage.read_bytes("s3://bucket/x") == content
 

@@ -73,7 +73,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_the_tracker(tracker, tmp_path,
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('{"kind": "trackers", "version": 9, "ids": {}}', "was written by another kubedet"),
+        ('{"kind": "trackers", "version": 9, "ids": {}}', "was written by another version of kubedet"),
         ("{", "is not JSON"),
     ],
 )

@@ -153,7 +153,7 @@ def test_zips_that_are_missing_or_none(mirror):
     listing = sources.parse(f"coco:2017,base={mirror}").listing
     assert listing().categories == [Category("cat", 3), Category("dog", 17)]
     (mirror / "zips" / "val2017.zip").write_bytes(b"PK not at all")
-    with pytest.raises(storage.StorageError, match="no zip that can be read"):
+    with pytest.raises(storage.StorageError, match="cannot be read as a zip"):
         list(listing().splits["val"].batches())
     (mirror / "zips" / "val2017.zip").unlink()
     with pytest.raises(DataError, match=r"no file .*val2017\.zip"):
