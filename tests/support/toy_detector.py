@@ -61,7 +61,7 @@ class Toy(Architecture):
     def load_upstream(self, state, source):
         return load_tensors(self, state, source, (), body="body.")
 
-    def upstream_weights(self, names):
+    def upstream_weights(self, class_names):
         return UpstreamWeights(self.state_dict(), self.num_classes)
 
 
@@ -82,7 +82,7 @@ class ToyGraph(Graph):
 
 
 class RawToyGraph(ToyGraph):
-    names = RAW_OUTPUTS
+    output_names = RAW_OUTPUTS
 
     def forward(self, images):
         logits, boxes = self.toy.cells(images)

@@ -58,7 +58,7 @@ def compare(
     return {"coco/AP": overall, "coco/AP50": at_half, **per_class}
 
 
-def _estimate_change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Change, float]:
+def _estimate_change(base: np.ndarray, new: np.ndarray, image_count: int) -> tuple[Change, float]:
     """Return the change with its interval, and the p-value of Student's t-test."""
     spread = (new - base)[1:]
     spread = spread[np.isfinite(spread)]
@@ -66,15 +66,15 @@ def _estimate_change(base: np.ndarray, new: np.ndarray, images: int) -> tuple[Ch
     if len(spread):
         low, high = np.clip(np.percentile(spread, [2.5, 97.5]) - (spread.mean() - delta), -1, 1)
     verdict = BETTER if low > 0 else WORSE if high < 0 else NOT_SURE
-    if images < MIN_IMAGES:
+    if image_count < MIN_IMAGES:
         verdict = TOO_FEW
     change = Change(float(base[0]), float(new[0]), float(low), float(high), verdict)
-    if not delta or not len(spread) or images < MIN_IMAGES:
+    if not delta or not len(spread) or image_count < MIN_IMAGES:
         return change, 1.0
     # With t = sqrt(df) tan(angle), the density is proportional to cos(angle) ** (df - 1).
-    start = np.arctan2(abs(delta), float(spread.std()) * np.sqrt(images))
+    start = np.arctan2(abs(delta), float(spread.std()) * np.sqrt(image_count))
     tail, whole = np.linspace(start, np.pi / 2, 1001), np.linspace(0, np.pi / 2, 1001)
-    density, total = (np.cos(angles) ** (images - 2) for angles in (tail, whole))
+    density, total = (np.cos(angles) ** (image_count - 2) for angles in (tail, whole))
     return change, float(np.trapezoid(density, tail) / np.trapezoid(total, dx=np.pi / 2000))
 
 

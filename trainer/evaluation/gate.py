@@ -36,7 +36,7 @@ _RULE = re.compile(
 _CLASS_METRIC = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
 _ALL_METRICS = (*METRICS, OPEN_IMAGES)
 _NOT_MEASURED = "the evaluation does not report it"
-_NO_TRUTH = ", there is no ground truth for it"
+_NO_TRUTH = " because there is no ground truth for it"
 _MAX_LISTED = 5
 
 
@@ -171,26 +171,26 @@ def _check_rule(rule: Rule, evidence: Evidence) -> tuple[bool, str, str]:
     if of_class:
         _check_class_name(text, of_class[2], evidence.per_class)
     elif rule.metric not in evidence.metrics:
-        return False, text, f", {_NOT_MEASURED}"
+        return False, text, f" because {_NOT_MEASURED}"
     change, holds = evidence.changes.get(rule.metric), _OPERATORS[rule.comparison]
     if not rule.baseline:
         value = evidence.per_class[of_class[2]][of_class[1]] if of_class else evidence.metrics[rule.metric]
         if not math.isfinite(value):
             text = f"{rule.metric} {value} {rule.comparison} {rule.bound:g}"
-            reason = ", it is not a number"
+            reason = " because it is not a number"
         elif value == -1:
             reason = _NO_TRUTH
         else:
             passed = holds(value, rule.bound)
             text = f"{rule.metric} {_format_comparison(rule, value)} {rule.comparison} {rule.bound:g}"
     elif evidence.obstacle:
-        reason = f", {evidence.obstacle}"
+        reason = f" because {evidence.obstacle}"
     elif not evidence.changes:
-        passed, reason = True, ", there is no baseline yet"
+        passed, reason = True, " because there is no baseline yet"
     elif change is None:
         reason = _NO_TRUTH
     elif change.verdict == TOO_FEW:
-        reason = f", fewer than {MIN_IMAGES} images have such boxes: {TOO_FEW}"
+        reason = f" because fewer than {MIN_IMAGES} images have such boxes: {TOO_FEW}"
     else:
         passed = holds(change.low, rule.bound)
         text = (

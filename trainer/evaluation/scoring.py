@@ -103,5 +103,5 @@ def compare(
     check_boxes(truth, base, "the baseline's detections")
     before = match_boxes(truth, base, coco.IOU_THRESHOLDS)
     changes = bootstrap.compare(before, scores.matches, truth.class_names, samples=samples)
-    obstacle = "" if changes else f"the model cannot be compared with the baseline {name}: no objects"
-    return BaselineComparison(name, changes, samples, obstacle, model)
+    obstacle = f"the model cannot be compared with the baseline {name}: no class has objects"
+    return BaselineComparison(name, changes, samples, "" if changes else obstacle, model)

@@ -162,7 +162,7 @@ def _wrap_runtime_errors(name: str, failing: str) -> AbstractContextManager[None
     return wrap_exceptions(ExportError, f"the exported model ({name}) {failing}", fix=_VERSIONS_FIX)
 
 
-def _check_agreement(name: str, change: float, matches: Agreement, images: int, config: Config) -> None:
+def _check_agreement(name: str, change: float, matches: Agreement, image_count: int, config: Config) -> None:
     int8 = name == "onnx-int8"
     key = "max_ap_change_int8" if int8 else "max_ap_change"
     limit = getattr(config.export, key)
@@ -176,7 +176,7 @@ def _check_agreement(name: str, change: float, matches: Agreement, images: int, 
         )
     if problems:
         raise ExportError(
-            f"the exported model ({name}) differs from the trained one on {images} images: "
+            f"the exported model ({name}) differs from the trained one on {image_count} images: "
             + "; ".join(problems),
             fix="remove onnx-int8 from export.formats, or calibrate on more images "
             "(export.calibration_images); nothing was published"

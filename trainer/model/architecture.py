@@ -38,7 +38,7 @@ class Graph(nn.Module):
     The input is uint8 [B, 3, S, S]; the outputs are the tensors of `Detections`, or `RAW_OUTPUTS`.
     """
 
-    names: tuple[str, ...] = OUTPUTS  # names of the outputs
+    output_names: tuple[str, ...] = OUTPUTS  # names of the outputs
     image_size: int  # S, in pixels
     rows: int  # K, the number of rows in the padded outputs
 
@@ -122,8 +122,8 @@ class Architecture(nn.Module, ABC):
         """Load weights of a detector or backbone in the library's layout in place; return a log message."""
 
     @abstractmethod
-    def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
-        """Return the weights in the library's layout; `names` are the class names in label order."""
+    def upstream_weights(self, class_names: Sequence[str]) -> UpstreamWeights:
+        """Return the weights in the library's layout; `class_names` are in label order."""
 
     @property
     @abstractmethod

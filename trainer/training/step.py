@@ -136,8 +136,8 @@ class TrainStep:
             "or check these images; the step was not applied",
         )
 
-    def _make_contexts(self, batches: Sequence[Batch], images: int, world: World) -> list[BatchContext]:
-        return batch_contexts(batches, self._config.seed, self._state.step, images, world)
+    def _make_contexts(self, batches: Sequence[Batch], image_count: int, world: World) -> list[BatchContext]:
+        return batch_contexts(batches, self._config.seed, self._state.step, image_count, world)
 
     def _contexts_for(self, batches: Sequence[Batch]) -> Sequence[BatchContext | None]:
         """Return the context of each batch (a collective), or None for each if the detector needs none."""

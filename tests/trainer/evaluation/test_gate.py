@@ -141,7 +141,7 @@ def test_floors_of_classes():
     assert verdict == gate.Verdict(False, "AP[*] >= 0.2: failed by 2 of 3 classes: dog 0.020, cat 0.100")
     assert "no ground truth" in gate.decide(evidence, ["AP[nothing] >= 0.0"]).reason
     verdict = gate.decide(gate.Evidence(METRICS, {"nothing": row(-1.0)}), ["AP[*] >= 0.02"])
-    assert verdict == gate.Verdict(False, "AP[*] >= 0.02: failed, there is no ground truth for it")
+    assert verdict == gate.Verdict(False, "AP[*] >= 0.02: failed because there is no ground truth for it")
     with pytest.raises(EvaluationError, match="unknown class") as error:
         gate.decide(evidence, ["AP[stopsign] >= 0.3"])
     assert "did you mean stop sign?" in error.value.fix

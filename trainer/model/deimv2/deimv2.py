@@ -108,9 +108,9 @@ class Deimv2(Detr):
     def _levels(self, pixels: Tensor) -> list[Tensor]:
         return list(self.model.conv_encoder(pixels))
 
-    def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
+    def upstream_weights(self, class_names: Sequence[str]) -> UpstreamWeights:
         """Return the weights under transformers' names, including modules that this network lacks."""
-        return UpstreamWeights(self.state_dict(), len(names))
+        return UpstreamWeights(self.state_dict(), len(class_names))
 
 
 class DecoderLayer(library.Deimv2DecoderLayer):

@@ -296,17 +296,17 @@ class Detr(Architecture):
         named = rename_tensors(state, self.tensor_rules)
         return load_tensors(self, named, source, self.class_head_prefixes, body=body, refuse_unknown=True)
 
-    def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
+    def upstream_weights(self, class_names: Sequence[str]) -> UpstreamWeights:
         """Return weights and configuration as transformers' `save_pretrained` writes them."""
         whole = self.upstream(self.library_config)
         whole.load_state_dict(self.state_dict(), strict=False)  # `whole` has second copies of the heads
-        whole.config.id2label = dict(enumerate(names))
-        whole.config.label2id = {name: label for label, name in enumerate(names)}
+        whole.config.id2label = dict(enumerate(class_names))
+        whole.config.label2id = {name: label for label, name in enumerate(class_names)}
         with temporary_folder() as temporary:
             whole.save_pretrained(temporary)
             state = safetensors.torch.load_file(temporary / "model.safetensors")
             files = {"config.json": (temporary / "config.json").read_bytes()}
-        return UpstreamWeights(state, len(names), files)
+        return UpstreamWeights(state, len(class_names), files)
 
     def fold_batchnorm(self) -> Self:
         fold(self.model, TRANSFORMERS_PAIRS)
@@ -340,7 +340,7 @@ class DetrGraph(Graph):
 class RawDetrGraph(DetrGraph):
     """Returns boxes [B, Q, 4] in pixels and scores [B, Q, C] of all queries for uint8 [B, 3, S, S]."""
 
-    names = RAW_OUTPUTS
+    output_names = RAW_OUTPUTS
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         logits, boxes = self.detector.final_outputs(images)

@@ -194,10 +194,10 @@ class RetinaNet(Architecture):
         named = weights.remove_unused_outputs(named, self.num_classes, self.anchors_per_location)
         return load_tensors(self, named, source, (weights.CLASS_LAYER,), body=weights.BACKBONE)
 
-    def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
+    def upstream_weights(self, class_names: Sequence[str]) -> UpstreamWeights:
         """Return the weights for torchvision's RetinaNet, whose label 0 is the background."""
         return UpstreamWeights(
-            *weights.add_unused_outputs(self.state_dict(), names, self.anchors_per_location)
+            *weights.add_unused_outputs(self.state_dict(), class_names, self.anchors_per_location)
         )
 
     @property
@@ -244,7 +244,7 @@ class RawGraph(RetinaNetGraph):
     The outputs fit TensorRT's EfficientNMS_TRT (box_coding 0, score_activation 0, background_class -1).
     """
 
-    names = RAW_OUTPUTS
+    output_names = RAW_OUTPUTS
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         return self.detector.raw_outputs(images, self.anchors)

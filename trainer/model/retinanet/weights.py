@@ -11,7 +11,7 @@ from torch import Tensor
 from trainer.base.errors import CheckpointError
 from trainer.model.weights import COCO_IDS, COCO_OUTPUTS, class_outputs, select_outputs
 
-BACKBONE = "backbone.body."  # prefix of the names of the backbone's tensors
+BACKBONE = "backbone.body."  # prefix of the names of the backbone tensors
 _HEAD = "head.classification_head."
 CLASS_LAYER = "head.classification_head.cls_logits."
 """Prefix of the weight and bias of the last classification convolution."""
@@ -48,10 +48,10 @@ def remove_unused_outputs(state: dict[str, Tensor], count: int, anchors: int) ->
 
 
 def add_unused_outputs(
-    state: dict[str, Tensor], names: Sequence[str], anchors: int
+    state: dict[str, Tensor], class_names: Sequence[str], anchors: int
 ) -> tuple[dict[str, Tensor], int]:
     """Add torchvision's additional outputs; return the weights and the total number of outputs."""
-    classes, total = _torchvision_outputs(names)
+    classes, total = _torchvision_outputs(class_names)
     wider = {
         CLASS_LAYER + part: _scatter_outputs(state[CLASS_LAYER + part], classes, total, anchors, unused)
         for part, unused in (("weight", 0.0), ("bias", _UNUSED_BIAS))
@@ -69,11 +69,11 @@ def _scatter_outputs(
     return wider.flatten(0, 2)
 
 
-def _torchvision_outputs(names: Sequence[str]) -> tuple[list[int], int]:
+def _torchvision_outputs(class_names: Sequence[str]) -> tuple[list[int], int]:
     """Return the output index of each class in torchvision's detectors, and the number of outputs.
 
     COCO's classes have the ids of torchvision's published weights; other classes start after the background.
     """
-    if set(names) == set(COCO_IDS):
-        return [COCO_IDS[name] for name in names], COCO_OUTPUTS
-    return list(range(1, len(names) + 1)), len(names) + 1
+    if set(class_names) == set(COCO_IDS):
+        return [COCO_IDS[name] for name in class_names], COCO_OUTPUTS
+    return list(range(1, len(class_names) + 1)), len(class_names) + 1
