@@ -26,7 +26,7 @@ class Outcome:
     """How a run ended."""
 
     event: str  # One of EVENTS.
-    run: str  # Name of the run's folder; in the clean-up step the run's id, the end of that name.
+    run: str  # Name of the run folder; in the clean-up step the run's id, which ends that name.
     reason: str = ""  # The gate's lines, the error of the last step, or the unchanged version.
     model: str = ""  # Name of the model, if there is one.
     model_version: str = ""  # The published version, or the version since which no data changed.

@@ -37,13 +37,13 @@ def clean_up(launcher: str, run_id: str, state: str, path: str) -> dict[str, str
     An outcome in a pod takes precedence over `state`: Kubeflow Pipelines 2.17 leaves the graph of a skipped
     step RUNNING (`UpdateDAGExecutionsState` in backend/src/v2/metadata/client.go).
     """
-    pods = _pods(run_id)
+    pods = _list_pods(run_id)
     event, reason = _find_outcome(pods)
     failed, ended = [], ""
     if not event and state in ("COMPLETE", "SUCCEEDED"):
         event = "succeeded"
     elif not event:
-        failed, ended = failures(pods), _termination_reason(state)
+        failed, ended = find_failures(pods), _termination_reason(state)
         if ended:  # Steps that a signal ended did not fail, but were stopped with the run.
             stopped = [failure.step for failure in failed if failure.code >= _SIGNAL_BASE]
             failed = [failure for failure in failed if failure.code < _SIGNAL_BASE]
@@ -99,7 +99,7 @@ def _termination_reason(state: str) -> str:
     return ""
 
 
-def _pods(run_id: str) -> list[Any]:
+def _list_pods(run_id: str) -> list[Any]:
     """Return the pods (V1Pod) of a run; none, with a warning, if they cannot be read."""
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return []
@@ -113,7 +113,7 @@ def _pods(run_id: str) -> list[Any]:
         return []
 
 
-def termination(pod: Any) -> Any:
+def read_termination(pod: Any) -> Any:
     """Return how the container of a step's code ended (V1ContainerStateTerminated); None if unknown."""
     states = {item.name: item.state for item in pod.status.container_statuses or []}
     return states["main"].terminated if states.get("main") else None
@@ -121,18 +121,18 @@ def termination(pod: Any) -> Any:
 
 def _find_outcome(pods: list[Any]) -> tuple[str, str]:
     """Return the outcome and the reason that a step recorded in its pod's status; both may be empty."""
-    for ended in filter(None, map(termination, pods)):
+    for ended in filter(None, map(read_termination, pods)):
         event, _, reason = (ended.message or "").partition("\n")
         if event in hooks.DECIDED_OUTCOMES and ended.exit_code == 0:
             return event, reason
     return "", ""
 
 
-def failures(pods: list[Any]) -> list[Failure]:
+def find_failures(pods: list[Any]) -> list[Failure]:
     """Return the failed steps among a run's pods, sorted by their ends."""
     failed = []
     for pod in pods:
-        ended = termination(pod)
+        ended = read_termination(pod)
         code = ended.exit_code if ended else 0
         if pod.status.phase != "Failed" and not code:
             continue

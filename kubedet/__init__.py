@@ -1,13 +1,13 @@
 """Train object detectors and use them: the commands of `kubedet` as Python functions.
 
 Each function has the parameters of its command; `overrides` is `--set`. Every error that a user can cause is
-a `KubedetError`, whose `fix` says what to do.
+a `KubedetError`, whose `fix` says how to correct it.
 
 Examples:
     >>> import kubedet
     >>> model = kubedet.load("runs/first/model")
     >>> detections = model.predict("photo.jpg")
-    >>> detections.names, detections.boxes.tolist()
+    >>> detections.class_names, detections.boxes.tolist()
     (['dog'], [[24.0, 12.0, 96.0, 60.0]])
 """
 

@@ -107,7 +107,7 @@ def run(
         >>> run = kubedet.run(source="sample:images=12,size=96", overrides=tiny, name="tiny", nproc=1)
         run tiny: recipe debug, source sample:images=12,size=96
         ...
-        >>> sorted(run.metrics)[:2], run.model.names
+        >>> sorted(run.metrics)[:2], run.model.class_names
         (['coco/AP', 'coco/AP50'], ['circle', 'square', 'triangle', 'star', 'ring'])
     """
     from pipelines import run as local
@@ -135,7 +135,7 @@ def run(
         passed=bool(record.gate.get("passed")),
         shards=storage.read_json(paths["metrics"])["shards"] if "metrics" in paths else "",
         name=options.name,
-        trained=paths.get("model") or paths.get("checkpoint", ""),
+        model_uri=paths.get("model") or paths.get("checkpoint", ""),
     )
 
 
@@ -174,12 +174,12 @@ def submit(
     if dry_run:
         return sent
     server = client.connect(access)
-    run_id, link = client.start(submission, server)
+    run_id, link = client.start_run(submission, server)
     status = client.status_command(submission, server, run_id)
     sent = replace(sent, access=server.access, run_id=run_id, link=link, status_command=status)
     if wait:
         print(f"run {run_id}\n{link}", flush=True)
-        client.follow(submission, server, run_id)
+        client.follow_run(submission, server, run_id)
     return sent
 
 
@@ -310,7 +310,7 @@ def load(model: ModelPath, *, data_root: Uri = DATA_ROOT, format: Name = "", til
         tile: side of the tiles that images are split into, in pixels; 0: the whole image; -1: as in training.
 
     Examples:
-        >>> kubedet.load("runs/first/model").names
+        >>> kubedet.load("runs/first/model").class_names
         ['cat', 'dog']
         >>> kubedet.load("pets", data_root="data_root").uri
         'data_root/models/pets/v1/model.onnx'
@@ -440,14 +440,14 @@ def evaluate(
     if tile != -1:
         values["evaluation.tile"] = tile
     summary = evaluate_model(os.fspath(model), shards, folder, values | {**(overrides or {})}, rules, nproc)
-    return _evaluation(folder, summary, rules)
+    return _make_evaluation(folder, summary, rules)
 
 
 def _evaluation_folder(output: str) -> str:
     return output or f"evaluations/{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _evaluation(folder: str, summary: Mapping[str, Any], rules: Sequence[str]) -> Evaluation:
+def _make_evaluation(folder: str, summary: Mapping[str, Any], rules: Sequence[str]) -> Evaluation:
     from trainer import storage
 
     verdict, compared = summary["verdict"], summary["comparison"] or {}
@@ -509,9 +509,9 @@ def recipes_space(name: Name) -> str:
     Args:
         name: name of the recipe
     """
-    from operations.tuning.space import parse, text
+    from operations.tuning.space import format_space, parse_space
 
-    return text(parse("", name, {}, f"the space of {name}")) + "\n"
+    return format_space(parse_space("", name, {}, f"the space of {name}")) + "\n"
 
 
 @public
@@ -878,7 +878,7 @@ def job_status(name: Name, *, target: JobTarget = JobTarget()) -> "StatusExplana
     """
     from pipelines import jobs
 
-    return jobs.explain(jobs.connect(target), name)
+    return jobs.explain_status(jobs.connect(target), name)
 
 
 @public
@@ -915,7 +915,7 @@ def job_stop(name: Name, *, target: JobTarget = JobTarget()) -> None:
     from pipelines import jobs
 
     backend = jobs.connect(target)
-    backend.stop(jobs.find(backend, name).name)
+    backend.stop(jobs.find_job(backend, name).name)
 
 
 @public

@@ -13,7 +13,7 @@ import typer
 
 from kubedet import api
 from kubedet.commands import Builders, Docstring, Option, make_command, read_options
-from kubedet.display import data, jobs, message, models, runs
+from kubedet.display import data, jobs, make_printer, models, runs
 from kubedet.interface import check_text, translate_errors
 from kubedet.job_menu import job_menu
 from pipelines import Access, JobTarget
@@ -52,7 +52,7 @@ GROUPS = {
     "data": "Inspect, verify, preview, merge and prune data.",
     "model": "List, promote and verify published models.",
     "job": "Submit, list, watch and stop training jobs.",
-    "cluster": "Write files for a cluster: manifests, the compiled pipeline.",
+    "cluster": "Write the manifests and the compiled pipeline for a cluster.",
 }
 """Help of the commands that have subcommands."""
 
@@ -63,9 +63,9 @@ COMMANDS: Mapping[str, Command] = {
     "schedule list": Command(api.schedule_list, runs.show_schedules),
     "schedule history": Command(api.schedule_history, runs.show_history),
     "schedule run": Command(
-        api.schedule_run, message("schedule {name}: started the run {result[0]}\n{result[1]}")
+        api.schedule_run, make_printer("schedule {name}: started the run {result[0]}\n{result[1]}")
     ),
-    "schedule delete": Command(api.schedule_delete, message("schedule {name}: deleted")),
+    "schedule delete": Command(api.schedule_delete, make_printer("schedule {name}: deleted")),
     "tune": Command(api.tune, show_nothing),
     "recipes list": Command(api.recipes_list, models.show_recipes),
     "recipes show": Command(api.recipes_show, models.show_config),
@@ -83,18 +83,18 @@ COMMANDS: Mapping[str, Command] = {
     "model list": Command(api.model_list, models.show_models),
     "model show": Command(api.model_show, models.show_model_card),
     "model verify": Command(api.model_verify, models.show_verification),
-    "model promote": Command(api.model_promote, message("current version of {name}: {result}")),
+    "model promote": Command(api.model_promote, make_printer("current version of {name}: {result}")),
     "job submit": Command(api.job_submit, jobs.show_submitted),
     "job render": Command(api.job_render, jobs.show_text),
     "job fields": Command(api.job_fields, models.show_explanations),
     "job list": Command(api.job_list, jobs.show_jobs),
     "job status": Command(api.job_status, jobs.show_status),
     "job logs": Command(api.job_logs, jobs.show_lines),
-    "job stop": Command(api.job_stop, message("deleted {name} and its pods")),
+    "job stop": Command(api.job_stop, make_printer("deleted {name} and its pods")),
     "job exec": Command(api.job_exec, return_code),
     "job menu": Command(job_menu, show_nothing),
-    "cluster manifests": Command(api.cluster_manifests, message("wrote {result}: see {result}/README.md")),
-    "cluster compile": Command(api.compile, message("wrote {result}")),
+    "cluster manifests": Command(api.cluster_manifests, make_printer("wrote {result}: see its README.md")),
+    "cluster compile": Command(api.compile, make_printer("wrote {result}")),
     "doctor": Command(api.doctor, jobs.show_checks),
 }
 
@@ -150,7 +150,7 @@ def make_app(words: Sequence[str] | None = None) -> typer.Typer:
         parts = name.split()
         is_needed = words is None or words[: len(parts)] == parts or _COMPLETION in os.environ
         command = _wrap_command(entry) if is_needed else show_nothing
-        text = Docstring.read(entry.function).text
+        text = Docstring.parse(entry.function).text
         (groups[group] if group else app).command(verb, help=text, epilog=EXIT_CODES)(command)
     return app
 

@@ -27,7 +27,7 @@ FLAGS = {
     "output": ("--output", "-o"),
     "overrides": ("--set",),
 }
-"""Option names by parameter, if they differ from the parameter's name or there are several."""
+"""Option names by parameter, if there are several or they differ from the parameter's name."""
 
 COMMON_HELP = {"json": "print the result as JSON"}
 """Help of options that docstrings do not describe."""
@@ -45,7 +45,7 @@ class Docstring:
     parameters: Mapping[str, str]  # Descriptions of the parameters, each as one line.
 
     @classmethod
-    def read(cls, function: Function) -> "Docstring":
+    def parse(cls, function: Function) -> "Docstring":
         """Read the docstring of a function or a class."""
         text, *sections = _SECTION.split(inspect.getdoc(function) or "")
         args = dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", "")
@@ -117,7 +117,7 @@ def read_options(
     function: Function, builders: Builders, *, only_keywords: bool = False
 ) -> dict[str, list[Option]]:
     """Return the options for each parameter of a function: one, or those of the builder of the parameter."""
-    described = COMMON_HELP | {**Docstring.read(function).parameters}
+    described = COMMON_HELP | {**Docstring.parse(function).parameters}
     options = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if only_keywords and parameter.kind is not parameter.KEYWORD_ONLY:

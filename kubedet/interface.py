@@ -65,12 +65,12 @@ def translate_errors() -> Iterator[None]:
     except ModuleNotFoundError as error:
         package, system = (error.name or "").partition(".")[0], platform.system()
         if package in sys.stdlib_module_names:
-            reason, fix = f"{system} does not have", "run it on Linux, in a container or in WSL"
+            reason, fix = f"{system} does not have", "use Linux, a container or WSL"
         elif package and not find_spec(package):
             reason, fix = "is not installed", install_extra("train")
         else:
             raise
-        raise ConfigError(f"this needs {package}, which {reason}", fix=fix) from None
+        raise ConfigError(f"this command needs {package}, which {reason}", fix=fix) from None
 
 
 def _validate(name: str, value: Any, annotation: Any) -> Any:

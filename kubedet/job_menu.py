@@ -28,7 +28,7 @@ def job_menu(*, target: JobTarget = JobTarget()) -> None:
         )
     backend = jobs.connect(target)
     if isinstance(backend, RunaiBackend):
-        raise ConfigError("the menu shows the jobs of a cluster", fix="omit --backend runai")
+        raise ConfigError("the menu cannot show jobs of Run:ai", fix="omit --backend runai")
     where = ["--namespace", backend.cluster.namespace, "--backend", target.backend]
     while True:
         found = [backend.with_progress(job) for job in backend.list_jobs()]

@@ -33,7 +33,7 @@ class Detections:
     boxes: npt.NDArray[np.float32]  # [N, 4]: x1, y1, x2, y2 in pixels of the image, upright
     scores: npt.NDArray[np.float32]  # [N], from 0 to 1
     labels: npt.NDArray[np.int64]  # [N]: number of the class, from 0
-    names: list[str]  # N names of classes
+    class_names: list[str]  # [N]: name of the class
     size: tuple[int, int]  # width and height of the image, pixels
     image_id: int  # position of the image in the call of `predict`
     _detections: list[Detection]
@@ -41,14 +41,14 @@ class Detections:
     _source: object
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.class_names)
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).items())
+        counts = ", ".join(f"{count} {name}" for name, count in Counter(self.class_names).items())
         return f"<kubedet.Detections: {counts or 'nothing'} in {self.size[0]}x{self.size[1]} pixels>"
 
     def plot(self) -> Image.Image:
-        """Return the image with boxes, names and scores; if it is a file, it is read again.
+        """Return the image with boxes, names and scores; an image file is read again.
 
         Examples:
             >>> kubedet.load("runs/first/model").predict("photo.jpg").plot().size
@@ -79,19 +79,19 @@ class Detections:
 
 
 class Model:
-    """A model that detects objects; `kubedet.load` returns it."""
+    """A model that detects objects, as `kubedet.load` returns it."""
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor, self.uri = predictor, predictor.model.uri
         classes = predictor.model.categories
-        self.names: list[str] = [each["name"] for each in classes]  # By label.
+        self.class_names: list[str] = [each["name"] for each in classes]  # By label.
         # Data formats without category ids leave it empty or out.
         originals = [each.get("original_id", "") for each in classes]
         self._category_ids = [label if each == "" else each for label, each in enumerate(originals)]
 
     def __repr__(self) -> str:
-        model = self._predictor.model
-        return f"<kubedet.Model {model.title}: {len(self.names)} classes, {model.kind} in {model.runtime}>"
+        model, count = self._predictor.model, len(self.class_names)
+        return f"<kubedet.Model {model.title}: {count} classes, {model.kind} in {model.runtime}>"
 
     @overload
     def predict(self, images: ImageLike, *, score: float = ...) -> Detections: ...  # type: ignore[overload-overlap]

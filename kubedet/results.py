@@ -33,17 +33,17 @@ class Run(Evaluation):
     """A finished run of the whole pipeline on this machine."""
 
     name: str
-    trained: str  # Folder of the exported model; the checkpoint if the gate failed; "" if not trained.
+    model_uri: str  # Folder of the exported model; the checkpoint if the gate failed; "" if not trained.
 
     @cached_property
     def model(self) -> "Model":
         """The trained model, loaded."""
         from kubedet import load
 
-        if not self.trained:
+        if not self.model_uri:
             fix = "load the current model by its name, or leave out min_new_images"
             raise EvaluationError(f"the run {self.name} did not train a model: there is no new data", fix=fix)
-        return load(self.trained)
+        return load(self.model_uri)
 
 
 @dataclass(frozen=True)

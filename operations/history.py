@@ -27,7 +27,7 @@ class Run:
     ap: float | None = None  # coco/AP of its evaluation, 0 to 1.
 
     def cells(self) -> tuple[str, ...]:
-        """Return the run as a row of `table`."""
+        """Return the run as a row of `format_rows`."""
         hours = _NO_VALUE if self.hours is None else f"{self.hours:.2f}"
         ap = _NO_VALUE if self.ap is None else f"{self.ap:.4f}"
         began = f"{self.began:%Y-%m-%d %H:%M}"
@@ -35,7 +35,7 @@ class Run:
 
 
 def add_verdicts(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
-    """Add verdicts from the data root to runs; also return the error if it cannot be read."""
+    """Add verdicts from the data root to runs; also return the error if the data root cannot be read."""
     try:
         if storage.is_local(data_root) and not Path(storage.absolute(data_root)).is_dir():
             raise KubedetError(f"{data_root} does not exist on this machine")
@@ -54,6 +54,6 @@ def add_verdicts(runs: Sequence[Run], data_root: str) -> tuple[list[Run], str]:
     return completed, ""
 
 
-def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+def format_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """Return a header, and a row for each run."""
     return [_HEADER, *(run.cells() for run in runs)]

@@ -16,15 +16,15 @@ from trainer.storage import environment
 
 logger = logging.getLogger(__name__)
 
-NOTIFY = "kubedet-notify"  # Default name of the Secret. Without the Secret nothing is sent.
+WEBHOOK_NAME = "kubedet-notify"  # Default name of the Secret. Without the Secret, nothing is sent.
 
-URL, KIND, ON = "KUBEDET_NOTIFY_URL", "KUBEDET_NOTIFY_KIND", "KUBEDET_NOTIFY_ON"
+URL_VARIABLE, KIND_VARIABLE, ON_VARIABLE = "KUBEDET_NOTIFY_URL", "KUBEDET_NOTIFY_KIND", "KUBEDET_NOTIFY_ON"
 
-SECRET_KEYS = {"url": URL, "kind": KIND, "on": ON}
+SECRET_KEYS = {"url": URL_VARIABLE, "kind": KIND_VARIABLE, "on": ON_VARIABLE}
 """Environment variables by the keys of the Secret; `url` is required."""
 
 SLACK, JSON = KINDS = ("slack", "json")
-"""Content of a post: {"text": ...} as for Slack, or all fields of a notice."""
+"""Formats of a notification: {"text": ...} as Slack reads it, or all fields as JSON."""
 
 _HEADLINES = {
     FAILED: "failed",
@@ -48,7 +48,7 @@ def _read_variable(name: str) -> str:
 def _post(url: str, body: bytes, variable: str) -> str:
     """Post JSON; return an error (with `variable` in place of the URL), or an empty string."""
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        return f"{variable} is no address that begins with https://"
+        return f"{variable} is not an address that begins with https://"
     client = environment.web_client(url)
     problem = ""
     for wait in (0.0, *_RETRY_WAITS):
@@ -65,13 +65,13 @@ def _post(url: str, body: bytes, variable: str) -> str:
                 retries=False,
             )
         except urllib3.exceptions.ReadTimeoutError:
-            return "it did not answer"  # Another try might post it twice.
+            return "the webhook did not answer"  # Another try might post it twice.
         except urllib3.exceptions.HTTPError as error:
             problem = type(error).__name__
             continue
         if response.status < 300:
             return ""
-        problem = f"it answered with HTTP code {response.status}"
+        problem = f"the webhook answered with HTTP code {response.status}"
         if response.status not in _RETRY_STATUSES:
             break
     return problem
@@ -81,10 +81,11 @@ def notify(outcome: Outcome, folder: str = "") -> bool:
     """Post a notification if the webhook wants it, once per `folder` (URI); return whether it was sent."""
     headline = _HEADLINES[outcome.event]
     try:
-        chosen = {word.strip().replace("-", " ") for word in _read_variable(ON).lower().split(",")} - {""}
+        words = _read_variable(ON_VARIABLE).lower().replace("-", " ").split(",")
+        chosen = {word.strip() for word in words} - {""}
         if unknown := sorted(chosen - set(EVENTS)):
-            logger.warning("%s: there is no event %s, only %s", ON, ", ".join(unknown), ", ".join(EVENTS))
-        if not _read_variable(URL) or (chosen and outcome.event not in chosen):
+            logger.warning("%s: no event %s; use %s", ON_VARIABLE, ", ".join(unknown), ", ".join(EVENTS))
+        if not _read_variable(URL_VARIABLE) or (chosen and outcome.event not in chosen):
             return False
         marker = storage.join(folder, "notices", f"{outcome.event.replace(' ', '-')}.json")
         try:
@@ -93,18 +94,18 @@ def notify(outcome: Outcome, folder: str = "") -> bool:
                 return False
         except KubedetError as error:
             logger.warning("%s: a notice may be sent twice", error.message)
-        name, body = f"{URL} (`url` of the Secret)", json.dumps(_body(outcome)).encode()
-        problem = _post(_read_variable(URL), body, name)
+        name, body = f"{URL_VARIABLE} (`url` of the Secret)", json.dumps(_make_body(outcome)).encode()
+        problem = _post(_read_variable(URL_VARIABLE), body, name)
     except Exception as error:  # Its text may contain the URL.
         problem = type(error).__name__
     if problem:
-        logger.warning("no notification was sent that the run %s: %s", headline, problem)
+        logger.warning("cannot send the notification that the run %s: %s", headline, problem)
     else:
         logger.info("sent a notification that the run %s", headline)
     return not problem
 
 
-def _body(outcome: Outcome) -> dict[str, object]:
+def _make_body(outcome: Outcome) -> dict[str, object]:
     """Return the body of a notification; its kind is set in the environment or derived from the URL."""
     lines = [f"kubedet: run {outcome.run} {_HEADLINES[outcome.event]}"]
     if outcome.model:
@@ -113,10 +114,10 @@ def _body(outcome: Outcome) -> dict[str, object]:
     if shown := [f"{name} {metrics[name]:.4f}" for name in _SHOWN_METRICS if name in metrics]:
         lines.append(", ".join(shown))
     text = "\n".join([*lines, *filter(None, [outcome.reason[:_MAX_REASON_LENGTH]])])
-    kind = _read_variable(KIND).lower()
+    kind = _read_variable(KIND_VARIABLE).lower()
     if kind and kind not in KINDS:
-        logger.warning("%s is none of %s: using %s", KIND, ", ".join(KINDS), JSON)
-    of_slack = (urlsplit(_read_variable(URL)).hostname or "").endswith("slack.com")
+        logger.warning("%s is not one of %s: using %s", KIND_VARIABLE, ", ".join(KINDS), JSON)
+    of_slack = (urlsplit(_read_variable(URL_VARIABLE)).hostname or "").endswith("slack.com")
     if kind == SLACK or (of_slack and not kind):
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
     # Repeated notifications have the same id.

@@ -2,7 +2,7 @@
 
 An artifact is a run, a version of a model, shards, raw tables, the images of a source, or the
 trial runs of a search; its name is its path below the data root, such as `runs/20261121-4f0c`. The old images
-of a kept source that no kept raw table has are an artifact, too. Steps update
+of a kept source that are in no kept raw table are an artifact, too. Steps update
 the time of data that they reuse (`storage.touch`), so the data of a starting run is recent.
 
 Files that mark a folder as complete are deleted first: an interrupted prune leaves no partial data that looks
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 DAYS = 7.0
 """Default age up to which everything is kept."""
 MAX_RUN_DAYS = 30.0
-"""Days for which a run without a verdict counts as unfinished: so long it may be resumed."""
+"""Days for which a run without a verdict counts as unfinished, because it may be resumed."""
 _DAY_SECONDS = 24 * 3600.0
-_DEPTH = {"models": 2, "runs": 1, "tuning": 2, "shards": 1, "raw": 1, "images": 1}
-"""Folders of the data root, with the depth of their artifacts. Each refers only to later ones."""
+_DEPTHS = {"models": 2, "runs": 1, "tuning": 2, "shards": 1, "raw": 1, "images": 1}
+"""Folders of the data root, with the depth of their artifacts, which refer only to those in later folders."""
 _MARKERS = {"models": (bundle.CHECKSUMS,), "raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
 """Files that mark a folder as complete."""
-_DATA = ("raw", "shards", "images")
+_DATA_FOLDERS = ("raw", "shards", "images")
 _THREADS = 32
 
 
@@ -68,10 +68,10 @@ class Artifact:
             self.files.add(name)
 
 
-def inventory(data_root: str) -> dict[str, Artifact]:
+def list_artifacts(data_root: str) -> dict[str, Artifact]:
     """Return the artifacts of a data root by name."""
     artifacts: dict[str, Artifact] = {}
-    for kind, depth in _DEPTH.items():
+    for kind, depth in _DEPTHS.items():
         for path, state in storage.scan(storage.join(data_root, kind)):
             parts = path.split("/")
             if len(parts) > depth:  # Otherwise the file belongs to no artifact.
@@ -81,29 +81,29 @@ def inventory(data_root: str) -> dict[str, Artifact]:
     return artifacts
 
 
-def check(keep: int) -> None:
+def check_keep(keep: int) -> None:
     """Raise ConfigError if the number of runs to keep is invalid."""
     if keep < 1:
         raise ConfigError(
-            f"the newest {keep} runs cannot be kept", fix="use 1 or more: --keep N, or --prune N for a run"
+            f"the number of runs to keep is {keep}", fix="use 1 or more: --keep N, or --prune N for a run"
         )
 
 
 class Pruning:
     """Decides which artifacts are kept, and why: runs first, then versions of models, then data.
 
-    An artifact is kept if its use cannot be determined.
+    An artifact whose use cannot be determined is kept.
     """
 
     def __init__(self, data_root: str, keep: int, days: float = DAYS, *, now: float | None = None) -> None:
         """Decide without deleting; `keep` is the number of runs and of earlier versions of each model."""
-        check(keep)
-        self._root, self._keep_last, self._now = data_root, keep, time.time() if now is None else now
+        check_keep(keep)
+        self._root, self._keep_count, self._now = data_root, keep, time.time() if now is None else now
         self._young_seconds = days * _DAY_SECONDS
         # Read records first: anything written later is recent.
         records = sorted(RunRecord.read_all(data_root, strict=True), key=attrgetter("started"))
         self._records = {record.run: record for record in records}
-        self.artifacts = inventory(data_root)
+        self.artifacts = list_artifacts(data_root)
         for artifact in self.artifacts.values():
             if artifact.modified is None:
                 artifact.reasons.append("its age is unknown")
@@ -125,7 +125,7 @@ class Pruning:
     def summary(self) -> str:
         """The deleted artifacts by kind and their size, in one line."""
         kinds = [artifact.kind for artifact in self.deleted]
-        numbers = [f"{kinds.count(kind)} of {kind}" for kind in _DEPTH if kind in kinds]
+        numbers = [f"{kinds.count(kind)} of {kind}" for kind in _DEPTHS if kind in kinds]
         size = sum(artifact.size for artifact in self.deleted)
         return f"{', '.join(numbers) or 'nothing'}: {size / 1e6:,.1f} MB"
 
@@ -146,15 +146,15 @@ class Pruning:
         """Keep the newest and the unfinished runs, and their data."""
         verdicts = {record.run: record for record in VerdictRecord.read_all(self._root)}
         published = {record.run for record in PublishedRecord.read_all(self._root)}
-        runs = {*[name for name in self._records if f"runs/{name}" in self.artifacts][-self._keep_last :]}
+        runs = {*[name for name in self._records if f"runs/{name}" in self.artifacts][-self._keep_count :]}
         for name in runs:
-            self._keep(f"runs/{name}", f"one of the newest {self._keep_last} runs")
+            self._keep(f"runs/{name}", f"one of the newest {self._keep_count} runs")
         for name, record in self._records.items():
             ended = name in verdicts and (name in published or not verdicts[name].passed)
             if not ended and self._is_recent(datetime.fromisoformat(record.started).timestamp()):
                 runs.add(name)
                 self._keep(f"runs/{name}", "unfinished")
-                for artifact in self.artifacts.values():  # The URI of the data root may have changed since.
+                for artifact in self.artifacts.values():  # The URI of the data root may have changed.
                     if f"/{artifact.name}/" in f"/{record.weights}":
                         artifact.reasons.append(f"run {name} began with its weights")
         for name in runs | {name for name, artifact in self.select("runs") if artifact.reasons}:
@@ -164,7 +164,7 @@ class Pruning:
                 continue
             self._knows_images = False
             for artifact in self.artifacts.values():
-                if artifact.kind in _DATA:
+                if artifact.kind in _DATA_FOLDERS:
                     artifact.reasons.append(f"run {name} has no record of its data")
 
     def _is_recent(self, seconds: float) -> bool:
@@ -180,13 +180,13 @@ class Pruning:
             if current := published_models.read_current(self._root, name):
                 self._keep(f"models/{name}/{current.version}", "the current version")
                 earlier = [version for version in versions if version != current.version]
-                for version in earlier[-self._keep_last :]:
-                    self._keep(f"models/{name}/{version}", f"one of the newest {self._keep_last}")
+                for version in earlier[-self._keep_count :]:
+                    self._keep(f"models/{name}/{version}", f"one of the newest {self._keep_count}")
         for path, artifact in self.select("models"):
             exported, shown = bundles.get(path), path.replace("/", "@")
             if exported is None:
                 if bundle.CHECKSUMS in artifact.files:  # Otherwise a copy or a prune was interrupted.
-                    artifact.reasons.append("it is damaged: `kubedet model list` says how")
+                    artifact.reasons.append("damaged: `kubedet model list` shows the reason")
                 continue
             if bundle.SIGNATURE in artifact.files:
                 artifact.reasons.append("signed")
@@ -219,9 +219,9 @@ class Pruning:
             if shards.reasons and shard_folder.INDEX in shards.files:
                 try:
                     index = shard_folder.read_index(shards.uri)
-                    self._keep(f"raw/{index.raw_fingerprint}", f"shards/{name} was made of it")
+                    self._keep(f"raw/{index.raw_fingerprint}", f"shards/{name} was made from it")
                 except MissingError:
-                    continue  # Another process has deleted it since.
+                    continue  # Another process has deleted it.
                 except (StorageError, DataError):
                     self._keep_all("raw", f"the raw tables of shards/{name} are unknown")
 
@@ -250,7 +250,7 @@ class Pruning:
                 self._add_unused_images(self.artifacts[name], needed[name])
 
     def _add_unused_images(self, images: Artifact, needed: set[int]) -> None:
-        """Add an artifact of a kept source's old images that no kept raw table has."""
+        """Add an artifact with the old images of a kept source that are in no kept raw table."""
         unused = Artifact(f"{images.name} (old images that nothing needs)", images.uri)
         for name, state in storage.scan(images.uri):
             digest = image_keys.path_digest(name)
@@ -267,9 +267,9 @@ class Pruning:
 
 
 def prune(data_root: str, keep: int, days: float = DAYS, *, now: float | None = None) -> Pruning:
-    """Delete what is not kept; see `Pruning`. If some of it is used again meanwhile, the rest is kept too."""
+    """Delete the artifacts that `Pruning` does not keep; stop if one of them was used again meanwhile."""
     pruning = Pruning(data_root, keep, days, now=now)
-    order = list(_DEPTH)
+    order = list(_DEPTHS)
     deleted = sorted(pruning.deleted, key=lambda artifact: order.index(artifact.kind))
     raw_tables = max((raw.modified or 0.0 for _, raw in pruning.select("raw")), default=0.0)
     with ThreadPoolExecutor(_THREADS) as threads:

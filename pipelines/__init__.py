@@ -13,7 +13,7 @@ STEP_TITLES = {
     "evaluate": "Evaluate and decide",
     "export": "Export",
 }
-"""The steps in order, as people see them."""
+"""The titles of the steps, in their order."""
 
 SEARCH_TITLES = {"trial": "Train a trial", "best": "Choose the best"}
 """The steps that follow the data in a search for hyper-parameters."""
@@ -21,9 +21,9 @@ SEARCH_TITLES = {"trial": "Train a trial", "best": "Choose the best"}
 CLEANUP_TITLE = {"cleanup": "Clean up"}  # The step that ends every run in a cluster.
 
 HOST_VARIABLES = ("KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT")
-"""Variables with the API's URL: of kfp's command line, and of its client."""
+"""Environment variables with the API's URL, as in kfp's command line and in its client."""
 
-UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"  # Variable with the URL of the UI if different, as in kfp's client.
+UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"  # Variable with the UI's URL if it differs, as in kfp's client.
 
 NAMESPACE_VARIABLE = "KFP_NAMESPACE"  # Variable with the namespace, as in kfp's command line.
 

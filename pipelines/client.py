@@ -10,26 +10,26 @@ from pipelines.submission import Submission
 
 
 def connect(access: Access) -> Server:
-    """Return the server, and warn if its version was not tested."""
+    """Connect to the server, and print a warning if its version was not tested."""
     server = Server(Access.resolve(access.host, access.namespace, access.ca))
     if warning := check_version(server.version):
         print(f"warning: Kubeflow Pipelines: {warning}", file=sys.stderr)
     return server
 
 
-def start(submission: Submission, server: Server) -> tuple[str, str]:
+def start_run(submission: Submission, server: Server) -> tuple[str, str]:
     """Check the cluster and start a run; return its id and its address in the UI."""
-    preflight.check(submission, server.namespace)
-    experiment = server.experiment(submission.experiment)
+    preflight.check_submission(submission, server.namespace)
+    experiment = server.find_or_create_experiment(submission.experiment)
     run_id = server.create_run(submission.name, experiment, submission.package(), {**submission.parameters})
     return run_id, server.link("runs", run_id)
 
 
-def follow(submission: Submission, server: Server, run_id: str) -> None:
-    """Print the states of a started run until it has ended; see `wait.follow`."""
+def follow_run(submission: Submission, server: Server, run_id: str) -> None:
+    """Print the states of a started run until it has ended (see `wait.follow_run`)."""
     compiled, job = submission.options, submission.parameters.get("job", {})
     try:
-        wait.follow(
+        wait.follow_run(
             server,
             run_id,
             deadline=compiled.deadline,

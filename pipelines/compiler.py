@@ -23,11 +23,12 @@ _INPUT_PARAMETER = "componentInputParameter"
 
 def compile_pipeline(path: Path, options: CompileOptions | None = None) -> None:
     """Compile the pipeline to a YAML file, which is replaced atomically."""
-    storage.write_bytes(str(path.absolute()), to_yaml(options or CompileOptions()).encode(), sync=False)
+    text = compile_to_yaml(options or CompileOptions())
+    storage.write_bytes(str(path.absolute()), text.encode(), sync=False)
 
 
 @cache
-def to_yaml(options: CompileOptions) -> str:
+def compile_to_yaml(options: CompileOptions) -> str:
     """Return the pipeline as YAML; compiling takes a second."""
     with temporary_folder() as folder:
         path = folder / "pipeline.yaml"  # kfp selects the format by the suffix.
@@ -44,7 +45,7 @@ def inline_conditions(spec: Spec) -> None:
     """Replace every conditional graph of one task with that task, under the same condition.
 
     kfp compiles `dsl.If` to a group, which has its own pod (kubeflow/pipelines#10013: about 10 s). Its
-    specification has conditions of tasks, too (PipelineTaskSpec.trigger_policy), which the driver checks.
+    specification also allows a condition for a single task (PipelineTaskSpec.trigger_policy).
     """
     components = spec.get("components", {})
     for graph in [spec["root"], *list(components.values())]:
@@ -65,7 +66,7 @@ def inline_conditions(spec: Spec) -> None:
             component = components[task["componentRef"]["name"]]
             definitions = component["inputDefinitions"].setdefault("parameters", {})
             for item in _PARAMETER_REFERENCE.findall(outer["triggerPolicy"]["condition"]):
-                # Only the driver reads it, to evaluate the condition.
+                # Only KFP's driver reads this input, to evaluate the condition.
                 read[item] = outer_inputs["parameters"][item]
                 definitions[item] = group["inputDefinitions"]["parameters"][item] | {"isOptional": True}
             before = {*outer.get("dependentTasks", []), *task.get("dependentTasks", [])}

@@ -36,9 +36,9 @@ class Step:
     started: float = 0.0  # time.monotonic() at its start.
     seconds: float = 0.0  # Its duration, after its end.
     bar: Progress | None = None  # Its latest progress.
-    main_bar: Progress | None = None  # Progress of its first task: training also predicts images at its end.
+    main_bar: Progress | None = None  # Progress of its first task; a training later predicts images.
     reused: bool = False  # Its work was finished by an earlier run.
-    note: str = ""  # Why it was skipped.
+    note: str = ""  # Why the step was skipped.
     message: str = ""  # Its error message; empty after a crash.
     exit_code: int = 0
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))  # Its last lines of output.
@@ -56,7 +56,7 @@ class RunProgress:
         """Follow a run whose steps append their events to the file `events`."""
         self.steps = {name: Step(name, title) for name, title in STEP_TITLES.items()}
         self.running: Step | None = None
-        self.since = ""  # The unchanged model version, if the run therefore skips training.
+        self.since = ""  # The model version since which no data changed, if training is skipped.
         self.events = events
         self._position = 0
 
@@ -76,7 +76,7 @@ class RunProgress:
             self.running.lines.append(line)
 
     def end(self, name: str, exit_code: int, *, stopped: bool) -> None:
-        """Record that a step has ended; `stopped`: the run was asked to stop."""
+        """Record that a step has ended; `stopped` means that the run was asked to stop."""
         self.read_events()
         step = self.steps[name]
         step.seconds, step.exit_code = step.elapsed, exit_code
@@ -121,7 +121,7 @@ class RunProgress:
 _QUIET_SECONDS = 10.0
 _WIDE_COLUMNS = 100
 _BAR, _SHORT_BAR = 24, 8
-"""Columns of a bar on a wide terminal and on a narrow one."""
+"""Width of a bar, in columns, on wide and on narrow terminals."""
 _MARKS = {
     "waiting": ("·", "dim"), "running": ("▸", "bold"), "done": ("✓", "green"), "failed": ("✗", "bold red"),
     "stopped": ("‖", "yellow"), "skipped": ("-", "dim"),
@@ -137,7 +137,7 @@ def choose_display(run: RunProgress) -> "Display":
 
 
 class PlainDisplay(AbstractContextManager["PlainDisplay"]):
-    """Lines: each step's start, output and end, and its progress when it prints nothing."""
+    """Prints a line for each start and end of a step, its output, and its progress if it prints nothing."""
 
     def __init__(self, run: RunProgress) -> None:
         self._run = run
@@ -145,7 +145,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
         self._last_print = time.monotonic()
         self._bar: Progress | None = None
 
-    def line(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         self.refresh_display()
         self._print(f"  {text}")
 
@@ -174,7 +174,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
 
 
 class TerminalDisplay:
-    """One line for each step at the bottom of the terminal, the steps' output above."""
+    """Shows one line for each step at the bottom of the terminal, and the output of the steps above."""
 
     def __init__(self, run: RunProgress, console: Console | None = None) -> None:
         self._run = run
@@ -191,7 +191,7 @@ class TerminalDisplay:
         )
         self._rows: dict[str, TaskID] = {}
 
-    def line(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         # Wrap between words, so that paths are not split if they fit on a line.
         console = self._progress.console
         for part in Text(text, style="dim").wrap(console, console.width - 2):
@@ -201,7 +201,7 @@ class TerminalDisplay:
     def refresh_display(self) -> None:
         for step in self._run.steps.values():
             mark, style = _MARKS[step.state]
-            fields: dict[str, Any] = {"mark": mark, "style": style, "detail": _outcome(step)}
+            fields: dict[str, Any] = {"mark": mark, "style": style, "detail": _describe_outcome(step)}
             fields["clock"] = "" if step.state in ("waiting", "skipped") else format_duration(step.elapsed)
             total: int | None = 1
             done = int(step.state == "done")
@@ -232,11 +232,11 @@ def describe_step(step: Step) -> str:
     if step.state == "running":
         return f"{step.title} ..."
     took = "" if step.state == "skipped" else f" in {format_duration(step.seconds)}"
-    outcome = _outcome(step)
+    outcome = _describe_outcome(step)
     return f"{step.title}: {step.state}{took}{', ' if outcome else ''}{outcome}"
 
 
-def _outcome(step: Step) -> str:
+def _describe_outcome(step: Step) -> str:
     if step.state != "done":
         return step.note
     if step.reused:

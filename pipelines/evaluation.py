@@ -32,7 +32,7 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Score a model with the configuration of its training; return the content of metrics.json.
 
-    `processes` share the images (None: one per GPU, or one). A single process is not started separately.
+    `processes` share the images (None: one per GPU, or one). A single evaluation runs in this process.
     """
     check_rules(rules)
     trained = parsing.from_json(json.dumps(loading.read_training_config(model)), where=model)
@@ -54,11 +54,11 @@ def evaluate_model(
         GuardedProcess(
             command, grace_seconds=_GRACE_SECONDS, stdout=subprocess.DEVNULL, stderr=None
         ) as process,
-        stop.raise_immediately(lambda: Interrupted("the evaluation was stopped", fix="run it again")),
+        stop.raise_immediately(lambda: Interrupted("the evaluation was stopped", fix="start it again")),
     ):
         code = process.wait()
     if code:
-        error = EvaluationError(f"an evaluation process exited with code {code}", fix="see its error above")
+        error = EvaluationError(f"an evaluation process exited with code {code}", fix="see the error above")
         error.exit_code = code
         raise error
     summary: dict[str, Any] = storage.read_json(storage.join(output, SUMMARY))

@@ -37,15 +37,15 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class StatusExplanation:
-    """A job's status, with the reasons for it and remedies."""
+    """The status of a job, with its reasons and their remedies."""
 
     job: JobStatus
     reasons: Sequence[str] = ()
 
 
 def connect(target: JobTarget, *, patience: float = _PATIENCE_SECONDS, namespace: str = "") -> AnyBackend:
-    """Return the backend of the target; `namespace`, that of a job, takes precedence."""
-    # For messages about adopted or replaced jobs, and repeated requests.
+    """Return the backend of the target; a job's `namespace` takes precedence over the target's."""
+    # Show messages about adopted or replaced jobs, and about repeated requests.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("components").setLevel(logging.INFO)
     if target.backend == "runai":
@@ -102,7 +102,7 @@ def list_jobs(target: JobTarget) -> list[JobStatus] | str:
 def read_log(target: JobTarget, name: str, *, follow: bool, rank: int | None, pod: str) -> Iterator[str]:
     """Return the lines of a job's log, or of one of its pods, without the machine-readable events."""
     backend = connect(target)
-    job = find(backend, name)
+    job = find_job(backend, name)
     if pod or rank is not None:
         lines = backend.pod_lines(job.name, find_pod(job, rank, pod), follow=follow)
         return (line for line in lines if not events.parse(line))
@@ -113,7 +113,7 @@ def read_log(target: JobTarget, name: str, *, follow: bool, rank: int | None, po
 def execute(target: JobTarget, name: str, command: Sequence[str], *, rank: int | None, pod: str) -> int:
     """Run a command in a pod of a job, on this terminal, and return its exit code."""
     backend = connect(target)
-    status = find_pod(find(backend, name), rank, pod)
+    status = find_pod(find_job(backend, name), rank, pod)
     if status.phase != "Running":
         reason = f" ({status.reason})" if status.reason else ""
         raise LaunchError(
@@ -122,7 +122,7 @@ def execute(target: JobTarget, name: str, command: Sequence[str], *, rank: int |
     return backend.execute(name, status, list(command))
 
 
-def find(backend: AnyBackend, name: str) -> JobStatus:
+def find_job(backend: AnyBackend, name: str) -> JobStatus:
     """Return the status of a job, which must exist."""
     job = backend.status(name)
     if job.phase is Phase.GONE:
@@ -140,15 +140,15 @@ def find_pod(job: JobStatus, rank: int | None, name: str) -> PodStatus:
     description = f"pod {name}" if name else f"pod of rank {rank or 0}"
     pods = ", ".join(pod.name for pod in job.pods)
     raise ConfigError(
-        f"{job.name} has no {description}", fix=f"its pods: {pods}" if pods else "wait for its pods"
+        f"{job.name} has no {description}", fix=f"use one of these: {pods}" if pods else "wait for its pods"
     )
 
 
-def explain(backend: AnyBackend, name: str) -> StatusExplanation:
-    """Return the status of a job with the reasons for it."""
+def explain_status(backend: AnyBackend, name: str) -> StatusExplanation:
+    """Return the status of a job with its reasons."""
     from components.launchers.cluster import kueue
 
-    job = backend.with_progress(find(backend, name))
+    job = backend.with_progress(find_job(backend, name))
     reasons: list[str] = []
     if job.phase is Phase.PENDING:
         fixes = dict.fromkeys(f"fix: {item.fix}" for item in obstacles.find_obstacles(job) if item.fix)

@@ -2,7 +2,7 @@
 
 kfp's client chooses the server (a host, the service of this cluster, or the API server of a kubeconfig) and
 the token (from the environment or the pod). Its other calls have neither timeouts nor readable errors, so
-those of kfp_server_api are used.
+the calls of kfp_server_api are used instead.
 """
 
 import json
@@ -31,13 +31,13 @@ from pipelines.parameters import Values
 from trainer.base.errors import ConfigError, LaunchError
 
 TOKEN_VARIABLE = "KFP_EXISTING_TOKEN"  # noqa: S105 (a name)
-"""Variable with a token, as in kfp's command line. An option would show it in the list of processes."""
+"""Variable with a token, as in kfp's command line. The list of processes would show an option."""
 
 _TOKEN_FIX = (
-    f"put a token into {TOKEN_VARIABLE}, e.g. of `kubectl create token default-editor --namespace NAMESPACE "
-    "--audience pipelines.kubeflow.org`"
+    f"put a token into {TOKEN_VARIABLE}, e.g. from `kubectl create token default-editor --namespace "
+    "NAMESPACE --audience pipelines.kubeflow.org`"
 )
-TESTED_VERSION = "2.17.0"  # The tested version.
+TESTED_VERSION = "2.17.0"
 
 OLDEST_VERSION = (2, 16)
 """Earlier versions refuse `literals` in the compiled pipeline, and end the runs of a deleted schedule."""
@@ -60,11 +60,11 @@ def is_cancelled(run: Any) -> bool:
 
 
 class ServiceUnavailable(LaunchError):
-    """Kubeflow Pipelines cannot be reached or has an internal error: the same request may work later."""
+    """Kubeflow Pipelines cannot be reached or has an internal error, so the request may succeed later."""
 
 
 class _Client(kfp.Client):
-    """kfp's client, without half a minute of logged retries and a file in the home directory."""
+    """kfp's client, except that it neither retries for half a minute nor writes to the home directory."""
 
     def _load_config(self, *arguments: Any) -> kfp_server_api.Configuration:
         config = super()._load_config(*arguments)
@@ -73,7 +73,7 @@ class _Client(kfp.Client):
 
         def refresh_token(changed: kfp_server_api.Configuration) -> None:
             refresh(changed)
-            # A kubeconfig's hook removes itself and the service's path behind the API server.
+            # The hook of a kubeconfig removes itself, and the path to the service behind the API server.
             changed.host, changed.refresh_api_key_hook = host, refresh_token
 
         if refresh is not None:
@@ -85,7 +85,7 @@ class _Client(kfp.Client):
 
     @cached_property
     def health(self) -> Mapping[str, object]:
-        """The server's health response; kfp's model of it leaves out the version."""
+        """The server's health response, from which kfp's model would drop the version."""
         health = self.healthzs.api_client.call_api(
             "/apis/v2beta1/healthz",
             "GET",
@@ -116,7 +116,7 @@ class Server:
                 problem = f"no host is set, and no kubeconfig is usable: {error}"
                 raise ConfigError(
                     f"Kubeflow Pipelines is not configured: {problem}",
-                    fix=f"set its URL with --host or {HOST_VARIABLES[0]}; in Kubeflow it ends with /pipeline",
+                    fix=f"set its URL with --host or {HOST_VARIABLES[0]}; Kubeflow's URL ends with /pipeline",
                 ) from None
         self.access = access
         token_file = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
@@ -137,7 +137,7 @@ class Server:
         self.namespace = self.access.namespace or self._client.get_user_namespace() or ""
         self.version = str(health.get("tag_name") or "")  # A custom build may have no version or any text.
 
-    def experiment(self, name: str) -> str:
+    def find_or_create_experiment(self, name: str) -> str:
         """Return the id of the experiment `name`; create it if it does not exist."""
         service, request = self._client.experiments, f"look for the experiment {name}"
         call = service.experiment_service_list_experiments
@@ -166,7 +166,7 @@ class Server:
         call = self._client.runs.run_service_create_run
         return self._create(f"the run {name}", call, "run_id", run=body)
 
-    def run(self, run_id: str) -> kfp_server_api.V2beta1Run:
+    def read_run(self, run_id: str) -> kfp_server_api.V2beta1Run:
         """Return a run with its state and, in `run_details`, its tasks."""
         api = self._client.runs.api_client
         with self._translate_errors(f"look at the run {run_id}"):
@@ -200,13 +200,13 @@ class Server:
         """Stop a run, as *Terminate* does in the UI."""
         self._call(f"stop the run {run_id}", self._client.runs.run_service_terminate_run, run_id=run_id)
 
-    def schedules(self) -> list[kfp_server_api.V2beta1RecurringRun]:
+    def list_schedules(self) -> list[kfp_server_api.V2beta1RecurringRun]:
         """Return the recurring runs of the namespace."""
         call = self._client.recurring_runs.recurring_run_service_list_recurring_runs
         return self._list_all("list the schedules", call, "recurring_runs")
 
     def create_schedule(self, body: kfp_server_api.V2beta1RecurringRun) -> str:
-        """Create a recurring run; returns its id."""
+        """Create a recurring run; return its id."""
         call = self._client.recurring_runs.recurring_run_service_create_recurring_run
         return self._create(f"the schedule {body.display_name}", call, "recurring_run_id", recurring_run=body)
 
@@ -218,7 +218,7 @@ class Server:
         self._call(f"{verb} the schedule {schedule_id}", call, recurring_run_id=schedule_id)
 
     def find_runs(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
-        """Return the runs of a `recurring_run_id` (also after its deletion) or a `display_name`."""
+        """Return the runs with this `recurring_run_id` (it may be deleted) or `display_name`."""
         call, request = self._client.runs.run_service_list_runs, f"list the runs whose {key} is {value}"
         return self._list_all(request, call, "runs", key, value)
 
@@ -263,7 +263,7 @@ class Server:
 
     @contextmanager
     def _translate_errors(self, verb: str, *, creates: bool = False) -> Iterator[None]:
-        """Turn the client's exceptions into errors with a remedy."""
+        """Convert exceptions of the client to KubedetErrors."""
         hint = "; look at the UI first: the request may have succeeded" if creates else ""
         try:
             yield
@@ -288,9 +288,9 @@ class Server:
                 0: "if your own authority signed the server's certificate, give --ca FILE",
                 401: _TOKEN_FIX,
                 403: f"name a --namespace that you may use, or request the role kubeflow-edit in {of}",
-                404: "check the name, and --host: a Kubeflow's ends with /pipeline",
+                404: "check the name, and --host: Kubeflow's URL ends with /pipeline",
             }
-            other = "correct what it names; a Kubeflow for several users needs --namespace"
+            other = "correct what the message names; Kubeflow with several users needs --namespace"
             raise ConfigError(text, fix=remedies.get(error.status, other)) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error
@@ -309,7 +309,7 @@ def check_version(tag: str) -> str:
         oldest = ".".join(map(str, OLDEST_VERSION))
         raise ConfigError(
             f"Kubeflow Pipelines {tag} is too old: this pipeline needs {oldest} or later",
-            fix=f"upgrade it to {TESTED_VERSION}, the tested version; `kubedet job` trains without it",
+            fix=f"upgrade Kubeflow Pipelines to {TESTED_VERSION}; `kubedet job` works without it",
         )
     return "" if tag.removeprefix("v") == TESTED_VERSION else f"version {tag} was not tested"
 
@@ -318,6 +318,6 @@ def _wrong_server_error(found: str) -> ConfigError:
     """Return the error for a response that is not the API's, such as a login page."""
     return ConfigError(
         f"{found}: this is not the API of Kubeflow Pipelines",
-        fix=f"if it is a login page, {_TOKEN_FIX}; otherwise correct --host: a Kubeflow's ends with "
-        "/pipeline",
+        fix=f"if it is a login page, {_TOKEN_FIX}; otherwise correct --host: Kubeflow's URL ends "
+        "with /pipeline",
     )

@@ -1,4 +1,4 @@
-"""The five steps of a run as processes of this machine, one after the other."""
+"""Runs the five steps of a run as processes on this machine, one after the other."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from trainer.steps.manifests import Bundle, Manifest, NothingNew, RawData, Score
 # Longer than the grace period after which torchrun kills training processes.
 _GRACE_SECONDS = 90.0
 _TICK_SECONDS = 0.2
-_STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
+_STOPPING = "stopping: the running step saves what it can and ends; press Ctrl-C again to kill it"
 
 
 @dataclass
@@ -52,7 +52,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
         self._temporary, self._lock = temporary, lock
         self._process: GuardedProcess | None = None
         self._signals = 0
-        # Ctrl-C, SIGTERM, a closed terminal; Python allows no handlers in other threads.
+        # Handle Ctrl-C, SIGTERM and a closed terminal; Python allows handlers only in the main thread.
         is_main = threading.current_thread() is threading.main_thread()
         self._signal_handlers = signal_handler(self._stop, (*STOP_SIGNALS, signal.SIGHUP) if is_main else ())
         self._log = (folder / "log.txt").open("ab", buffering=0)
@@ -76,7 +76,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
         `request` has the parameters of `kubedet run` by name.
         """
         done, name = Results(), self._folder.name
-        downloaded = self._step(
+        downloaded = self._run_step(
             "download",
             "download",
             manifests.DOWNLOAD_RESULT,
@@ -93,9 +93,9 @@ class LocalRun(AbstractContextManager["LocalRun"]):
             return done
         done.raw = downloaded
         if done.raw:
-            done.shards = self._step("convert-to-shards", "shard", Shards, raw=done.raw)
+            done.shards = self._run_step("convert-to-shards", "shard", Shards, raw=done.raw)
         if done.shards:
-            done.model = self._step(
+            done.model = self._run_step(
                 "train",
                 "train",
                 TrainedModel,
@@ -107,12 +107,13 @@ class LocalRun(AbstractContextManager["LocalRun"]):
                 run_id=name,
             )
         if done.model:
-            done.scores = self._step("evaluate", "evaluate", Scores, model=done.model, rules=request["gate"])
+            rules = request["gate"]
+            done.scores = self._run_step("evaluate", "evaluate", Scores, model=done.model, rules=rules)
         if done.model and done.scores and done.scores.passed:
-            done.bundle = self._step("export", "export", Bundle, model=done.model)
+            done.bundle = self._run_step("export", "export", Bundle, model=done.model)
         return done
 
-    def _step(self, name: str, verb: str, kind: Any, **arguments: Any) -> Any:
+    def _run_step(self, name: str, verb: str, kind: Any, **arguments: Any) -> Any:
         """Run one step; return its manifest, or None if it failed or the run was stopped."""
         if self.stopped:
             return None
@@ -142,7 +143,7 @@ class LocalRun(AbstractContextManager["LocalRun"]):
     def _environment(self) -> dict[str, str]:
         defaults = {
             "OMP_WAIT_POLICY": "PASSIVE",  # Spinning threads halve the speed if other programs run.
-            "LOGLEVEL": "ERROR",  # Of torchrun, which warns of every stop.
+            "LOGLEVEL": "ERROR",  # For torchrun, which otherwise warns about every stop.
         }
         defaults |= {} if ALLOCATORS & os.environ.keys() else {ALLOCATOR: EXPANDABLE}
         return {
@@ -173,12 +174,12 @@ class LocalRun(AbstractContextManager["LocalRun"]):
                 self._write_log(line)
                 self._progress.add_line(line)
                 if line.strip():
-                    self._display.line(line)
+                    self._display.show_line(line)
                 if hint := hints.find_new(line):
-                    self._display.line(f"hint: {hint}")
+                    self._display.show_line(f"hint: {hint}")
             if self._signals > shown_signals:
                 shown_signals = self._signals
-                self._display.line(_STOPPING if shown_signals == 1 else "killing what still runs")
+                self._display.show_line(_STOPPING if shown_signals == 1 else "killing what still runs")
             self._progress.read_events()
             self._display.refresh_display()
 

@@ -10,9 +10,9 @@ Values: TypeAlias = dict[str, Any]
 """Values of the pipeline's parameters, or of a recipe's keys, by name."""
 
 SMALL, MEDIUM, LARGE = ("500m", "2Gi"), ("2", "8Gi"), ("6", "24Gi")
-"""Cores and memory that the pods of the heavy steps request: of the sample (and in the compiled file), of
-a source of usual size, and of one with more than a hundred thousand images. Too small a request packs steps
-onto a node that cannot hold them; one too large stays pending forever."""
+"""Cores and memory that the pods of the heavy steps request: for the sample (and in the compiled file), for a
+source of usual size, and for more than a hundred thousand images. If a request is too small, a node gets more
+steps than it can hold; if it is too large, the pod stays pending."""
 
 
 def check_sizes(cpu: str, memory: str) -> None:
@@ -37,7 +37,7 @@ def check_all(*checks: Callable[[], object]) -> None:
         except KubedetError as error:
             lines = error.message.splitlines()
             if len(lines) > 1 and lines[1].startswith("  "):
-                problems += lines[1:]  # Without its heading.
+                problems += lines[1:]  # Without the heading.
             else:
                 lines[-1] += f"; {error.fix}" if error.fix else ""
                 problems += [f"  {line}" for line in lines]

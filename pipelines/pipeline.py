@@ -1,7 +1,7 @@
 """The pipeline: download, convert to shards, train (or search), evaluate, and export if the gate passes.
 
-One function defines all variants, which `CompileOptions` selects. A run has two pods per task, and a pod per
-group of tasks.
+One function defines all variants, which `CompileOptions` selects. A run has two pods for each task, and
+one for each group of tasks.
 """
 
 import inspect
@@ -22,8 +22,8 @@ from components.export import export
 from components.hooks import TRAIN
 from components.images import COMPONENT_IMAGE
 from components.train import train
-from operations.notifications import NOTIFY
 from operations.notifications import SECRET_KEYS as NOTIFY_KEYS
+from operations.notifications import WEBHOOK_NAME
 from operations.tuning.best import best
 from operations.tuning.trial import trial
 from pipelines import CLEANUP_TITLE, PIPELINE_NAME, SEARCH_TITLES, STEP_TITLES
@@ -48,7 +48,7 @@ TRAINING_PARAMETERS = (
 
 
 def make_pipeline(options: CompileOptions) -> Any:
-    """Return the variant of the pipeline that the options select, for kfp's compiler."""
+    """Return the variant of the pipeline that the options select, as a function that kfp can compile."""
 
     def pipeline(
         claim: str = _REQUIRED if options.volume else "",
@@ -73,7 +73,7 @@ def make_pipeline(options: CompileOptions) -> Any:
         study: str = "",
         space: str = "",
         credentials: str = CREDENTIALS,
-        notify: str = NOTIFY,
+        notify: str = WEBHOOK_NAME,
         step_cpu: str = SMALL[0],
         step_memory: str = SMALL[1],
     ) -> None:
@@ -94,7 +94,7 @@ def make_pipeline(options: CompileOptions) -> Any:
             gpus: GPUs per node.
             image: container image of the training; empty: the image of the steps.
             job: further fields of the training job.
-            output: URI of the run's folder; empty: a folder in the data root.
+            output: URI of the run folder; empty: a folder in the data root.
             warm_start: champion: start from the weights of the current model version.
             gate: rules that a model must pass to be exported; empty: the recipe's rules.
             signing: Secret whose private.pem signs the exported model; the default Secret is optional.

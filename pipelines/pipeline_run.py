@@ -44,7 +44,7 @@ class PipelineRun:
         image: container image of the training (default: the steps' own)
         job: set another field of the training job, e.g. memory_limit=64Gi or network.profile=rdma; may be
             repeated; `kubedet job fields` lists the fields
-        output: URI of the run's folder (default: DATA_ROOT/runs/RUN_ID)
+        output: URI of the run folder (default: DATA_ROOT/runs/RUN_ID)
         credentials: Secret with the object store's keys, which are all optional (default:
             kubedet-object-store)
         step_cpu: CPU request of the pods that process the data or the model, e.g. 2 or 500m (default: 500m
@@ -131,15 +131,15 @@ class CompileOptions:
         limits = ("parallelism", "deadline", "ttl", "trials", "gpus")
         problems = [f"{key} {value} is less than zero" for key in limits if (value := getattr(self, key)) < 0]
         if self.until not in (None, "shards"):
-            problems.append(f"until {self.until!r} is not a step to end at; use shards")
+            problems.append(f"until {self.until!r} is not a step that a run can end with; use shards")
         if self.conditional and self.until:
-            problems.append(f"conditional has no effect until {self.until}: no training follows")
+            problems.append(f"conditional has no effect with until {self.until}, because no training follows")
         if self.trials and (self.until or self.conditional):
             other = f"until {self.until}" if self.until else "conditional"
             problems.append(f"{other} cannot be combined with a search, which trains trials")
         if self.parallelism != PARALLELISM and not self.trials:
             problems.append("parallelism has no effect without trials")
         if self.gpus and not self.trials:
-            problems.append("gpus has no effect without trials: for a training it is a parameter")
+            problems.append("gpus has no effect without trials: set the parameter gpus of the run")
         if problems:
             raise ConfigError("; ".join(problems), fix="correct these")

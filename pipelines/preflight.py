@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 _STANDALONE = "kubeflow"  # Usual namespace of Kubeflow Pipelines for a single user, and of its runs.
 _TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
-_KEYS_NEEDED = ("s3://", "minio://")  # Data roots that usually need the keys of a Secret.
+_KEY_SCHEMES = ("s3://", "minio://")  # Data roots that usually need the keys of a Secret.
 
 
-def check(submission: "Submission", namespace: str) -> None:
+def check_submission(submission: "Submission", namespace: str) -> None:
     """Print warnings about missing resources of a run; raise ConfigError if its Secret or claim is missing.
 
-    `namespace` is that of a profile, or empty. Checks only the image if the cluster's API does not
-    respond, or if the namespace of the runs is unknown.
+    `namespace` is a profile's, or empty. If the cluster's API does not respond, or if the namespace of the
+    runs is unknown, only the image is checked.
     """
     findings = [check_image()]
     required: set[str] = set()
     if cluster := _cluster_of_runs(namespace):
         secret, claim = submission.parameters.get("credentials", ""), submission.parameters.get("claim", "")
         required = {f"secret {secret}", f"volume claim {claim}"}
-        if not secret and submission.get("data_root").startswith(_KEYS_NEEDED):
+        if not secret and submission.get("data_root").startswith(_KEY_SCHEMES):
             secret = submission.get("credentials")
-        nodes, pod_requests = submission.job().nodes, _pod_requests(submission)
+        nodes, pod_requests = submission.build_job().nodes, _pod_requests(submission)
         findings += cluster_checks.check_requirements(
             cluster, secret=secret, claim=claim, nodes=nodes, pod_requests=pod_requests
         )
@@ -57,12 +57,12 @@ def check_image() -> Check:
     is_set = bool(os.environ.get("KUBEDET_IMAGE"))
     detail = COMPONENT_IMAGE if is_set else f"KUBEDET_IMAGE is not set: nodes must have {COMPONENT_IMAGE}"
     return Check.from_bool(
-        is_set, "image", detail, "push it (`make images`), and set KUBEDET_IMAGE to its name"
+        is_set, "image", detail, "push the image (`make images`), and set KUBEDET_IMAGE to its name"
     )
 
 
 def _cluster_of_runs(namespace: str) -> Cluster | None:
-    """Return the cluster with the namespace of the runs, or None if it does not answer or is unknown."""
+    """Return the cluster with the namespace of the runs; None if either is unknown or does not answer."""
     try:
         cluster = connect(namespace, timings=_TIMINGS)
         cluster.call("get", "version", client.VersionApi(cluster.api).get_code)
@@ -81,7 +81,7 @@ def _pod_requests(submission: "Submission") -> Iterator[PodRequests]:
     """Yield the requests of a step's pod, and of the pods of jobs unless these wait in a queue."""
     from pipelines.pipeline import GPU  # Importing kfp takes a while.
 
-    options, job = submission.options, submission.job()
+    options, job = submission.options, submission.build_job()
     step = {"cpu": submission.get("step_cpu"), "memory": submission.get("step_memory")}
     yield PodRequests("a step", step | ({GPU: str(options.gpus)} if options.gpus else {}))
     if not launchers.in_pods(submission.get("launcher")) or job.kueue_queue:
@@ -103,7 +103,7 @@ def _pod_requests(submission: "Submission") -> Iterator[PodRequests]:
 def check_cluster(
     *, nodes: int, resources: Mapping[str, int], secret: str, claim: str, access: Access
 ) -> Iterator[Check]:
-    """Check a cluster and Kubeflow Pipelines; see `components.cluster_checks.check_cluster`.
+    """Check a cluster and Kubeflow Pipelines (see `components.cluster_checks.check_cluster`).
 
     Args:
         nodes: machines of a job.
@@ -124,7 +124,7 @@ def check_cluster(
         yield Check("cluster", "missing", error.message, error.fix)
     title = "Kubeflow Pipelines"
     if not access.host:
-        yield Check(title, "ok", f"not checked: neither --host nor {HOST_VARIABLES[0]} names it")
+        yield Check(title, "ok", f"not checked: neither --host nor {HOST_VARIABLES[0]} is set")
         return
     from pipelines.kubeflow import Server, check_version  # Importing kfp takes a while.
 
@@ -135,5 +135,5 @@ def check_cluster(
     except KubedetError as error:
         yield Check(title, "missing", error.message, error.fix)
         return
-    fix = "run the recipe debug to check whether it works there"
+    fix = "run the recipe debug to check whether this version works"
     yield Check.from_bool(not warning, title, warning or f"{tag} at {access.host}", fix)

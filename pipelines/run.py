@@ -52,7 +52,7 @@ _PACKAGES = ("kubedet", "torch", "torchvision", "pycocotools", "onnx", "onnxrunt
 _OUTPUT_FILES = (
     "summary.json", "log.txt", "config.json", "manifests", "train", "evaluation", "model",
 )  # fmt: skip
-"""What a run writes into its folder."""
+"""The files and folders that a run writes into its folder."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Options:
 
     @classmethod
     def make(cls, name: str, recipe: str, overrides: Mapping[str, object], **settings: Any) -> "Options":
-        """Return the options of a run whose recipe may be a file; None and "" are the defaults."""
+        """Return the options of a run; the recipe may be a file, and None and "" select the defaults."""
         recipe, of_file = recipes.read_recipe(recipe)
-        # Without importing torch, which takes seconds, on a machine without GPUs.
+        # On a machine without GPUs, do not import torch, which takes seconds.
         if settings["nproc"] is None and any(Path("/dev").glob("nvidia[0-9]*")):
             import torch
 
@@ -85,7 +85,7 @@ class Options:
 
     @property
     def folder(self) -> Path:
-        """The run's folder, absolute."""
+        """The absolute path of the run folder."""
         return Path(self.output).absolute() / self.name
 
     def command(self) -> str:
@@ -107,7 +107,7 @@ class Options:
 
 @models.dataclass(config=STRICT)
 class RunRecord:
-    """A run as `summary.json` in its folder; empty fields are left out of the file."""
+    """The content of `summary.json` in a run folder; the file omits empty fields."""
 
     name: str
     arguments: Values  # The pipeline's parameters.
@@ -122,14 +122,14 @@ class RunRecord:
     data_warnings: list[str] = field(default_factory=list)
     gate: Values = field(default_factory=dict)
     nothing_new_since: str = ""
-    """The model version since which the source has not changed, if training was skipped for that."""
+    """The model version since which the source has not changed, if training was therefore skipped."""
     paths: dict[str, str] = field(default_factory=dict)
     error: Values = field(default_factory=dict)  # step, message and exit_code, unless the run succeeded.
     kind: Literal["run"] = "run"
     version: Literal[1] = 1
 
     def write(self, folder: Path) -> None:
-        """Write the record into the run's folder, indented for readability."""
+        """Write the record into the run folder."""
         tree = {key: value for key, value in asdict(self).items() if value}
         storage.write_json(str(folder / "summary.json"), tree, indent=2)
 
@@ -190,33 +190,33 @@ class RunRecord:
         }
 
 
-def check(options: Options) -> None:
-    """Raise an error for a run that cannot work, before anything is started or written."""
-    if not find_spec("torch"):  # The steps need it: report it now, not after minutes.
+def check_options(options: Options) -> None:
+    """Raise an error if a run cannot work, before anything is started or written."""
+    if not find_spec("torch"):  # The steps need torch: report that now, not after minutes.
         raise ModuleNotFoundError(name="torch")
     from trainer.data import sources
 
-    def processes() -> None:
+    def check_processes() -> None:
         if options.nproc < 1:
             raise ConfigError(f"nproc must be 1 or more, not {options.nproc}", fix="use 1")
 
-    def recipe() -> None:
+    def check_recipe() -> None:
         config = recipes.load_with_packages(options.recipe, {**options.overrides})
         check_rules([] if options.gate else config.evaluation.gate)
 
     check_all(
         partial(check_name, options.name, "name"),
-        processes,
+        check_processes,
         partial(retrain_condition.check_min_new_images, options.min_new_images),
         partial(starting_weights.check_warm_start, options.warm_start),
         partial(sources.parse, options.source),
         partial(storage.check_uri, options.data_root),
-        recipe,
+        check_recipe,
         partial(check_rules, split_rules(options.gate)),
     )
 
 
-def report(record: RunRecord, folder: Path) -> None:
+def print_report(record: RunRecord, folder: Path) -> None:
     """Print the results of a run."""
     if record.nothing_new_since:
         print(f"\nnothing new since {record.nothing_new_since}: nothing was trained")
@@ -235,7 +235,7 @@ def report(record: RunRecord, folder: Path) -> None:
             f"training: {training['steps'] - before} steps in {format_duration(training['seconds'])}, "
             f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
         )
-        print(text + (f"; with the {before} before {training['steps']} in all" if before else ""))
+        print(text + (f"; {training['steps']} steps including earlier attempts" if before else ""))
     if gate:
         print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")
         print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")
@@ -246,7 +246,7 @@ def report(record: RunRecord, folder: Path) -> None:
         print(f"  {name:<{width}}  {_abbreviate(path)}")
     if "model" in record.paths:
         model = shlex.quote(_abbreviate(record.paths["model"]))
-        print("\ntry the model")
+        print("\nto try the model")
         print(f"  on images     kubedet predict {model} IMAGES... -o DIR")
         print(f"  in a browser  kubedet serve {model}")
     sys.stdout.flush()
@@ -277,7 +277,7 @@ def _abbreviate(path: str) -> str:
 def run(options: Options) -> RunRecord:
     """Run the pipeline and report; raise the error of a run that failed or was stopped."""
     record, progress = execute(options)
-    report(record, options.folder)
+    print_report(record, options.folder)
     if error := failure_error(record, progress, options):
         raise error
     return record
@@ -286,9 +286,9 @@ def run(options: Options) -> RunRecord:
 def execute(options: Options) -> tuple[RunRecord, RunProgress]:
     """Run the pipeline and show its progress, unless it has already finished with the same parameters.
 
-    A failed step is an error in the record.
+    The record contains the error of a failed step.
     """
-    check(options)
+    check_options(options)
     folder = options.folder
     with _lock_folder(folder) as lock:
         outputs.claim(str(folder), _OUTPUT_FILES)
@@ -297,7 +297,7 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
             print(f"run {options.name} has finished; to train again, choose another --name", flush=True)
             return earlier, RunProgress(folder / "progress.jsonl")
         storage.remove_stale(str(folder))
-        versions = {"python": platform.python_version()}  # The parameters that affect results.
+        versions = {"python": platform.python_version()}  # Versions that affect the results.
         for package in _PACKAGES:
             with suppress(PackageNotFoundError):  # An extra that is not installed.
                 versions[package] = version(package)
@@ -324,7 +324,7 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
             stopped, crash = False, ""
             try:
                 stopped = _run_steps(options, progress, temporary, lock)
-            except BaseException as error:  # E.g. stdout was closed.
+            except BaseException as error:  # For example, stdout was closed.
                 crash = repr(error)
                 raise
             finally:  # The record must not stay at "running".
@@ -349,12 +349,12 @@ def _run_steps(options: Options, progress: RunProgress, temporary: Path, lock: T
         results = local_run.run(options.arguments())
         progress.since = results.nothing_new.since if results.nothing_new else ""
         progress.finish()
-    if outcome := _outcome(options.name, results):
+    if outcome := _decided_outcome(options.name, results):
         notifications.notify(outcome, str(folder))
     return local_run.stopped
 
 
-def _outcome(run: str, results: Results) -> Outcome | None:
+def _decided_outcome(run: str, results: Results) -> Outcome | None:
     """Return the outcome that the steps decided; None if the run failed or was stopped."""
     scores, bundle, ended = results.scores, results.bundle, results.nothing_new
     if ended:
@@ -369,7 +369,7 @@ def _outcome(run: str, results: Results) -> Outcome | None:
 
 
 def _lock_folder(folder: Path) -> TextIO:
-    """Create and lock the run's folder; closing the returned file releases the lock."""
+    """Create and lock the run folder; closing the returned file releases the lock."""
     import fcntl
 
     try:
@@ -377,7 +377,7 @@ def _lock_folder(folder: Path) -> TextIO:
         lock = (folder / ".lock").open("a")
     except OSError as error:
         raise StorageError(
-            f"cannot write the run's folder {folder}: {error.strerror}", fix="choose another --output"
+            f"cannot write the run folder {folder}: {error.strerror}", fix="choose another --output"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -399,9 +399,9 @@ def _is_finished(earlier: RunRecord, options: Options) -> bool:
 
 
 def _check_unchanged(folder: Path, options: Options) -> RunRecord | None:
-    """Return the record of the earlier run with that name, if it has trained.
+    """Return the record of an earlier run with the same name, if it has trained.
 
-    Refuses to continue it with other settings: its checkpoint would not fit, or would mislead.
+    Raises ConfigError if its settings differ, because then its checkpoint cannot be used.
     """
     path = folder / "summary.json"
     if not path.exists() or not (folder / "train").exists():
@@ -409,8 +409,8 @@ def _check_unchanged(folder: Path, options: Options) -> RunRecord | None:
     try:
         earlier = storage.read_model(str(path), RunRecord, "delete it")
     except (DamagedError, FormatError) as error:
-        # The checkpoints contain the settings too, and compare them.
-        print(f"warning: {error.message}; it is replaced", file=sys.stderr, flush=True)
+        # The settings are also compared with those in the checkpoints.
+        print(f"warning: {error.message}; the file is replaced", file=sys.stderr, flush=True)
         return None
     before = earlier.arguments
     changed = [

@@ -22,15 +22,15 @@ from pipelines.submission import Submission, compile_arguments
 from trainer.base.errors import ConfigError
 
 _DESCRIPTION_PREFIX = "made by kubedet schedule, "
-"""Starts the description of kubedet's recurring runs, before a fingerprint."""
+"""The description of kubedet's recurring runs begins with this; a fingerprint follows."""
 
 _PREDECESSORS = ", after "
-"""After the fingerprint, before the ids of replaced recurring runs, whose runs are its history."""
+"""Follows the fingerprint, if the ids of replaced recurring runs follow, whose runs belong to its history."""
 
 _MAX_PREDECESSORS = 50  # Ids in a description.
 
 _STARTED_NOW = "started by kubedet schedule --run-now"
-"""Description of a run that was started by hand."""
+"""Description of a run that `kubedet schedule run` started."""
 
 _UNSUPPORTED_DAYS = re.compile(r"[Ll#]|(?<![\d/])7(?!\d)")
 
@@ -42,11 +42,11 @@ class Schedule:
     name: str
     cron: str  # Six fields, starting with seconds.
     parameters: Mapping[str, Any]  # The pipeline's parameters that differ from their defaults.
-    status: str = ""  # "enabled" or "disabled"; after a change, the change.
+    status: str = ""  # "enabled" or "disabled"; after a change: "created", ...
     link: str = ""  # Address in the UI.
     experiment: str = ""
     compiled: Sequence[str] = ()  # Options of the compiled pipeline.
-    next_times: Sequence[datetime] = ()  # Time of the next run, if the cluster's time zone is UTC.
+    next_times: Sequence[datetime] = ()  # Times of the next runs, if the cluster's time zone is UTC.
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ def create(run: PipelineRun, cron: str, name: str, access: Access, *, dry_run: b
     cron = parse_cron(cron)
     if run.output:
         # All runs would reuse the training of the first run.
-        raise ConfigError("output would make all runs of a schedule share one folder", fix="leave it out")
+        raise ConfigError("with output, all runs of a schedule would share one folder", fix="leave it out")
     submission = Submission.make(run, name)
     done, link = "", ""
     if not dry_run:
         server = connect(access)
-        preflight.check(submission, server.namespace)
+        preflight.check_submission(submission, server.namespace)
         schedule_id, done = _create_or_replace(server, submission, cron)
         link = server.link("recurringrun", schedule_id)
     return Schedule(
@@ -85,11 +85,11 @@ def create(run: PipelineRun, cron: str, name: str, access: Access, *, dry_run: b
 def list_schedules(access: Access) -> list[Schedule]:
     """Return the schedules that kubedet created."""
     found = []
-    for item in _connect(access).schedules():
+    for item in _connect_untested(access).list_schedules():
         if (item.description or "").startswith(_DESCRIPTION_PREFIX):
             cron = item.trigger.cron_schedule.cron if item.trigger and item.trigger.cron_schedule else ""
             status = (item.status or "unknown").lower()
-            found.append(Schedule(item.display_name, cron, _parameters(item), status))
+            found.append(Schedule(item.display_name, cron, _read_parameters(item), status))
     return sorted(found, key=lambda schedule: schedule.name)
 
 
@@ -97,7 +97,7 @@ def start_now(name: str, access: Access) -> tuple[str, str]:
     """Start a run of a schedule; return its id and its address in the UI."""
     server = connect(access)
     schedule = _find_schedules(server, name)[-1]
-    if unfinished := [run.run_id for run in _runs(server, name) if run.state not in ENDED_STATES]:
+    if unfinished := [run.run_id for run in _list_runs(server, name) if run.state not in ENDED_STATES]:
         raise ConfigError(
             f"a run of the schedule {name!r} has not ended: {', '.join(unfinished)}",
             fix="wait until it ends: the runs of a schedule share the data, so they run one at a time",
@@ -108,22 +108,22 @@ def start_now(name: str, access: Access) -> tuple[str, str]:
             f"Kubeflow Pipelines does not report the pipeline of the schedule {name!r}",
             fix="start the run with `kubedet submit`",
         )
-    run_id = server.create_run(f"{name} now", experiment, package, _parameters(schedule), _STARTED_NOW)
+    run_id = server.create_run(f"{name} now", experiment, package, _read_parameters(schedule), _STARTED_NOW)
     return run_id, server.link("runs", run_id)
 
 
 def delete(name: str, access: Access) -> None:
     """Delete a schedule; a run that it has started continues."""
-    server = _connect(access)
+    server = _connect_untested(access)
     for item in _find_schedules(server, name):
         server.change_schedule("delete", item.recurring_run_id)
 
 
 def read_history(name: str, data_root: str, access: Access) -> History:
     """Return the runs of a schedule, the oldest first, with the verdicts in the data root."""
-    server = _connect(access)
-    given, runs = _parameters(_find_schedules(server, name)[-1]), []
-    for run in _runs(server, name):
+    server = _connect_untested(access)
+    given, runs = _read_parameters(_find_schedules(server, name)[-1]), []
+    for run in _list_runs(server, name):
         took = run.finished_at - run.created_at if run.finished_at and run.finished_at.year > 1970 else None
         hours = took.total_seconds() / 3600 if took else None
         state = "stopped" if is_cancelled(run) else (run.state or "unknown").lower()
@@ -159,15 +159,15 @@ def parse_cron(text: str) -> str:
 
 
 def due_times(cron: str, after: datetime) -> Iterator[datetime]:
-    """Return the times after `after` at which a cron expression is due, in the same time zone."""
+    """Yield the times later than `after`, and in its time zone, at which a cron expression is due."""
     return CronSim(cron.replace("?", "*"), after)
 
 
 def _create_or_replace(server: Server, submission: Submission, cron: str) -> tuple[str, str]:
     """Create or replace the schedule with a submission's name; return its id and the action.
 
-    Kubeflow Pipelines cannot change a recurring run. The old one is deleted after the new one was created:
-    if the deletion fails there are two, and the next call leaves one.
+    Kubeflow Pipelines cannot change a recurring run. So the new one is created before the old one is
+    deleted. If the deletion fails, the next call repeats it.
     """
     package = submission.package()
     parts = [submission.experiment, dict(submission.parameters), cron, package]
@@ -184,7 +184,7 @@ def _create_or_replace(server: Server, submission: Submission, cron: str) -> tup
         body = kfp_server_api.V2beta1RecurringRun(
             display_name=submission.name,
             description=mark + _PREDECESSORS * bool(former) + " ".join(former[-_MAX_PREDECESSORS:]),
-            experiment_id=server.experiment(submission.experiment),
+            experiment_id=server.find_or_create_experiment(submission.experiment),
             pipeline_spec=package,
             runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),
             trigger=kfp_server_api.V2beta1Trigger(
@@ -203,13 +203,13 @@ def _create_or_replace(server: Server, submission: Submission, cron: str) -> tup
     return kept, done
 
 
-def _connect(access: Access) -> Server:
+def _connect_untested(access: Access) -> Server:
     return Server(Access.resolve(access.host, access.namespace, access.ca))
 
 
 def _find_schedules(server: Server, name: str, *, required: bool = True) -> list[Any]:
     """Return the schedules with a name, newest last; raise an error if kubedet did not create one."""
-    schedules = [item for item in server.schedules() if item.display_name == name]
+    schedules = [item for item in server.list_schedules() if item.display_name == name]
     if any(not (item.description or "").startswith(_DESCRIPTION_PREFIX) for item in schedules):
         raise ConfigError(
             f"the recurring run {name!r} was not created by `kubedet schedule`",
@@ -220,7 +220,7 @@ def _find_schedules(server: Server, name: str, *, required: bool = True) -> list
     return sorted(schedules, key=lambda item: str(item.created_at))
 
 
-def _runs(server: Server, name: str) -> list[Any]:
+def _list_runs(server: Server, name: str) -> list[Any]:
     """Return the runs of a schedule and its predecessors, including those of `kubedet schedule run`."""
     ids = dict.fromkeys(each for item in _find_schedules(server, name) for each in _schedule_ids(item))
     started = [
@@ -229,7 +229,7 @@ def _runs(server: Server, name: str) -> list[Any]:
     return [*(run for each in ids for run in server.find_runs("recurring_run_id", each)), *started]
 
 
-def _parameters(schedule: Any) -> dict[str, Any]:
+def _read_parameters(schedule: Any) -> dict[str, Any]:
     """Return the pipeline's parameters in a recurring run."""
     return (schedule.runtime_config.parameters if schedule.runtime_config else None) or {}
 

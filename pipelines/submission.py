@@ -16,7 +16,7 @@ from components.launchers.spec import JobSpec
 from operations import retention
 from operations.tuning import space
 from pipelines import Access
-from pipelines.compiler import to_yaml
+from pipelines.compiler import compile_to_yaml
 from pipelines.parameters import LARGE, MEDIUM, SMALL, check_all, check_sizes
 from pipelines.pipeline import TRAINING_PARAMETERS, default_parameters
 from pipelines.pipeline_run import CompileOptions, PipelineRun
@@ -45,7 +45,7 @@ class Submission:
 
     @classmethod
     def make(cls, run: PipelineRun, name: str) -> "Submission":
-        """Return the submission of a run, checked; without a name it has that of the recipe and the time."""
+        """Return the checked submission of a run; by default, its name is made of the recipe and the time."""
         recipe, of_file = recipes.read_recipe(run.recipe) if run.recipe else ("", {})
         overrides = {**of_file, **(run.overrides or {})}
         cpu, memory = _default_requests(run.source)
@@ -61,10 +61,10 @@ class Submission:
         if run.trials:
             title = run.study or f"tune-{title}"
             content = storage.read_bytes(run.space) if run.space else ""
-            searched = space.parse(
+            searched = space.parse_space(
                 content, recipe or "debug", overrides, run.space or f"the space of {title}"
             )
-            values |= {"study": title, "space": space.text(searched, one_line=True), "gpus": None}
+            values |= {"study": title, "space": space.format_space(searched, one_line=True), "gpus": None}
             settings |= {"trials": run.trials, "parallelism": run.parallelism, "gpus": run.gpus}
         elif run.study or run.space or run.parallelism is not None:
             raise ConfigError("study, space and parallelism belong to a search", fix="add trials")
@@ -84,29 +84,29 @@ class Submission:
         return CompileOptions(volume="claim" in self.parameters, conditional=conditional, **self.settings)
 
     def check(self) -> None:
-        """Detect errors now that a step would detect hours later."""
+        """Check the parameters now: a step would find their errors hours later."""
         get = self.get
         check_all(
             lambda: self.options,
             self._check_recipe,
-            self.job,
+            self.build_job,
             partial(check_rules, split_rules(get("gate"))),
             lambda: starting_weights.check_warm_start(get("warm_start")),
-            lambda: retention.check(get("prune")) if get("prune") else None,
+            lambda: retention.check_keep(get("prune")) if get("prune") else None,
             lambda: data_job.check_workers(get("data_workers")),
             lambda: check_sizes(get("step_cpu"), get("step_memory")),
             lambda: model_registry.check_server(get("registry")) if get("registry") else None,
             self._check_names_and_paths,
         )
 
-    def job(self) -> JobSpec:
+    def build_job(self) -> JobSpec:
         """Return the training job of the run; raises ConfigError if it cannot be used."""
         request = {name: self.get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
         return jobs.Request(**request, steps_image="steps").build_spec(("train",))
 
     def package(self) -> Mapping[str, object]:
-        """Return the compiled pipeline as the API takes it."""
-        spec, platform = yaml.safe_load_all(to_yaml(self.options))
+        """Return the compiled pipeline in the format of the API."""
+        spec, platform = yaml.safe_load_all(compile_to_yaml(self.options))
         return {"pipeline_spec": spec, "platform_spec": platform}
 
     def commands(self, access: Access) -> list[str]:
@@ -135,7 +135,7 @@ class Submission:
         recipe, overrides = self.get("recipe"), self.get("overrides")
         recipes.load(recipe, overrides)
         if self.settings.get("trials"):
-            space.parse(self.get("space"), recipe, overrides, f"the space of {self.name}")
+            space.parse_space(self.get("space"), recipe, overrides, f"the space of {self.name}")
             check_name(self.get("study") or recipe, "study")
 
     def _check_names_and_paths(self) -> None:
@@ -151,7 +151,7 @@ class Submission:
                 problems.append(f"{name}: {error}")
         root = self.get("data_root")
         if not root:
-            problems.append("data_root: is missing: where data is kept, e.g. s3://bucket/kubedet")
+            problems.append("data_root: is missing: set it, e.g. to s3://bucket/kubedet")
         places = [("data_root", root), ("output", self.get("output"))]
         try:
             places += [("source", place) for place in source_names.source_uris(self.get("source"))]
@@ -161,7 +161,7 @@ class Submission:
         for name, place in places:
             is_mounted = mount and f"{storage.absolute(place)}/".startswith(f"{mount}/")
             if place and storage.is_local(place) and not is_mounted:
-                problems.append(f"{name}: no pod finds {place}: {remedy}")
+                problems.append(f"{name}: pods cannot access {place}: {remedy}")
             try:
                 storage.check_uri(place)
             except StorageError as error:

@@ -32,13 +32,13 @@ def tune(
     name = name or f"tune-{recipe}"
     check_name(name, "name")
     content = storage.read_bytes(space_file) if space_file else ""
-    space.parse(content, recipe, values, space_file or f"the space of {recipe}")
+    space.parse_space(content, recipe, values, space_file or f"the space of {recipe}")
     folder = Path(output).absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
     root = storage.absolute(data_root)
     raw = download(source, root, recipe, values, trains=True)
     assert isinstance(raw, RawData)  # There is no condition.
     study = search.Study(root, name, recipe, values, content, shard(raw).uri, trials, str(folder))
-    search.train(study, range(trials), parallel)
+    search.train_trials(study, range(trials), parallel)
     search.finish(study)
-    return folder / search.BEST
+    return folder / search.BEST_FILE

@@ -1,7 +1,7 @@
 """Follows a run in a cluster to its end, and explains why its steps wait or fail.
 
 Kubeflow Pipelines 2.17 shows RUNNING for a step whose pod is pending, and FAILED without a cause. So this
-reads the state of the pods; if the cluster's API cannot be reached, the message names the log.
+module reads the state of the pods. If it cannot reach the cluster's API, messages name the log.
 """
 
 import re
@@ -20,7 +20,7 @@ from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import find_reason, has_waited, list_pods, newest_failure
 from components.launchers.obstacles import Obstacle, ObstacleTracker
 from components.launchers.spec import START_TIMEOUT
-from components.run_end import termination
+from components.run_end import read_termination
 from pipelines import CLEANUP_TITLE, SEARCH_TITLES, STEP_TITLES
 from pipelines.kubeflow import ENDED_STATES, Server, ServiceUnavailable, is_cancelled
 from trainer.base import events
@@ -29,16 +29,16 @@ from trainer.base.log import format_duration
 
 POLL_SECONDS = 5.0  # Seconds between two requests.
 
-MAX_OUTAGE_SECONDS = 900.0  # Seconds of an outage of Kubeflow Pipelines after which `follow` gives up.
+MAX_OUTAGE_SECONDS = 900.0  # Seconds of an outage of Kubeflow Pipelines after which `follow_run` gives up.
 
 _STEP_TITLES = STEP_TITLES | SEARCH_TITLES | CLEANUP_TITLE
 _TITLES_BY_NAME = _STEP_TITLES | {title: title for title in _STEP_TITLES.values()}
-"""Titles of the steps by name; Kubeflow shows either."""
+"""Titles of the steps by name and by title, because Kubeflow shows either of them."""
 
-_ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
-"""The state of a step with several pods is the first that any of them has."""
+_STATE_ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
+"""A step with several pods has the first of these states that any of its pods has."""
 
-_DRIVER = " (its driver)"  # Suffix of a step's title for the pod of Kubeflow Pipelines that prepares it.
+_DRIVER = " (its driver)"  # Suffix of a step's title, for the pod of Kubeflow that prepares the step.
 _LABEL = "pipeline/runid"  # Label of a run's pods, with the run's id.
 _MAIN = "main"  # The container of a step's code.
 _NODE = "workflows.argoproj.io/node-name"  # Annotation with the names of a pod's step and its graphs.
@@ -65,7 +65,7 @@ class FailureCause:
 
 
 class Pods:
-    """The pods of one run. An empty namespace is that of the kubeconfig or of this pod, or `kubeflow`."""
+    """The pods of one run, by default in the namespace `kubeflow`, or in the kubeconfig's or this pod's."""
 
     def __init__(self, run_id: str, namespace: str) -> None:
         self._run_id = run_id
@@ -78,7 +78,7 @@ class Pods:
         self._clusters = [cluster.in_namespace(name) for name in dict.fromkeys(names)]
 
     def step_obstacles(self) -> list[Obstacle]:
-        """Return the obstacles of the steps' pods."""
+        """Return the obstacles that keep pods of steps from starting."""
         found = []
         for cluster, pod in self._last_pods():
             if pod.status.phase == "Pending":
@@ -89,7 +89,7 @@ class Pods:
         return found
 
     def training_obstacles(self) -> list[Obstacle] | None:
-        """Return the obstacles of the training job's pods; None if the job has ended."""
+        """Return the obstacles that keep the job's pods from starting; None if the job has ended."""
         for cluster in self._clusters[:1] if self._last_pods() else ():
             with suppress(LaunchError, ConfigError):  # The log of the launcher also shows it.
                 job = ClusterBackend(cluster).status(jobs.job_name(self._run_id))
@@ -101,7 +101,7 @@ class Pods:
         return None
 
     def failure_causes(self) -> Iterator[FailureCause]:
-        """Yield the cause for each step whose last pod failed."""
+        """Yield the cause of failure of each step whose last pod failed."""
         for cluster, pod in self._last_pods():
             if text := _describe_failure(cluster, pod):
                 yield FailureCause(_step_of_pod(pod), *_FIX_SEPARATOR.split(text, maxsplit=1))
@@ -109,18 +109,19 @@ class Pods:
     def recorded_outcomes(self) -> Iterator[str]:
         """Yield the texts that steps recorded in their pods' status: the outcome, or the best trial."""
         for _, pod in self._last_pods():
-            ended = termination(pod)
+            ended = read_termination(pod)
             if ended and ended.exit_code == 0 and ended.message:
                 yield f"{_step_of_pod(pod)}: {'; '.join(ended.message.splitlines())}"
 
-    def namespace(self) -> str:
+    def find_namespace(self) -> str:
         """Return the namespace of the run's pods; empty if unknown."""
         return next((cluster.namespace for cluster, _ in self._last_pods()), "")
 
     def _last_pods(self) -> list[tuple[Cluster, Any]]:
         """Return the last pod (V1Pod) of every step."""
         pods = sorted(self._list_pods(f"{_LABEL}={self._run_id}"), key=lambda item: _creation_time(item[1]))
-        return list({re.sub(r"\(\d+\)$", "", _node(pod)): (cluster, pod) for cluster, pod in pods}.values())
+        last = {re.sub(r"\(\d+\)$", "", _node_path(pod)): (cluster, pod) for cluster, pod in pods}
+        return list(last.values())
 
     def _list_pods(self, label: str) -> Iterator[tuple[Cluster, Any]]:
         for cluster in list(self._clusters):
@@ -147,10 +148,10 @@ def step_title(node: str) -> str:
 
 
 def _step_of_pod(pod: Any) -> str:
-    return step_title(_node(pod) or pod.metadata.name)
+    return step_title(_node_path(pod) or pod.metadata.name)
 
 
-def _node(pod: Any) -> str:
+def _node_path(pod: Any) -> str:
     return str((pod.metadata.annotations or {}).get(_NODE, ""))
 
 
@@ -173,7 +174,7 @@ def _describe_failure(cluster: Cluster, pod: Any) -> str:
     if state is None:
         return f"the pod {name} failed" if pod.status.phase == "Failed" else ""
     if state.reason == "OOMKilled":
-        return f"it used too much memory and was killed (OOMKilled)\n  fix: {_MEMORY_FIX}"
+        return f"the step used too much memory and was killed (OOMKilled)\n  fix: {_MEMORY_FIX}"
     if state.message and state.message.strip():
         return str(state.message).strip().removeprefix("error: ")
     read = cluster.core.read_namespaced_pod_log
@@ -198,7 +199,7 @@ def find_error(log: str) -> str:
     return "\n".join((step_lines or lines)[-_SHOWN_LINES:])
 
 
-def follow(
+def follow_run(
     server: Server,
     run_id: str,
     *,
@@ -208,8 +209,8 @@ def follow(
 ) -> None:
     """Print the states of a run and its steps, and reasons for waiting, until it has ended.
 
-    `deadline` is in seconds (0 is none); a `conditional` run may skip training. If a step's pod cannot
-    start and only a user can fix that, the run is stopped after the same part of `start_timeout` as a job.
+    `deadline` is in seconds (0: none); a `conditional` run may skip training. If a step's pod cannot start
+    and only a user can fix that, the run is stopped, like a job, after a part of `start_timeout`.
     """
     shown: dict[str, str] = {}
     step_tracker, training_tracker = ObstacleTracker(), ObstacleTracker()
@@ -222,19 +223,19 @@ def follow(
 
     while True:
         try:
-            run = server.run(run_id)
+            run = server.read_run(run_id)
         except ServiceUnavailable as error:
             if time.monotonic() - last_answer > MAX_OUTAGE_SECONDS:
                 raise
             if not away:
-                show(f"no answer, trying again: {error.message}")
+                show(f"no response, trying again: {error.message}")
             away = True
             time.sleep(POLL_SECONDS)
             continue
         if away:
-            show("it answers again")
+            show("Kubeflow Pipelines responds again")
         last_answer, away = time.monotonic(), False
-        states = _states(run)
+        states = _step_states(run)
         # Kubeflow records the end of a run slightly before the end of its last steps.
         if run.state in ENDED_STATES and not has_ended and {"PENDING", "RUNNING"} & {*states.values()}:
             has_ended = True
@@ -246,7 +247,7 @@ def follow(
                 # The steps of a stopped run fail.
                 show(f"{name}: {'stopped' if state == 'FAILED' and is_cancelled(run) else state.lower()}")
         if run.state in ENDED_STATES:
-            raise_failure(server, run, pods, deadline)
+            raise_if_failed(server, run, pods, deadline)
             for text in _closing_lines(pods, skipped=conditional and STEP_TITLES["train"] not in shown):
                 show(text)
             return
@@ -258,25 +259,25 @@ def follow(
         time.sleep(POLL_SECONDS)
 
 
-def _states(run: Any) -> dict[str, str]:
+def _step_states(run: Any) -> dict[str, str]:
     """Return the states of a run's steps by title, without drivers and inner graphs, and of the run."""
     found: dict[str, set[str]] = {}
     for item in _tasks(run):
         if item.display_name in _TITLES_BY_NAME and item.state:
             found.setdefault(_TITLES_BY_NAME[item.display_name], set()).add(item.state)
-    states = {name: next((one for one in _ORDER if one in of), min(of)) for name, of in found.items()}
+    states = {name: next((one for one in _STATE_ORDER if one in of), min(of)) for name, of in found.items()}
     return states | {"run": run.state or ""}
 
 
 def _closing_lines(pods: Pods, *, skipped: bool) -> Iterator[str]:
-    """Yield the lines to print at the end of a successful run; `skipped`: it did not train."""
+    """Yield the last lines to print about a successful run, which trained nothing if `skipped` is true."""
     if skipped:
-        yield "nothing new: nothing was trained; see the step that prepares the data"
+        yield "nothing new: nothing was trained (see the step that prepares the data)"
     yield from pods.recorded_outcomes()
 
 
 def _stop_if_blocked(server: Server, run: Any, step_tracker: ObstacleTracker, seconds: float) -> None:
-    """Stop a run and raise LaunchError if an obstacle that only a user can remove lasts for longer."""
+    """Stop a run and raise LaunchError if an obstacle that only a user can remove has lasted for longer."""
     if obstacle := step_tracker.find_lasting(seconds):
         server.stop_run(run.run_id)
         name, again = run.display_name or run.run_id, "then start the run again: it reuses finished work"
@@ -290,14 +291,14 @@ def _tasks(run: Any) -> list[Any]:
     return (run.run_details.task_details if run.run_details else None) or []
 
 
-def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
-    """Raise an error unless a run, which has ended, succeeded."""
+def raise_if_failed(server: Server, run: Any, pods: Pods, deadline: int) -> None:
+    """Raise an error unless a run, which must have ended, has succeeded."""
     if run.state == "SUCCEEDED":
         return
     name = f"the run {run.display_name or run.run_id}"
     if is_cancelled(run):
-        again = "finished work is reused by a new run, and by this one after `Retry` in the UI"
-        raise LaunchError(f"{name} was stopped", fix=f"start it again: {again}")
+        again = "a new run, or `Retry` in the UI, reuses finished work"
+        raise LaunchError(f"{name} was stopped", fix=f"start the run again: {again}")
     if run.state != "FAILED":
         raise LaunchError(f"{name} ended with the state {run.state.lower()}")
     took = (run.finished_at - run.created_at).total_seconds() if run.created_at and run.finished_at else 0.0
@@ -306,7 +307,7 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
             f"{name} reached its deadline of {deadline} s",
             fix="raise --deadline: a new run reuses finished work",
         )
-    causes, lines = _causes(run, pods), []
+    causes, lines = _failure_causes(run, pods), []
     for cause in causes:
         first, *rest = f"{cause.step}: {cause.text.strip()}".splitlines()
         rest = textwrap.dedent("\n".join(rest)).splitlines()
@@ -319,7 +320,7 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
         remedy = "see the steps above"
     else:
         steps = " and ".join(dict.fromkeys(cause.step for cause in causes)) or "the step that failed"
-        namespace = pods.namespace() or server.namespace or "kubeflow"
+        namespace = pods.find_namespace() or server.namespace or "kubeflow"
         remedy = (
             f"look at the log of {steps}: in the UI at {server.link('runs', run.run_id)}, or "
             f"`kubectl -n {namespace} logs -l {_LABEL}={run.run_id} -c {_MAIN} --prefix --tail 50`"
@@ -327,11 +328,11 @@ def raise_failure(server: Server, run: Any, pods: Pods, deadline: int) -> None:
     raise LaunchError("\n".join([f"{name} failed", *lines]), fix=remedy)
 
 
-def _causes(run: Any, pods: Pods) -> list[FailureCause]:
+def _failure_causes(run: Any, pods: Pods) -> list[FailureCause]:
     """Return the causes of failed steps, from Kubeflow's API and the pods."""
     failed = [item for item in _tasks(run) if item.state == "FAILED"]
     steps: dict[str, Any] = {}
-    for item in failed:  # Skip graphs around steps, and attempts.
+    for item in failed:  # Skip the graphs around steps, and single attempts.
         plain = (item.display_name or "").removesuffix("-driver")
         driver = _DRIVER if plain != item.display_name else ""
         if driver or plain in _TITLES_BY_NAME:

@@ -65,7 +65,7 @@ def _commands() -> Iterator[str]:
         several = {TITLES[key]: options for key, options in groups[name].items() if len(options) > 1}
         shared |= several
         yield f"### kubedet {name}"
-        yield Docstring.read(entry.function).text
+        yield Docstring.parse(entry.function).text
         if lines := [line for line in map(_line, own[name]) if counts[line] <= 2]:
             yield _list(lines)
         common = [

@@ -13,7 +13,7 @@ def print_safe(text: str) -> None:
     print(make_printable(text))
 
 
-def message(template: str) -> Callable[[object, Mapping[str, Any]], None]:
+def make_printer(template: str) -> Callable[[object, Mapping[str, Any]], None]:
     """Return a function that prints a template with a command's arguments and `{result}`."""
 
     def show_text(result: object, arguments: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ def show_pruning(pruning: "Pruning", arguments: Mapping[str, Any], *, json: bool
     print_safe(format_columns(rows, right={1}))
     print(f"{'deleted' if arguments['yes'] else 'would delete'} {pruning.summary}")
     if not arguments["yes"]:
-        print("nothing was deleted; --yes deletes it")
+        print("nothing was deleted; repeat the command with --yes to delete it")
 
 
 def show_merge_result(merged: "MergeResult") -> None:

@@ -20,7 +20,7 @@ def show_run(run: ClusterRun, arguments: Mapping[str, Any]) -> None:
     if arguments["wait"] and run.run_id:
         return
     if not run.run_id:
-        print("dry run: nothing was sent. It would send:")
+        print("dry run: nothing was sent. This would be sent:")
     submission, access = run.submission, run.access
     print(f"  host        {access.host or 'the cluster of this pod or kubeconfig'}")
     print(f"  namespace   {access.namespace or '(the default one)'}")
@@ -46,7 +46,7 @@ def show_schedule(schedule: "Schedule") -> None:
     if schedule.status:
         print(f"schedule {schedule.name}: {schedule.status}\n{schedule.link}")
     else:
-        print("dry run: nothing was sent. It would send:")
+        print("dry run: nothing was sent. This would be sent:")
     times = ", ".join(f"{time:%Y-%m-%d %H:%M:%S}" for time in schedule.next_times)
     print(f"  cron        {schedule.cron}\n  next        {times} (if the cluster's time is UTC)")
     print(f"  experiment  {schedule.experiment}")
@@ -68,10 +68,10 @@ def show_schedules(schedules: "Sequence[Schedule]") -> None:
 
 def show_history(history: "History", arguments: Mapping[str, Any]) -> None:
     """Print a row for each run of a schedule."""
-    from operations.history import table
+    from operations.history import format_rows
 
     if history.runs:
-        print(format_columns(table(history.runs)))
+        print(format_columns(format_rows(history.runs)))
     else:
         print(f"the schedule {arguments['name']} has no runs")
     if history.problem:

@@ -1,4 +1,4 @@
-"""The end of a search for hyper-parameters: the best of its trials, and the table of all."""
+"""The last step of a hyper-parameter search: chooses the best trial, and writes a table of all trials."""
 
 from kfp import dsl
 
@@ -24,6 +24,6 @@ def best(
     def work() -> BestTrial:
         from operations.tuning import search
 
-        return search.choose(search.open_study(read(shards.path, Shards), study, space, len(ended)))
+        return search.choose_best(search.open_study(read(shards.path, Shards), study, space, len(ended)))
 
     report_best_trial(steps.run_step("best", work, secret=credentials), table, configuration, metrics)

@@ -13,7 +13,7 @@ class BestTrial:
     """The best trial of a search."""
 
     trial: int
-    description: str  # A line about the trial.
+    description: str  # One line that describes the trial.
     metric: str
     value: float
     table: str  # URI of the table of all trials, as Markdown.

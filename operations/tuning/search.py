@@ -1,7 +1,7 @@
-"""A search: its Optuna study, the parallel training of its trials, and its results.
+"""A hyper-parameter search: its Optuna study, the parallel training of its trials, and its results.
 
-On a disk or a volume the study is Optuna's journal, shared by any number of processes. In a bucket a trial's
-values follow from the study's seed and the trial's number, and its result is a JSON object.
+On a disk or a volume, processes share the study through Optuna's journal. In a bucket, the values of a trial
+follow from the seed of the study and the number of the trial, and its result is stored as a JSON object.
 """
 
 import math
@@ -27,7 +27,7 @@ from pydantic import dataclasses as models
 
 from components.launchers.guarded_process import GuardedProcess
 from operations.tuning.choice import BestTrial
-from operations.tuning.space import ENDED, Choices, Range, parse, to_json
+from operations.tuning.space import ENDED_FILE, Choices, Range, parse_space, to_dict
 from trainer import storage
 from trainer.base import json_files
 from trainer.base.errors import EXIT_RETRY, ConfigError, FormatError, Interrupted, TrainingError, check_name
@@ -40,10 +40,10 @@ from trainer.steps import starting_weights
 from trainer.steps.manifests import Shards
 from trainer.trackers.training_log import read_rows
 
-TABLE, BEST = "trials.md", "best.yaml"
+TABLE_FILE, BEST_FILE = "trials.md", "best.yaml"
 _NUMBER = "number"
-"""User attribute of Optuna's trials: our number. Optuna numbers trials in the order in which they start."""
-_TRIAL_FIX = "delete it, and run the same command again: it trains that trial again"
+"""User attribute of Optuna's trials: kubedet's number. Optuna numbers trials in the order of their start."""
+_TRIAL_FIX = "delete this file, and run the same command again: it repeats the trial"
 _POLL_SECONDS = 0.5
 
 
@@ -61,10 +61,10 @@ class _TrialRecord:
 
 
 class Study:
-    """The search `name` in a data root, with a number of `trials`. It is created if it does not exist.
+    """The search `name` in a data root, which is created if it does not exist, with a number of `trials`.
 
     Each trial trains `recipe` with `overrides` on the shards at the URI `shards`. A search on this machine
-    stores its training runs and copies of its results in the folder `output`.
+    stores its training runs, and copies of its results, in the folder `output`.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Study:
             key: attrgetter(key)(config) if isinstance(value, float) else value
             for key, value in overrides.items()
         }
-        self.space = parse(space, recipe, overrides, "the space")
+        self.space = parse_space(space, recipe, overrides, "the space")
         about: dict[str, Any] = {
             "kind": "search",
             "version": 2,
             "recipe": recipe,
             "overrides": self.overrides,
-            "space": to_json(self.space),
+            "space": to_dict(self.space),
             "shards": shards,
         }
         begun = {**about, "seed": secrets.randbits(32)}
@@ -106,7 +106,7 @@ class Study:
             if other := [key for key, value in about.items() if begun.get(key) != value]:
                 raise ConfigError(
                     f"{self.uri} contains a search with different {', '.join(other)}",
-                    fix="choose another --name; best.yaml of the existing search remains usable",
+                    fix="choose another --name; the existing search keeps its best.yaml",
                 )
         self._seed = begun["seed"]
         self._distributions = {key: _to_distribution(one) for key, one in self.space.items()}
@@ -125,7 +125,7 @@ class Study:
             )
 
     def trials(self) -> list[FrozenTrial]:
-        """Return the trials by kubedet's number; in a bucket only those that have ended."""
+        """Return the trials, sorted by kubedet's number; in a bucket, only those that have ended."""
         trials = []
         if self.journal:
             # A trial without a number was begun by a process that was killed immediately.
@@ -150,14 +150,14 @@ class Study:
             trial.number = trial.user_attrs[_NUMBER]
         return sorted(trials, key=attrgetter("number"))
 
-    def begin(self, number: int) -> optuna.Trial | None:
+    def begin_trial(self, number: int) -> optuna.Trial | None:
         """Begin a trial, or return an unfinished one; None if it has ended."""
         known = next((trial for trial in self.trials() if trial.number == number), None)
         if known and known.state.is_finished():
             return None
         if known and self.journal:
             return optuna.Trial(self.journal, known._trial_id)
-        storage.delete(storage.join(self.uri, ENDED))  # The search is extended by more trials.
+        storage.delete(storage.join(self.uri, ENDED_FILE))  # More trials extend a search that has ended.
         seeded = samplers.RandomSampler(seed=(self._seed + number) % 2**32)
         study = self.journal or optuna.create_study(
             direction="maximize", sampler=seeded, pruner=pruners.NopPruner()
@@ -166,7 +166,7 @@ class Study:
         trial.set_user_attr(_NUMBER, number)
         return trial
 
-    def end(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> FrozenTrial:
+    def end_trial(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> FrozenTrial:
         """Record how a trial ended; Optuna uses the last validation of a pruned trial as its value."""
         trial.study.tell(trial, value, state)
         ended = trial.study.trials[trial.number]
@@ -186,8 +186,8 @@ def _to_distribution(one: Range | Choices) -> distributions.BaseDistribution:
     return distributions.FloatDistribution(one.low, one.high, one.log, one.step)
 
 
-def describe(trial: FrozenTrial) -> str:
-    """Return a line about a trial."""
+def describe_trial(trial: FrozenTrial) -> str:
+    """Describe a trial in one line."""
     params = ", ".join(f"{key}={_abbreviate(value)}" for key, value in trial.params.items())
     return f"trial {trial.number}: {trial.state.name.lower()} {_abbreviate(trial.value)}  {params}"
 
@@ -196,14 +196,14 @@ def _abbreviate(value: object) -> str:
     return format(value, ".4g") if isinstance(value, float) else "" if value is None else str(value)
 
 
-def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: int = 1) -> None:
+def train_trials(study: Study, numbers: Sequence[int], parallel: int = 1, processes: int = 1) -> None:
     """Train trials, `parallel` at a time, each with `processes`; wait for trials of other processes."""
     import fcntl  # Only available on Unix.
 
     locks = Path(storage.absolute(study.uri), "locks")
     if study.journal:
         locks.mkdir(exist_ok=True)
-    drawing = Lock()
+    printing = Lock()
     with stop_request() as stop, ThreadPoolExecutor(parallel) as threads:
 
         def train_one(number: int) -> bool:
@@ -213,14 +213,14 @@ def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: in
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return False
-                except OSError:  # A volume without locks: each trial has its own pod.
+                except OSError:  # The volume has no locks, but each trial has its own pod.
                     pass
                 try:
-                    trial = None if stop.requested else study.begin(number)
+                    trial = None if stop.requested else study.begin_trial(number)
                     if trial and (ended := _run_trial(study, trial, stop, lock, parallel, processes)):
-                        with drawing:
-                            print(describe(ended), flush=True)
-                            publish(study)
+                        with printing:
+                            print(describe_trial(ended), flush=True)
+                            write_results(study)
                 except BaseException:
                     stop.requested = True  # The other training runs save their state and end.
                     raise
@@ -235,7 +235,7 @@ def train(study: Study, numbers: Sequence[int], parallel: int = 1, processes: in
 def _run_trial(
     study: Study, trial: optuna.Trial, stop: StopRequest, lock: IO[str], parallel: int, processes: int
 ) -> FrozenTrial | None:
-    """Train a trial, prune it if it is behind, and record its end; return None if it can be continued."""
+    """Train a trial, stop it if it falls behind, and record its end; return None if it was interrupted."""
     given = {**study.overrides, **trial.params}
     values = starting_weights.overrides_from_weights(study.recipe, given, study.data_root) | given
     folder = storage.join(study.runs_folder, f"{trial.user_attrs[_NUMBER]:05d}")
@@ -270,7 +270,7 @@ def _run_trial(
             stdout=log.fileno() if log else None,
         ) as process,
     ):
-        while code is None and not is_behind and not stop.requested:  # Leaving the block stops it.
+        while code is None and not is_behind and not stop.requested:  # Leaving the block stops the process.
             time.sleep(_POLL_SECONDS)
             code = process.poll()  # Poll first, so that the files of an ended process are complete.
             rows = read_rows(output) if code is not None or study.journal else []
@@ -282,17 +282,17 @@ def _run_trial(
     if code == 0:
         value = storage.read_json(storage.join(output, "result.json"))["metrics"].get(study.metric)
         if value is None or math.isnan(value):
-            return study.end(trial, TrialState.FAIL)
-        return study.end(trial, TrialState.COMPLETE, value)
+            return study.end_trial(trial, TrialState.FAIL)
+        return study.end_trial(trial, TrialState.COMPLETE, value)
     if code is None and is_behind:
-        return study.end(trial, TrialState.PRUNED)
+        return study.end_trial(trial, TrialState.PRUNED)
     if code == EXIT_RETRY or stop.requested:
         stop.requested = True
         return None
-    return study.end(trial, TrialState.FAIL)
+    return study.end_trial(trial, TrialState.FAIL)
 
 
-def publish(study: Study) -> FrozenTrial | None:
+def write_results(study: Study) -> FrozenTrial | None:
     """Write the table of trials and, if one succeeded, the best configuration; return the best trial."""
     trials = study.trials()
     trials.sort(key=lambda trial: (trial.state != TrialState.COMPLETE, -(trial.value or 0.0)))
@@ -304,9 +304,9 @@ def publish(study: Study) -> FrozenTrial | None:
     ]
     lines = [f"| {' | '.join(map(_abbreviate, row))} |" for row in rows]
     lines.insert(1, "| --- " * len(rows[0]) + "|")
-    files = {TABLE: "\n".join([f"# Search {study.name}", "", *lines, ""])}
+    files = {TABLE_FILE: "\n".join([f"# Search {study.name}", "", *lines, ""])}
     if best:
-        files[BEST] = recipes.format_recipe_file(study.recipe, {**study.overrides, **best.params})
+        files[BEST_FILE] = recipes.format_recipe_file(study.recipe, {**study.overrides, **best.params})
     for folder in filter(None, (study.uri, study.output)):
         for name, text in files.items():
             storage.write_bytes(storage.join(folder, name), text.encode())
@@ -315,30 +315,30 @@ def publish(study: Study) -> FrozenTrial | None:
 
 def finish(study: Study) -> FrozenTrial:
     """Publish a search whose trials have all ended, and return the best of them."""
-    best = publish(study)
-    storage.write_json(storage.join(study.uri, ENDED), {"kind": "search ended", "version": 1})
+    best = write_results(study)
+    storage.write_json(storage.join(study.uri, ENDED_FILE), {"kind": "search ended", "version": 1})
     if best is None:
-        raise TrainingError("no trial succeeded", fix="check the trials' logs, then use another --name")
+        raise TrainingError("no trial succeeded", fix="read the logs of the trials, then use another --name")
     folder = study.output or study.uri
-    print(f"best: {describe(best)}\ntrials: {storage.join(folder, TABLE)}")
-    print(f"kubedet run --recipe {storage.join(folder, BEST)}")
+    print(f"best: {describe_trial(best)}\ntrials: {storage.join(folder, TABLE_FILE)}")
+    print(f"kubedet run --recipe {storage.join(folder, BEST_FILE)}")
     return best
 
 
 def open_study(shards: Shards, name: str, space: str, trials: int) -> Study:
-    """Open the search `name` over these shards, with the recipe and overrides of the run."""
+    """Open the search `name` on these shards, with their recipe and overrides."""
     recipe, overrides = shards.recipe, shards.overrides
     return Study(shards.data_root, name, recipe, overrides, space, shards.uri, trials)
 
 
 def train_trial(study: Study, number: int, gpus: int) -> str:
-    """Train a trial of a search in a pod with `gpus` GPUs; return a line about it."""
-    train(study, [number], processes=max(gpus, 1))
-    return next(describe(trial) for trial in study.trials() if trial.number == number)
+    """Train a trial of a search in a pod with `gpus` GPUs; describe the result in one line."""
+    train_trials(study, [number], processes=max(gpus, 1))
+    return next(describe_trial(trial) for trial in study.trials() if trial.number == number)
 
 
-def choose(study: Study) -> BestTrial:
+def choose_best(study: Study) -> BestTrial:
     """Write the table of trials and the best configuration of a search whose trials have ended."""
     best = finish(study)
-    table, configuration = (storage.join(study.uri, file) for file in (TABLE, BEST))
-    return BestTrial(best.number, describe(best), study.metric, best.value or 0.0, table, configuration)
+    table, configuration = (storage.join(study.uri, file) for file in (TABLE_FILE, BEST_FILE))
+    return BestTrial(best.number, describe_trial(best), study.metric, best.value or 0.0, table, configuration)

@@ -1,4 +1,4 @@
-"""The space of a search: which keys of a configuration take which values."""
+"""The search space: the keys of a configuration that a search varies, and their values."""
 
 import math
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from trainer.base.errors import ConfigError, KubedetError
 from trainer.base.safe_text import parse_yaml
 from trainer.model import recipes
 
-ENDED = "ended.json"  # Written into the folder of a search when all its trials have ended.
+ENDED_FILE = "ended.json"  # Written into the folder of a search when all its trials have ended.
 
 
 @dataclass(config=json_files.STRICT, frozen=True)
 class Range:
-    """Numbers from `low` to `high`, integers if both are."""
+    """Numbers from `low` to `high`; only integers if both are integers."""
 
     low: int | float
     high: int | float
@@ -47,14 +47,14 @@ class Choices:
 Space = dict[str, Range | Choices]  # By key of the configuration.
 _FIX = (
     "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, "
-    "a line a key; YAML reads 1.0e-4 as a number, but not 1e-4"
+    "one key per line; YAML reads 1.0e-4 as a number, but not 1e-4"
 )
 _SHARED_KEYS = ("data.", "evaluation.", "export.", "recipe")
-"""Keys that all trials share: raw data, shards, and how they are scored."""
+"""Beginnings of the keys that all trials share: raw data, shards, scoring and export."""
 
 
 def default_space(recipe: str, overrides: Mapping[str, Any]) -> Space:
-    """Return a space around the recipe's values, without the overridden keys; raises ConfigError."""
+    """Return a space around the recipe's values, without the overridden keys."""
     config = recipes.load(recipe, dict(overrides))
     train, loader = config.train, config.loader
     space: Space = {"train.lr": Range(train.lr / 5, train.lr * 5, log=True)}
@@ -68,19 +68,19 @@ def default_space(recipe: str, overrides: Mapping[str, Any]) -> Space:
     return {key: one for key, one in space.items() if key not in overrides}
 
 
-def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
-    """Return the space in YAML, or `default_space` if it is empty, checked with the recipe."""
+def parse_space(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name: str) -> Space:
+    """Parse a space from YAML (default: `default_space`), and check it with the recipe."""
     space: Space = {}
     key = ""
     try:
-        tree = parse_yaml(content, 100_000) if content else to_json(default_space(recipe, overrides))
+        tree = parse_yaml(content, 100_000) if content else to_dict(default_space(recipe, overrides))
         if not isinstance(tree, dict) or not tree:
             raise ValueError("there is nothing to search: the space has no keys, or all keys are set")
         for key, value in tree.items():
             kind: type[Range | Choices] = Choices if isinstance(value, dict) and "choices" in value else Range
             space[str(key)] = json_files.validate(kind, value, str(key), _FIX)
             if str(key).startswith(_SHARED_KEYS):
-                raise ValueError("all trials share it; set it with --set")
+                raise ValueError("all trials share this key: set it with --set")
         columns = {
             key: one.choices if isinstance(one, Choices) else [one.low, one.high]
             for key, one in space.items()
@@ -97,16 +97,16 @@ def parse(content: str | bytes, recipe: str, overrides: Mapping[str, Any], name:
     raise ConfigError(f"{name} cannot be used: {problem.removeprefix(': ')}", fix=_FIX)
 
 
-def to_json(space: Space) -> dict[str, dict[str, object]]:
-    """Return a space as JSON, without defaults."""
+def to_dict(space: Space) -> dict[str, dict[str, object]]:
+    """Return a space as a tree for YAML or JSON, without defaults."""
     return {
         key: {name: value for name, value in vars(one).items() if value is not None and value is not False}
         for key, one in space.items()
     }
 
 
-def text(space: Space, *, one_line: bool = False) -> str:
-    """Return a space as YAML that `parse` accepts."""
+def format_space(space: Space, *, one_line: bool = False) -> str:
+    """Return a space as YAML that `parse_space` accepts."""
     # PyYAML writes 1e-05 as 1.0e-05, and reads that as a number.
     flow, width = (True, 2**30) if one_line else (None, 80)
-    return yaml.safe_dump(to_json(space), sort_keys=False, default_flow_style=flow, width=width).strip()
+    return yaml.safe_dump(to_dict(space), sort_keys=False, default_flow_style=flow, width=width).strip()

@@ -1,4 +1,4 @@
-"""One trial of a search for hyper-parameters, in a pod of its own."""
+"""A step that trains one trial of a hyper-parameter search, in its own pod."""
 
 from kfp import dsl
 

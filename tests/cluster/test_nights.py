@@ -19,7 +19,7 @@ records = sorted(RunRecord.read_all(root), key=lambda record: record.started)
 nights = [record.run_id for record in records]
 ids = {{record.run: record.run_id for record in records}}
 versions = list(published_models.load_versions(root, "sample")[0])
-kinds = [name.partition("/")[0] for name in retention.inventory(root)]
+kinds = [name.partition("/")[0] for name in retention.list_artifacts(root)]
 published = {{record.name: record.run for record in PublishedRecord.read_all(root)}}
 current = published_models.read_current(root, "sample").version
 without_news = storage.list_files(NothingNewRecord.record_uri(root))

@@ -44,5 +44,5 @@ def test_what_is_installed_registers_operations():
 
 
 def test_no_job_may_have_the_secrets_of_steps():
-    secrets = {environment.SIGNING_NAME, notifications.NOTIFY}
+    secrets = {environment.SIGNING_NAME, notifications.WEBHOOK_NAME}
     assert secrets == jobs.STEP_SECRETS

@@ -132,7 +132,7 @@ def test_the_outcome_follows_from_what_the_steps_recorded(
 
 def test_a_job_that_is_left_is_removed(add, tmp_path, monkeypatch):
     removed = []
-    monkeypatch.setattr(run_end.jobs, "remove", lambda *given: removed.append(given))
+    monkeypatch.setattr(run_end.jobs, "delete_unfinished", lambda *given: removed.append(given))
     written(tmp_path, "FAILED", launcher="kubernetes")
     written(tmp_path, "FAILED", launcher="")
     assert removed == [("kubernetes", RUN)] and job_name(RUN).startswith("kubedet-0b9c8d7e")

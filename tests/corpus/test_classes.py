@@ -34,7 +34,7 @@ def test_rf_detr_961_detections_have_the_category_ids_of_the_data(sets, tmp_path
     assert labels(dataset) == [0, 1, 2]
     model = kubedet.load(make_bundle(tmp_path / "model", classes=dataset.categories))
     found = model.predict(Image.new("RGB", (96, 96), "white"))
-    assert (found.labels.tolist(), found.names) == ([1], ["nut"])
+    assert (found.labels.tolist(), found.class_names) == ([1], ["nut"])
     assert [item["category_id"] for item in found.to_coco()] == [2]
 
 

@@ -32,7 +32,7 @@ from components.environment import SECRET_KEYS
 from components.launchers.job_options import read_job
 from components.launchers.spec import build_spec
 from kubedet import cli
-from operations.tuning.space import parse
+from operations.tuning.space import parse_space
 from pipelines import wait
 from trainer.__main__ import _parser as trainer_parser
 from trainer.config.parsing import parse_overrides
@@ -339,7 +339,7 @@ def test_examples_of_files_are_valid(tmp_path):
     for block in blocks("networks", "yaml"):
         build_spec({"command": ["true"]} | yaml.safe_load(block))
     space, recipe = blocks("tuning", "yaml")
-    parse(space, "small", {}, "the example")
+    parse_space(space, "small", {}, "the example")
     (tmp_path / "best.yaml").write_text(recipe)
     assert recipes.read_recipe(str(tmp_path / "best.yaml"))[0] == "small"
     rules = re.findall(r"^\| `([^`]+[<>]=?[^`]+)` \|", PAGES["docs/evaluation.md"], re.MULTILINE)

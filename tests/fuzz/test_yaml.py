@@ -21,8 +21,8 @@ PLACES = (
 
 
 def of_space(path):
-    space = spaces.parse(Path(path).read_bytes() or "{}", "debug", {}, path)
-    assert spaces.parse(spaces.text(space, one_line=True), "debug", {}, path) == space
+    space = spaces.parse_space(Path(path).read_bytes() or "{}", "debug", {}, path)
+    assert spaces.parse_space(spaces.format_space(space, one_line=True), "debug", {}, path) == space
 
 
 READERS = {

@@ -80,10 +80,10 @@ def test_predictions_are_those_of_the_command(model, folder, request):
             (str(path), io.BytesIO(path.read_bytes()), opened, np.asarray(opened)) if number < 2 else ()
         ):
             one = loaded.predict(image, score=0.1)
-            assert np.array_equal(one.boxes, many.boxes) and one.names == many.names
+            assert np.array_equal(one.boxes, many.boxes) and one.class_names == many.class_names
             assert one.plot().size == many.size
         assert many.image_id == number and list(many.size) == [expected["width"], expected["height"]]
-        assert many.names == [item["name"] for item in expected["detections"]]
+        assert many.class_names == [item["name"] for item in expected["detections"]]
         assert many.labels.tolist() == [item["label"] for item in expected["detections"]]
         boxes = np.array([item["box"] for item in expected["detections"]]).reshape(-1, 4)
         assert many.boxes == pytest.approx(boxes, abs=0.02) and many.boxes.dtype == np.float32
@@ -131,7 +131,7 @@ def test_unusable_images_are_named(folder, images, message):
         (lambda: kubedet.run(source="coco:/nowhere"), "/nowhere"),
         (lambda: kubedet.run(source="https://user:word@host/x.zip"), "name or password"),
         (lambda: kubedet.evaluate("runs/first/model", shards="nowhere"), "nowhere is not a folder of shards"),
-        (lambda: kubedet.submit(PipelineRun(source="cards.zip", data_root="s3://b/r")), "no pod finds"),
+        (lambda: kubedet.submit(PipelineRun(source="cards.zip", data_root="s3://b/r")), "pods cannot access"),
         (lambda: kubedet.submit(PipelineRun(data_root="s3://b/r", nodes="2")), "run.nodes: "),
         (lambda: kubedet.compile(output="photo.jpg/p.yaml"), "cannot write"),
     ],

@@ -62,7 +62,7 @@ def hook(monkeypatch):
     monkeypatch.setattr(notifications, "_RETRY_WAITS", (0.0, 0.0))
     webhook = Webhook()
     monkeypatch.setenv(
-        notifications.URL, webhook.url + "\n"
+        notifications.URL_VARIABLE, webhook.url + "\n"
     )  # as `kubectl create secret --from-file` leaves it
     yield webhook
     webhook.close()
@@ -87,17 +87,17 @@ def test_the_plain_form_has_every_field(hook):
 
 
 def test_slacks_form_is_a_text_whose_signs_mean_nothing(hook, monkeypatch):
-    monkeypatch.setenv(notifications.KIND, "slack")
+    monkeypatch.setenv(notifications.KIND_VARIABLE, "slack")
     assert notify(REFUSED)
     (body,) = hook.posted
     assert set(body) == {"text"} and body["text"].endswith("coco/AP 0.29 &lt; 0.5 &amp; &lt;baseline&gt;")
 
 
 def test_only_the_events_that_are_chosen_are_told(hook, monkeypatch, caplog):
-    monkeypatch.setenv(notifications.ON, "Failed, held-back, weekends")
+    monkeypatch.setenv(notifications.ON_VARIABLE, "Failed, held-back, weekends")
     assert [notify(Outcome(event, "r")) for event in EVENTS] == [True, False, False, True, False]
-    assert "there is no event weekends" in caplog.text
-    monkeypatch.delenv(notifications.URL)
+    assert "no event weekends" in caplog.text
+    monkeypatch.delenv(notifications.URL_VARIABLE)
     assert not notify(Outcome(FAILED, "r")) and len(hook.posted) == 2
 
 
@@ -128,12 +128,12 @@ def test_one_that_takes_it_and_never_answers_is_not_asked_twice(hook, monkeypatc
     ["geheim", "ftp://geheim/x", "http://[geheim", "http://127.0.0.1:1/geheim", "http://geheim.invalid/x"],
 )
 def test_nothing_is_fatal_and_no_line_has_the_address(hook, monkeypatch, capfd, address):
-    monkeypatch.setenv(notifications.URL, address)
+    monkeypatch.setenv(notifications.URL_VARIABLE, address)
     monkeypatch.setenv("NO_PROXY", "*")
     log.setup(logging.DEBUG)
     assert not notify(REFUSED)
     shown = "".join(capfd.readouterr())
-    assert "no notification was sent" in shown and "geheim" not in shown
+    assert "cannot send the notification" in shown and "geheim" not in shown
 
 
 def test_an_event_is_told_once_of_a_run(hook, tmp_path, monkeypatch):
@@ -180,7 +180,7 @@ def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path
     ended = SimpleNamespace(exit_code=0, message=steps.TERMINATION_LOG.read_text())
     main = SimpleNamespace(name="main", state=SimpleNamespace(terminated=ended))
     pod = SimpleNamespace(status=SimpleNamespace(container_statuses=[main]))
-    monkeypatch.setattr(run_end, "_pods", lambda run_id: [pod])
+    monkeypatch.setattr(run_end, "_list_pods", lambda run_id: [pod])
     outcome = run_end.clean_up("", "ab", "RUNNING", str(tmp_path / "outcome.md"))
     assert outcome == {"state": "held back", "reason": body["reason"]} and len(hook.posted) == 1
 
@@ -202,7 +202,7 @@ def test_the_export_tells_of_what_is_published(hook, trained, tmp_path):
 )
 def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypatch, state, told, event):
     failed = [run_end.Failure("", "train", "no memory", 1)] if state == "FAILED" else []
-    monkeypatch.setattr(run_end, "failures", lambda pods: failed)
+    monkeypatch.setattr(run_end, "find_failures", lambda pods: failed)
     for _ in range(2):
         run_end.clean_up("", "ab", state, str(tmp_path / "outcome.md"))
     assert [(body["event"], body["run"]) for body in hook.posted] == [(event, "ab")] * told
@@ -213,7 +213,7 @@ def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypa
 @pytest.mark.parametrize(("stopped", "told"), [(False, 1), (True, 0)])
 def test_kubedet_run_tells_of_its_own_failure(hook, tmp_path, monkeypatch, capsys, stopped, told):
     monkeypatch.setattr(run, "_run_steps", lambda *given: stopped)
-    monkeypatch.setattr(run, "check", lambda options: None)
+    monkeypatch.setattr(run, "check_options", lambda options: None)
     with pytest.raises(KubedetError):
         run.run(Options("mine", output=str(tmp_path)))
     assert [(body["event"], body["run"]) for body in hook.posted] == [("failed", "mine")] * told

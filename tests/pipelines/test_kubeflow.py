@@ -19,7 +19,7 @@ from trainer.base.errors import ConfigError
 def test_the_token_of_the_environment_is_sent(kfp_server, monkeypatch):
     kfp_server.token = "s3cr3t"
     monkeypatch.setenv("KFP_EXISTING_TOKEN", "s3cr3t\n")
-    Server(Access.resolve()).experiment("e")
+    Server(Access.resolve()).find_or_create_experiment("e")
     assert {headers["authorization"] for _, _, headers in kfp_server.requests} == {"Bearer s3cr3t"}
 
 
@@ -30,7 +30,7 @@ def test_a_pods_token_is_read_for_every_request(kfp_server, monkeypatch, tmp_pat
     server = Server(Access.resolve())
     kfp_server.token = "second"
     (tmp_path / "token").write_text("second")
-    assert server.experiment("e")
+    assert server.find_or_create_experiment("e")
 
 
 def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp_path):
@@ -44,7 +44,7 @@ def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp
     with pytest.raises(ConfigError, match="no host is set, and no kubeconfig is usable: "):
         Server(Access.resolve())
     (tmp_path / ".kube" / "config").write_text(json.dumps(config))
-    assert Server(Access.resolve()).experiment("e")
+    assert Server(Access.resolve()).find_or_create_experiment("e")
     way = "/api/v1/namespaces/kubeflow/services/ml-pipeline:http/proxy/apis/v2beta1/"
     assert [path for _, path, _ in kfp_server.requests if not path.startswith(way)] == []
     assert kfp_server.requests[-1][2]["authorization"] == "Bearer of-the-kubeconfig"
@@ -53,9 +53,9 @@ def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp
 def test_an_experiment_is_found_or_made(kfp_server):
     kfp_server.multi_user = True
     server = Server(Access.resolve(namespace="team"))
-    experiment_id = server.experiment("nightly")
-    assert Server(Access.resolve(namespace="team")).experiment("nightly") == experiment_id
-    assert Server(Access.resolve(namespace="team")).experiment("other") != experiment_id
+    experiment_id = server.find_or_create_experiment("nightly")
+    assert Server(Access.resolve(namespace="team")).find_or_create_experiment("nightly") == experiment_id
+    assert Server(Access.resolve(namespace="team")).find_or_create_experiment("other") != experiment_id
     assert [item["display_name"] for item in kfp_server.experiments] == ["nightly", "other"]
     assert {item["namespace"] for item in kfp_server.experiments} == {"team"}
 
@@ -64,13 +64,13 @@ def test_a_single_users_server_has_no_namespaces(kfp_server, capsys):
     server = Server(Access.resolve(namespace="wrong"))
     assert (server.namespace, server.access.namespace) == ("", "")
     assert "namespace wrong is ignored" in capsys.readouterr().err
-    server.experiment("nightly")
+    server.find_or_create_experiment("nightly")
     assert kfp_server.experiments[0].get("namespace") is None
 
 
 def test_all_pages_of_schedules_are_read(kfp_server):
     kfp_server.schedules = [{"recurring_run_id": str(n), "display_name": f"s{n}"} for n in range(5)]
-    assert [item.display_name for item in Server(Access.resolve()).schedules()] == [
+    assert [item.display_name for item in Server(Access.resolve()).list_schedules()] == [
         "s0",
         "s1",
         "s2",
@@ -96,7 +96,7 @@ def test_a_refusal_has_a_remedy(kfp_server, status, answer, kind, message, fix):
     server = Server(Access.resolve(namespace="team"))
     kfp_server.failures = [("GET", "/experiments", status, answer)]
     with pytest.raises(kind) as caught:
-        server.experiment("nightly")
+        server.find_or_create_experiment("nightly")
     assert message in caught.value.message and fix in caught.value.fix
     assert "cannot look for the experiment nightly" in caught.value.message and "<" not in str(caught.value)
     assert caught.value.exit_code == (1 if kind is ServiceUnavailable else 2)
@@ -106,7 +106,7 @@ def test_what_may_have_been_taken_is_not_sent_again(kfp_server):
     server = Server(Access.resolve())
     kfp_server.failures = [("POST", "/experiments", 502, "bad gateway")]
     with pytest.raises(ServiceUnavailable, match="look at the UI first"):
-        server.experiment("nightly")
+        server.find_or_create_experiment("nightly")
     assert len(kfp_server.asked("POST")) == 1
 
 
@@ -114,7 +114,7 @@ def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
     server = Server(Access.resolve())
     kfp_server.failures = [("POST", "/experiments", 200, "<html>Log in to Dex</html>")]
     with pytest.raises(ConfigError, match="is not the API of Kubeflow Pipelines"):
-        server.experiment("nightly")
+        server.find_or_create_experiment("nightly")
 
 
 def test_an_absent_server_is_an_error(kfp_server, monkeypatch, tmp_path):
@@ -251,4 +251,4 @@ def test_events_explain_a_volume_that_cannot_be_mounted(cluster):
 def test_the_namespace_is_found(cluster, namespace, expected):
     cluster.put("train(0).executor(0)", main=ended(message="x"), namespace=expected)
     assert len(list(seen(namespace).failure_causes())) == 1
-    assert seen(namespace).namespace() == expected
+    assert seen(namespace).find_namespace() == expected

@@ -17,8 +17,8 @@ from kubedet import cli
 from pipelines import Access, run
 from pipelines.display import RunProgress, describe_step
 from pipelines.kubeflow import Server
-from pipelines.run import Options, RunRecord, _check_unchanged, check, failure_error
-from pipelines.wait import Pods, raise_failure
+from pipelines.run import Options, RunRecord, _check_unchanged, check_options, failure_error
+from pipelines.wait import Pods, raise_if_failed
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, LaunchError
 from trainer.storage import outputs
@@ -212,7 +212,7 @@ def judged(kfp_server):
         kfp_server.states = [("FAILED", tasks, further)]
         server = Server(Access.resolve())
         with pytest.raises(LaunchError) as caught:
-            raise_failure(server, server.run("r"), Pods("r", ""), 0)
+            raise_if_failed(server, server.read_run("r"), Pods("r", ""), 0)
         return caught.value
 
     return judge_
@@ -260,7 +260,7 @@ def test_all_problems_are_in_one_error():
     gate = "coco/AP >= x, coco/AP50 > y"
     options = Options("a/b", source="/missing", recipe="nope", nproc=0, gate=gate)
     with pytest.raises(ConfigError) as caught:
-        check(options)
+        check_options(options)
     lines = caught.value.message.splitlines()[1:]
     wrong = ["'a/b'", "nproc", "/missing does not exist", "unknown recipe 'nope'"]
     wrong += ["coco/AP >= x", "coco/AP50 > y"]

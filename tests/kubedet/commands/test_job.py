@@ -103,7 +103,7 @@ def test_the_log_of_one_pod(kubedet, submit, served_cluster):
     until(lambda: len(served_cluster.pod("two-worker-1").containers[0]) == 1)
     assert kubedet("job", "logs", "--pod", "two-worker-1", "two")[1] == "hello from two-worker-1\n"
     said = kubedet("job", "logs", "two", "--rank", 5)[2]
-    assert "two has no pod of rank 5\n  fix: its pods: two-worker-0, two-worker-1" in said
+    assert "two has no pod of rank 5\n  fix: use one of these: two-worker-0, two-worker-1" in said
 
 
 def test_status_shows_the_error_of_a_failed_job(kubedet, submit, served_cluster):

@@ -69,7 +69,7 @@ def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server,
     for kfp_server.tag in ("2.15.3", "2.14.0-rc.1", "v2.5.0"):
         assert cli.main(command) == 2
         shown = capsys.readouterr().err
-        assert f"{kfp_server.tag} is too old" in shown and "fix: upgrade it to 2.17.0" in shown
+        assert f"{kfp_server.tag} is too old" in shown and "upgrade Kubeflow Pipelines to 2.17.0" in shown
     assert kfp_server.asked("POST") == [] and kfp_server.experiments == []
 
 
@@ -259,7 +259,7 @@ def test_a_step_that_only_a_person_can_help_ends_the_run(kfp_server, served_clus
 def test_waiting_outlives_a_server_that_is_away(kfp_server, capsys):
     kfp_server.failures = [("GET", "/runs/", 503, "no upstream"), ("GET", "/runs/", 429, "slow down")]
     assert cli.main([*ARGUMENTS, "--wait"]) == 0
-    assert capsys.readouterr().out.count("no answer, trying again") == 1
+    assert capsys.readouterr().out.count("no response, trying again") == 1
 
 
 def test_interrupted_waiting_says_that_the_run_continues(kfp_server, capsys, monkeypatch):

@@ -13,7 +13,7 @@ from at_once import at_once
 
 from kubedet import cli
 from operations import retention
-from operations.retention import MAX_RUN_DAYS, inventory
+from operations.retention import MAX_RUN_DAYS, list_artifacts
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
 from trainer.base.errors import ConfigError, StorageError
@@ -50,9 +50,9 @@ def reasons(root, keep=1, later=LATER):
 @pytest.mark.slow
 def test_what_is_needed_is_kept_and_the_rest_is_deleted(root):
     root, _old, new = root
-    before = sum(artifact.size for artifact in inventory(str(root)).values())
+    before = sum(artifact.size for artifact in list_artifacts(str(root)).values())
     deleted = prune(root).deleted
-    after = sum(artifact.size for artifact in inventory(str(root)).values())
+    after = sum(artifact.size for artifact in list_artifacts(str(root)).values())
     assert before - after == sum(artifact.size for artifact in deleted) > 0
     assert [path.name for path in root.joinpath("runs").iterdir()] == ["night-05"]
     assert sorted(path.name for path in root.joinpath("models/sample").glob("v*")) == ["v3", "v4"]
@@ -69,7 +69,7 @@ def test_an_interrupted_prune_leaves_what_is_needed_and_continues(root, tmp_path
     root, _, new = root
     pruning = retention.Pruning(str(root), 1, now=time.time() + LATER)
     prune(shutil.copytree(root, tmp_path / "undisturbed"))
-    left = sorted(inventory(str(tmp_path / "undisturbed")))
+    left = sorted(list_artifacts(str(tmp_path / "undisturbed")))
     count = sum(len(storage.list_files(artifact.uri)) or 1 for artifact in pruning.deleted)
     delete = storage.delete
     for number in range(1, count, max(1, count // 4)):
@@ -91,18 +91,18 @@ def test_an_interrupted_prune_leaves_what_is_needed_and_continues(root, tmp_path
         assert published_models.load("sample", str(copy)).metadata.model_version == "v4"
         assert set(published_models.load_versions(str(copy), "sample")[1]) == set(), "no incomplete version"
         prune(copy)
-        assert sorted(inventory(str(copy))) == left
+        assert sorted(list_artifacts(str(copy))) == left
 
 
 def test_files_that_another_process_deletes_meanwhile_are_no_error(root, monkeypatch):
     root, old, new = root
 
     def listed(data_root):
-        artifacts = inventory(data_root)
+        artifacts = list_artifacts(data_root)
         root.joinpath("shards", old.fingerprint, "index.json").unlink()
         return artifacts
 
-    monkeypatch.setattr(retention, "inventory", listed)
+    monkeypatch.setattr(retention, "list_artifacts", listed)
     prune(root)
     assert readable(root, new) and published_models.read_current(str(root), "sample").version == "v4"
 
@@ -170,7 +170,7 @@ def test_data_that_a_run_reuses_is_young_again(root, tmp_path):
 
 
 def test_the_number_of_kept_runs_is_positive(root, caplog):
-    with pytest.raises(ConfigError, match="newest 0 runs cannot be kept"):
+    with pytest.raises(ConfigError, match="number of runs to keep is 0"):
         prune(root[0], keep=0)
     retention.prune_after_step(str(root[0]), 0)
     assert "nothing was deleted" in caplog.text
@@ -207,7 +207,8 @@ def test_a_bucket_is_pruned_likewise(bucket, tmp_path):
     records.record_run(new, f"{root}/runs/night", run_id="", image="", weights="", overrides={})
     deleted = {artifact.name for artifact in prune(root).deleted}
     assert f"shards/{old.fingerprint}" in deleted and len(deleted) == 3, "with its tables and images"
-    assert [name for name in inventory(root) if name.startswith("shards/")] == [f"shards/{new.fingerprint}"]
+    left = [name for name in list_artifacts(root) if name.startswith("shards/")]
+    assert left == [f"shards/{new.fingerprint}"]
     assert readable(root, new) and prune(root).summary == "nothing: 0.0 MB"
     assert not [name for name, _ in storage.scan(root) if name.startswith(tuple(deleted))]
     # What is reused is young again.

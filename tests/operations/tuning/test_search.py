@@ -17,7 +17,7 @@ from components import steps
 from operations.tuning import search
 from operations.tuning.choice import report_best_trial
 from operations.tuning.search import Study
-from operations.tuning.space import ENDED
+from operations.tuning.space import ENDED_FILE
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, ConfigError, FormatError, Interrupted
@@ -54,12 +54,12 @@ def opened(root, trials, overrides=None):
 
 def run(root, trials, parallel=2):
     study = opened(root, trials)
-    search.train(study, range(trials), parallel)
+    search.train_trials(study, range(trials), parallel)
     return study
 
 
 def test_good_values_are_found_and_bad_trials_end_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "publish", lambda study: None)
+    monkeypatch.setattr(search, "write_results", lambda study: None)
     trials = run(str(tmp_path), 24).trials()
     states = [trial.state for trial in trials]
     assert [trial.number for trial in trials] == [*range(24)]
@@ -104,7 +104,7 @@ def test_failed_trials_count_and_a_search_ends_when_all_have_ended(tmp_path, tra
     study = run(str(tmp_path), 3, parallel=1)
     assert [trial.state == FAIL for trial in study.trials()] == [True, False, False]
     assert search.finish(study).value == max(trial.value for trial in study.trials()[1:])
-    ended = storage.join(study.uri, ENDED)
+    ended = storage.join(study.uri, ENDED_FILE)
     run(str(tmp_path), 3)
     assert storage.exists(ended)
     run(str(tmp_path), 4)
@@ -233,11 +233,11 @@ def test_each_pod_trains_its_trial_and_the_best_of_them_is_chosen(asked, tmp_pat
         SimpleNamespace(path=str(tmp_path / name), metadata={})
         for name in ("table", "configuration", "metrics")
     )
-    report_best_trial(search.choose(open_study(asked)), table, configuration, metrics)
+    report_best_trial(search.choose_best(open_study(asked)), table, configuration, metrics)
     best = max(written, key=lambda trial: trial.value * (trial.state.name == "COMPLETE"))
     assert metrics.metadata == {"coco/AP": best.value, "trial": best.number}
     assert configuration.metadata == {"uri": str(study / "best.yaml")}
-    assert recorded == [f"best: {search.describe(best)}"]  # `kubedet tune --wait` shows it.
+    assert recorded == [f"best: {search.describe_trial(best)}"]  # `kubedet tune --wait` shows it.
     assert Path(table.path).read_bytes() == (study / "trials.md").read_bytes()
     assert Path(configuration.path).read_bytes() == (study / "best.yaml").read_bytes()
     recipe, overrides = recipes.read_recipe(str(study / "best.yaml"))
