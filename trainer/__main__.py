@@ -148,7 +148,7 @@ def _run_step(options: argparse.Namespace) -> None:
 
 
 def _run_and_print(options: argparse.Namespace) -> None:
-    """Run another verb in this process, and print its result as JSON."""
+    """Run any other verb in this process, and print its result as JSON."""
     from trainer import storage
     from trainer.storage import outputs
 

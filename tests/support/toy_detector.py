@@ -77,8 +77,8 @@ class ToyGraph(Graph):
         scores, best = scores.topk(self.rows, dim=1)
         real = scores > self.toy.config.score_threshold
         boxes = (boxes * 16).clamp(0, self.image_size).gather(1, best[:, :, None].expand(-1, -1, 4))
-        names = torch.where(real, labels.gather(1, best), -1)
-        return boxes * real[:, :, None], scores * real, names, real.sum(dim=1)
+        classes = torch.where(real, labels.gather(1, best), -1)
+        return boxes * real[:, :, None], scores * real, classes, real.sum(dim=1)
 
 
 class RawToyGraph(ToyGraph):

@@ -38,7 +38,7 @@ MINUTES = "train.minutes"  # configuration key of the time limit
 
 @dataclass(config=STRICT, frozen=True)
 class DataConfig:
-    """From source to shards."""
+    """Settings of the way from a source to shards."""
 
     val_fraction: Fraction = 0.1
     """Share of the training images held out for validation, if the source has no validation split."""
@@ -58,8 +58,8 @@ class DataConfig:
     """Source of the boxes in COCO JSON: bbox, or the polygons of segmentation if there are any."""
     box_format: Literal["auto", "xywh", "xyxy", "normalised"] = "auto"
     """Format of bbox in COCO JSON: [x, y, width, height] in pixels, [x1, y1, x2, y2] in pixels, or [x, y,
-    width, height] as fractions of the image. auto reads xywh, but fails if the boxes almost certainly have
-    another format."""
+    width, height] as fractions of the image. auto reads xywh, but fails if the boxes almost certainly have a
+    different format."""
     empty_images: Literal["auto", "keep", "drop"] = "auto"
     """What to do with images without boxes of the kept classes. auto drops them if the source does not
     annotate every object (Open Images)."""
@@ -94,7 +94,7 @@ class DataConfig:
 
 @dataclass(config=STRICT, frozen=True)
 class LoaderConfig:
-    """From shards to batches on the device."""
+    """Settings of the way from shards to batches on the device."""
 
     image_size: Side = 800
     """Side of the square network input that images are fitted into, in pixels; at least 96. (At 64, oneDNN's
@@ -327,9 +327,9 @@ class Config:
     recipe: str = "custom"
     """Name of the recipe."""
     data: DataConfig = field(default_factory=DataConfig)
-    """From source to shards."""
+    """Settings of the way from a source to shards."""
     loader: LoaderConfig = field(default_factory=LoaderConfig)
-    """From shards to batches on the device."""
+    """Settings of the way from shards to batches on the device."""
     model: ModelConfig = field(default_factory=architectures.default_options)
     """The detector, as the options of its architecture."""
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -203,5 +203,5 @@ def class_difference(first: Sequence[str], second: Sequence[str], first_owner: s
     sides = (set(first) - set(second), first_owner), (set(second) - set(first), second_owner)
     only = [f"{', '.join(sorted(names)[:MAX_EXAMPLES])} only in {owner}" for names, owner in sides if names]
     count = len(set(first) ^ set(second))
-    detail = f"{count} differ: {'; '.join(only)}" if only else "the same names in another order"
+    detail = f"{count} differ: {'; '.join(only)}" if only else "the same names in a different order"
     return f"{len(first)} against {len(second)} classes, {detail}"

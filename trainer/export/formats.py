@@ -134,7 +134,7 @@ class FormatWriter:
 
 @dataclass(frozen=True)
 class Format:
-    """One export format."""
+    """An export format: its file, and the function that writes it."""
 
     file: str
     write: Callable[[FormatWriter, Path], None]  # writes the file

@@ -32,7 +32,7 @@ class ImageTooLarge(DataError):
 
 @dataclass(frozen=True)
 class Detection:
-    """One detection."""
+    """A detected object in an image."""
 
     label: int
     name: str

@@ -114,7 +114,7 @@ def _find_conv_norm_pairs(
 
 
 def convert_convolution(convolution: nn.Conv2d, kind: type[_Convolution]) -> _Convolution:
-    """Return a convolution of another class with the same options and weights."""
+    """Return a convolution of a different class with the same options and weights."""
     options: dict[str, Any] = {name: getattr(convolution, name) for name in _OPTIONS}
     other = kind(convolution.in_channels, convolution.out_channels, bias=False, device="meta", **options)
     other.weight, other.bias = convolution.weight, convolution.bias

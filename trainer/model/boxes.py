@@ -1,7 +1,7 @@
 """Box operations, batched and without data-dependent shapes.
 
-Boxes are [x1, y1, x2, y2]. GIoU is by Rezatofighi et al. 2019 (arXiv:1902.09630); the offsets (dx, dy, dw,
-dh) are by Girshick et al. 2014 (R-CNN), with unit weights and torchvision's clamp of log(1000/16).
+Boxes are [x1, y1, x2, y2]. GIoU follows Rezatofighi et al. 2019 (arXiv:1902.09630); the offsets (dx, dy, dw,
+dh) follow Girshick et al. 2014 (R-CNN), with unit weights and torchvision's clamp of log(1000/16).
 """
 
 import math

@@ -19,7 +19,7 @@ _LOG = logging.getLogger("weights")
 def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT) -> None:
     """Load weights of a detector or a backbone into `detector`, in place.
 
-    Class outputs with another shape (for other classes) are skipped; all other tensors must fit. For `uri`
+    Class outputs with a different shape are skipped; all other tensors must fit. For `uri`
     see `trainer.weights.weights_mirror`; `data_root` contains the mirror.
     """
     file = fetch_if_needed(uri, data_root)

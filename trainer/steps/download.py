@@ -22,7 +22,7 @@ def download(
     run_id: str = "",
     launch: Callable[[tuple[str, ...]], None] | None = None,
 ) -> RawData | NothingNew:
-    """Download a source's images and annotations to the data root; stored images are not fetched again.
+    """Download the images and annotations of a source; stored images are not fetched again.
 
     Args:
         source: see `trainer.data.sources.parse`.

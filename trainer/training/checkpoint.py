@@ -204,7 +204,7 @@ def _list_checkpoints(folder: str) -> list[str]:
 
 
 def check_same_run(state: State, config: Config, fingerprint: str, global_batch: int) -> None:
-    """Raise CheckpointError if configuration or data differ from those of a checkpoint; names the keys."""
+    """Raise CheckpointError with the differing keys if a checkpoint has another configuration or data."""
     # Loading the configuration adds defaults for keys that the checkpoint lacks.
     saved = parsing.flatten(
         asdict(parsing.from_json(state["config"], where="the checkpoint's configuration"))

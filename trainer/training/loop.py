@@ -48,7 +48,7 @@ def train(
 
     Returns:
         checkpoint (URI of the best one), metric (that selected it), metrics, best_step, steps, epochs,
-        ended_early (by train.patience), seconds, images_per_second, resumed_from (step or None), processes.
+        ended_early (for train.patience), seconds, images_per_second, resumed_from (step or None), processes.
 
     Raises:
         Interrupted: stopped by SIGTERM or SIGINT, after saving.

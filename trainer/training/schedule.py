@@ -51,7 +51,7 @@ class Schedule:
         return round(self._state.step * self.steps / position) if position else self.steps
 
     def measure_elapsed_share(self) -> float:
-        """Return the share of `train.minutes` that has elapsed, by the clock of this process.
+        """Return the share of `train.minutes` that has elapsed, measured with the clock of this process.
 
         The clock starts with the first call, after the first step, which may include compilation.
         """
@@ -82,7 +82,7 @@ class Schedule:
         return self.ended or (self._state.step > 0 and self.epoch > before)
 
     def validation_due(self) -> bool:
-        """Return whether a validation is due by `train.validate_every`, or because training ended."""
+        """Return whether a validation is due: after `train.validate_every` epochs, or when training ends."""
         every = self._config.train.validate_every
         due = self.ended or self._scheduled_epoch() // every > self._validated_epoch // every
         return due and self._state.validated < self._state.step
@@ -99,7 +99,7 @@ class Schedule:
         return max(self.epoch, int(self._share * self._config.train.epochs))
 
     def checkpoint_due(self, saved_at: float) -> bool:
-        """Return whether to save within an epoch; `saved_at` is by time.monotonic. A collective."""
+        """Return whether to save within an epoch; `saved_at` is a value of time.monotonic. A collective."""
         config, step = self._config.train, self._state.step
         if config.checkpoint_steps and step % config.checkpoint_steps == 0:
             return True

@@ -90,7 +90,7 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
         published_models.publish(other, root, "pets")
     assert published_models.version_names(root, "pets") == ["v1"]  # Nothing was copied.
     swapped = make_bundle(tmp_path / "swapped", version="v3", classes=CLASSES[::-1])
-    with pytest.raises(ConfigError, match="in another order"):
+    with pytest.raises(ConfigError, match="in a different order"):
         published_models.publish(swapped, root, "pets")
     assert published_models.publish(other, root, "pets", other_classes=True).classes == ["cat", "ace"]
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""Network modules that differ from transformers', and weight initialization."""
+"""Network modules that differ from those of transformers, and weight initialization."""
 
 import math
 import re

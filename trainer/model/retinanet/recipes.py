@@ -110,7 +110,7 @@ def openimages_r50() -> Config:
 
 
 def mlperf() -> Config:
-    """MLPerf Training's detector: ResNeXt50-32x4d on 264 classes: 34.0 mAP in 4 to 6 epochs.
+    """MLPerf Training's detector, ResNeXt50-32x4d on 264 classes: 34.0 mAP in 4 to 6 epochs.
 
     Source: single_stage_detector of github.com/mlcommons/training; docs/published.md compares all settings.
     All 20 reference runs reached 0.34 after 4 epochs at 256 images per step, and all 10 after 6 at 1024
