@@ -248,7 +248,7 @@ def test_a_refusal_of_the_hub_tells_the_page_and_what_is_missing(
     with pytest.raises(StorageError, match=f"the server answers {status}") as caught:
         check_available("hf:org/gated", str(tmp_path))
     assert caught.value.message.startswith("model.weights: hf:org/gated is not in")
-    words = ("/org/gated is there", "set HF_TOKEN", "conditions are accepted", "--set model.weights=none")
+    words = ("/org/gated exists", "set HF_TOKEN", "accept its conditions", "--set model.weights=none")
     assert all(each in caught.value.fix for each in words)
     assert not token or token not in f"{caught.value}{caplog.text}"
     assert not caught.value.transient and not list(tmp_path.rglob("*.safetensors"))
