@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from trainer.base.errors import ConfigError, ExportError, install_extra
+from trainer.base.errors import ConfigError, ExportError, install_command
 from trainer.export import bundle
 from trainer.export.metadata import Metadata
 
@@ -23,7 +23,7 @@ def register_model(uri: str, server: str, run_id: str) -> dict[str, str]:
     except ImportError as error:
         raise ConfigError(
             f"the model registry's client is not installed ({error.name})",
-            fix=install_extra("registry"),
+            fix=install_command("registry"),
         ) from None
     try:
         return asyncio.run(_register(metadata, uri, server, run_id))

@@ -11,7 +11,7 @@ from functools import cache, wraps
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
 
-from trainer.base.errors import ConfigError, install_extra, refuse_userinfo
+from trainer.base.errors import ConfigError, install_command, refuse_userinfo
 from trainer.base.os_errors import translate_named_oserrors
 
 P = ParamSpec("P")
@@ -67,7 +67,7 @@ def translate_errors() -> Iterator[None]:
         if package in sys.stdlib_module_names:
             reason, fix = f"{system} does not have", "use Linux, a container or WSL"
         elif package and not find_spec(package):
-            reason, fix = "is not installed", install_extra("train")
+            reason, fix = "is not installed", install_command("train")
         else:
             raise
         raise ConfigError(f"this command needs {package}, which {reason}", fix=fix) from None

@@ -94,7 +94,7 @@ class RunProgress:
         complete = text[: text.rfind(b"\n") + 1]
         self._position += len(complete)
         # A full disk may truncate a line; the next one replaces it.
-        for event in events.select(complete.decode(errors="replace").splitlines()):
+        for event in events.parse_lines(complete.decode(errors="replace").splitlines()):
             if self.running is None:
                 continue
             if isinstance(event, events.Progress):

@@ -11,7 +11,7 @@ LAST_LINES = 20  # Number of log lines in the error of a training run that ended
 
 def failure_message(lines: Iterable[str]) -> str:
     """Return the message of the last failure event in a log; empty if there is none."""
-    failures = [event for event in events.select(lines) if isinstance(event, events.ProcessFailed)]
+    failures = [event for event in events.parse_lines(lines) if isinstance(event, events.ProcessFailed)]
     return failures[-1].message if failures else ""
 
 

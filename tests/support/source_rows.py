@@ -23,7 +23,7 @@ def rows_of(rows: Rows) -> list[dict[str, Any]]:
 
 def kept_rows(manifest: RawManifest, split: str) -> list[dict[str, Any]]:
     table = RawTable(f"{manifest.uri}/{split}.parquet")
-    return [row for block in range(table.blocks) for row in table.read_block(block).to_pylist()]
+    return [row for block in range(table.block_count) for row in table.read_block(block).to_pylist()]
 
 
 def entries_of(rows: Rows) -> list[Entry]:

@@ -28,7 +28,7 @@ def steps_of(
     batches = run.loader.batches(0)
 
     def step() -> Tensor:
-        sums, _ = run.train_step([next(batches) for _ in range(run.loader.passes)])
+        sums, _ = run.train_step([next(batches) for _ in range(run.loader.pass_count)])
         return sums
 
     try:
@@ -84,7 +84,7 @@ def _two_steps(rank: int, size: int, part: int, config: Config, shards: str, fol
     run = _Run(config, shards, folder, World(rank, size, torch.device("cpu")), "auto")
     batches = run.loader.batches(run.state.samples)
     for _ in range(2):
-        run.train_step([next(batches) for _ in range(run.loader.passes)])
+        run.train_step([next(batches) for _ in range(run.loader.pass_count)])
     run.train_step.wait()
     run._save()
     run.wait_for_writes()

@@ -19,7 +19,7 @@ A PyTorchJob with restartPolicy ExitCode restarts pods with exit codes of 128 an
 """
 
 
-def install_extra(extra: str) -> str:
+def install_command(extra: str) -> str:
     """Return the command that installs an optional extra; kubedet is not on a package index."""
     return f"in a checkout of kubedet: pip install '.[{extra}]'"
 

@@ -118,6 +118,6 @@ def parse(line: str) -> Event | None:
         return None
 
 
-def select(lines: Iterable[str]) -> Iterator[Event]:
+def parse_lines(lines: Iterable[str]) -> Iterator[Event]:
     """Yield the events in the lines of a log."""
     return (event for line in lines if (event := parse(line)))

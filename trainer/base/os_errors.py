@@ -40,7 +40,7 @@ def missing_error(uri: str) -> MissingError:
     return MissingError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
 
 
-def check_resources(error: BaseException, title: str = "an image", verb: str = "read") -> None:
+def raise_if_exhausted(error: BaseException, title: str = "an image", verb: str = "read") -> None:
     """Raise ResourceError if a decoder failed because memory or file descriptors ran out.
 
     Decoders raise the same exceptions for corrupt data, so an intact file could be reported as corrupt.
@@ -61,7 +61,7 @@ def name_resource_errors(title: str) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        check_resources(error, title)
+        raise_if_exhausted(error, title)
     except ResourceError as error:
         raise ResourceError(f"{title}: {error.message}", fix=error.fix) from error
 

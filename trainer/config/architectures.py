@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from trainer.base.errors import ConfigError, install_extra
+from trainer.base.errors import ConfigError, install_command
 
 DEFAULT = "retinanet"
 
@@ -72,7 +72,7 @@ def require_packages(name: str) -> None:
     if missing:
         raise ConfigError(
             f"model.architecture {name} needs packages that are not installed: {', '.join(missing)}",
-            fix=f"{install_extra(item.extra)}, in the training image too; or set another model.architecture",
+            fix=f"{install_command(item.extra)}, in the training image too, or set another architecture",
         )
 
 

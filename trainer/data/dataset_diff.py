@@ -61,7 +61,7 @@ def _digests(raw: RawManifest) -> np.ndarray:
     parts = [np.zeros((3, 0), np.uint64)]
     for split in raw.splits:
         table = raw_folder.open_table(raw, split)
-        for block in range(table.blocks):
+        for block in range(table.block_count):
             rows = table.read_block(block, [*_IMAGE_COLUMNS, *_ANNOTATION_COLUMNS])
             images = list(zip(*(rows[name].to_pylist() for name in _IMAGE_COLUMNS), strict=True))
             numbers = [image_keys.key_hash(f"{split}/{key}") for key, *_ in images]

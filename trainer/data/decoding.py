@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.base.errors import DataError
-from trainer.base.os_errors import check_resources, name_resource_errors
+from trainer.base.os_errors import name_resource_errors, raise_if_exhausted
 from trainer.data.augmentation import Composition
 from trainer.data.problem_counts import max_bad
 from trainer.data.samples import Record, Sample
@@ -70,7 +70,7 @@ def decode_into(
             strict=strict,
         ).shape[:2]
     except (ValueError, MemoryError) as error:
-        check_resources(error)
+        raise_if_exhausted(error)
         # If the image does not fit into the buffer, report the sizes in pixels instead of bytes.
         shape = simplejpeg.decode_jpeg_header(jpeg, *min_sides)[:2]
         if shape == pixels.shape[:2]:

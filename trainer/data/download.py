@@ -208,7 +208,7 @@ def write_manifest(planned: RawManifest, config: DataConfig) -> RawManifest:
         boxes = listed.boxes
         if not is_stored.all():
             table = raw_folder.open_table(planned, split)
-            lists = [table.read_block(block, ["boxes"])["boxes"] for block in range(table.blocks)]
+            lists = [table.read_block(block, ["boxes"])["boxes"] for block in range(table.block_count)]
             counts = np.concatenate([pc.list_value_length(boxes).to_numpy() for boxes in lists])
             boxes = int(counts[is_stored].sum())
         splits[split] = SplitCounts(int(is_stored.sum()), boxes)
@@ -250,7 +250,7 @@ def _find_unlabeled_copies(planned: RawManifest, fetched: np.ndarray) -> Iterato
     images, first = [], 0
     for split, listed in planned.splits.items():
         table, in_split = raw_folder.open_table(planned, split), is_repeated[first : first + listed.images]
-        for block in range(table.blocks):
+        for block in range(table.block_count):
             rows = np.flatnonzero(in_split[block * raw_folder.BLOCK :][: raw_folder.BLOCK])
             if len(rows):
                 columns = table.read_block(block, ["image_id", "file_name", "boxes"]).take(rows).to_pydict()

@@ -258,7 +258,7 @@ class ImageFetcher:
         """Yield the split and the rows of a range of images, block by block."""
         begin = 0  # Images of earlier splits.
         for split, table in self._tables.items():
-            for block in range(max(first - begin, 0) // raw_folder.BLOCK, table.blocks):
+            for block in range(max(first - begin, 0) // raw_folder.BLOCK, table.block_count):
                 at = begin + block * raw_folder.BLOCK  # First image of the block.
                 if at >= end:
                     return

@@ -15,7 +15,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile  # noqa: F401
 from pillow_heif import register_heif_opener
 
-from trainer.base.os_errors import check_resources
+from trainer.base.os_errors import raise_if_exhausted
 from trainer.data import problem_counts as reasons
 
 IMAGE_SUFFIXES = (
@@ -96,7 +96,7 @@ def normalize(data: bytes, max_side: int, quality: int, *, decode: bool = False)
             try:
                 simplejpeg.decode_jpeg(jpeg, fastdct=True, fastupsample=True)
             except (ValueError, MemoryError) as error:
-                check_resources(error)
+                raise_if_exhausted(error)
                 raise UnreadableImage(f"damaged: {error}") from error
         return NormalizedImage(jpeg, *stored, *stored, 1)
     scale = min(1.0, max_side / max(stored))
@@ -230,7 +230,7 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise TooManyPixels(f"more than the limit of {min(max_pixels, MAX_PIXELS):,} pixels") from error
     except Exception as error:  # decoders raise nearly anything for hostile bytes
-        check_resources(error)
+        raise_if_exhausted(error)
         raise UnreadableImage("not an image that can be read") from error
     pixels = image.width * image.height
     if max(image.size) > MAX_SIDE:
@@ -253,7 +253,7 @@ def _load(image: Image.Image) -> None:
             warnings.simplefilter("ignore")
             image.load()
     except Exception as error:
-        check_resources(error)
+        raise_if_exhausted(error)
         raise UnreadableImage(f"damaged or cut off: {error}") from error
 
 
@@ -261,7 +261,7 @@ def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(_ORIENTATION, 1)
     except Exception as error:  # an unreadable Exif block is ignored
-        check_resources(error)
+        raise_if_exhausted(error)
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 

@@ -41,7 +41,7 @@ class LoadedSample(NamedTuple):
 
 
 class TrainLoader:
-    """Yields endless training batches of one rank; a step consists of `passes` batches."""
+    """Yields endless training batches of one rank; a step consists of `pass_count` batches."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TrainLoader:
         """
         self._dataset, self._config, self._world = dataset, config, world
         self._global_batch, self._batch_size, self._seed = global_batch, batch_size, seed
-        self.passes = count_forward_passes(global_batch, batch_size, world.size)
+        self.pass_count = count_forward_passes(global_batch, batch_size, world.size)
         self._stream = SampleStream(dataset.shard_sizes, seed, weights)
         self._augmentation = Augmentation(config, self._stream, dataset.sizes, seed=seed, epochs=epochs)
         self._decoder = Decoder(dataset, max_bad_fraction, pin=world.device.type == "cuda")

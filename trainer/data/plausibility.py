@@ -17,7 +17,7 @@ import simplejpeg
 from PIL import Image
 
 from trainer.base.errors import DataError
-from trainer.base.os_errors import check_resources
+from trainer.base.os_errors import raise_if_exhausted
 from trainer.data import problem_counts as reasons
 from trainer.data.images import NormalizedImage, are_inside, find_size_problem
 from trainer.data.problem_counts import Problems
@@ -46,7 +46,7 @@ def picture_hash(jpeg: bytes) -> bytes:
             min_width=2 * _CELLS,
         )
     except (ValueError, MemoryError) as error:
-        check_resources(error, "an image")
+        raise_if_exhausted(error, "an image")
         return NO_HASH
     cells = Image.fromarray(gray[..., 0]).resize((_CELLS + 1, _CELLS), Image.Resampling.BOX)
     levels = np.asarray(cells).astype(np.int16)

@@ -145,10 +145,10 @@ def _to_picture(row: RawRow, view: SourceView) -> Picture:
     return Picture(name, image, boxes)
 
 
-def _draw_sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:
+def _draw_sheet(pictures: Sequence[Picture], class_names: Sequence[str]) -> Image.Image:
     """Arrange pictures on a nearly square sheet."""
     columns = int(np.ceil(np.sqrt(len(pictures))))
-    tiles = [_draw_tile(picture, names) for picture in pictures]
+    tiles = [_draw_tile(picture, class_names) for picture in pictures]
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile in row) for row in rows]
     size = (columns * (TILE + _GAP) + _GAP, sum(heights) + _GAP * (len(rows) + 1))
@@ -161,7 +161,7 @@ def _draw_sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Imag
     return laid_out
 
 
-def _draw_tile(picture: Picture, names: Sequence[str]) -> Image.Image:
+def _draw_tile(picture: Picture, class_names: Sequence[str]) -> Image.Image:
     """Draw one picture with its name below."""
     letters = text_renderer(_LETTER_SIZE)
     shown = Image.new("RGB", (TILE, TILE // 2), _PAPER)  # An unreadable image stays blank.
@@ -174,7 +174,7 @@ def _draw_tile(picture: Picture, names: Sequence[str]) -> Image.Image:
         for label, bbox, crowd in sorted(picture.boxes, key=lambda box: box[1][2] * box[1][3]):
             if np.isfinite(bbox).all():
                 x, y, w, h = (scale * value for value in bbox)
-                box_name = names[label] if 0 <= label < len(names) else "?"
+                box_name = class_names[label] if 0 <= label < len(class_names) else "?"
                 corners = (x, y, x + max(w, 1), y + max(h, 1))
                 boxes.append(LabeledBox(corners, label, box_name + (" (crowd)" if crowd else "")))
         draw_boxes(shown, boxes, line=2, size=_LETTER_SIZE)

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError
-from trainer.base.os_errors import check_resources
+from trainer.base.os_errors import raise_if_exhausted
 from trainer.data.raw_manifest import MANIFEST, RawManifest
 from trainer.data.sources.source import SOURCE_ROW
 
@@ -71,7 +71,7 @@ class RawTable:
             self._file = pq.ParquetFile(storage.local_copy(uri, sha256=sha256))
             if not self._file.schema_arrow.equals(ROW):
                 raise pa.ArrowInvalid("its columns are different")
-        self.blocks = self._file.metadata.num_row_groups  # All but the last have BLOCK rows.
+        self.block_count = self._file.metadata.num_row_groups  # All but the last have BLOCK rows.
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -87,7 +87,7 @@ class RawTable:
         try:
             yield
         except (pa.ArrowException, OSError) as error:
-            check_resources(error, self.uri)  # A lack of memory is not damage.
+            raise_if_exhausted(error, self.uri)  # A lack of memory is not damage.
             fix = "run the command that wrote this table again"
             raise DataError(f"{self.uri} is damaged: {error}", fix=fix) from None
 

@@ -185,7 +185,7 @@ def _plan_shards(raw: RawManifest, uri: str, config: DataConfig) -> Iterator[Sha
     for split in raw.splits:
         table = raw_folder.open_table(raw, split)
         number = 0
-        for block in range(table.blocks):
+        for block in range(table.block_count):
             columns = table.read_block(block, ["image_id", "key"]).to_pydict()
             ids, keys = np.array(columns["image_id"]), columns["key"]
             block_images = images[ids - 1]

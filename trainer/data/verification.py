@@ -22,7 +22,7 @@ from trainer.base.errors import (
     ResourceError,
     StorageError,
 )
-from trainer.base.os_errors import check_resources
+from trainer.base.os_errors import raise_if_exhausted
 from trainer.config.schema import DataConfig
 from trainer.data import raw_folder, raw_manifest
 from trainer.data.decoding import decode
@@ -191,7 +191,7 @@ def _stored_rows(raw: RawManifest, images: np.ndarray) -> Iterator[RawRow]:
     """Yield the rows of all stored images."""
     for split in raw.splits:
         table = raw_folder.open_table(raw, split)
-        for block in range(table.blocks):
+        for block in range(table.block_count):
             for row in table.read_block(block).to_pylist():
                 if images["bytes"][row["image_id"] - 1]:
                     yield row
@@ -209,7 +209,7 @@ def _verify_image(raw: RawManifest, images: np.ndarray, row: RawRow) -> _FileRes
     except StorageError as error:
         problem = error.message
     except Exception as error:  # Decoders raise nearly anything for damaged bytes.
-        check_resources(error, uri)
+        raise_if_exhausted(error, uri)
         problem = f"{_UNDECODABLE}: {error}"
     return _FileResult(row["file_name"], [f"{uri}: {problem}"] if problem else [], 1, size)
 

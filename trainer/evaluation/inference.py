@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from trainer.base import log
-from trainer.base.os_errors import check_resources
+from trainer.base.os_errors import raise_if_exhausted
 from trainer.config.schema import Config
 from trainer.config.types import NetworkInput
 from trainer.data.batch import Batch
@@ -105,7 +105,7 @@ def predict_share(
             with torch.inference_mode():
                 detections = predict(batch.images)
         except RuntimeError as error:
-            check_resources(error, "the model", "run")
+            raise_if_exhausted(error, "the model", "run")
             raise
         found = to_image_boxes(detections, batch.image_ids, batch.scales, sizes, batch.windows)
         return len(batch.image_ids), found

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.base.errors import EvaluationError, first_line
-from trainer.base.os_errors import check_resources
+from trainer.base.os_errors import raise_if_exhausted
 
 MAX_EXAMPLES = 5  # examples of each problem that an error lists
 
@@ -78,7 +78,7 @@ class Predictions:
                 table[name].to_numpy().astype(kind) for name, kind in _COLUMNS.items()
             )
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
-            check_resources(error, uri)
+            raise_if_exhausted(error, uri)
             message = f"{uri} is damaged, or contains no predictions: {first_line(error)}"
             raise EvaluationError(message, fix=_EVALUATE_FIX) from None
         predictions = cls(image_ids, labels, np.stack(sides, axis=1), scores)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import storage
-from trainer.base.errors import ExportError, FormatError, StorageError, install_extra, wrap_exceptions
+from trainer.base.errors import ExportError, FormatError, StorageError, install_command, wrap_exceptions
 from trainer.base.os_errors import translate_oserror
 from trainer.base.temporary_folders import temporary_folder
 from trainer.export.metadata import REMEDY, Metadata
@@ -240,7 +240,7 @@ def _import_model_signing(name: str) -> Any:
     except ImportError:
         raise ExportError(
             "the package model-signing, which signatures need, is not installed",
-            fix=install_extra("signing"),
+            fix=install_command("signing"),
         ) from None
 
 

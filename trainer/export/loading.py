@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer import storage
-from trainer.base.errors import CheckpointError, EvaluationError, install_extra, wrap_exceptions
+from trainer.base.errors import CheckpointError, EvaluationError, install_command, wrap_exceptions
 from trainer.config import parsing
 from trainer.evaluation.inference import LoadedModel
 from trainer.evaluation.truth_and_predictions import MAX_EXAMPLES
@@ -142,7 +142,7 @@ def _load_exported(source: Bundle, name: str) -> tuple[_Predict, str, str]:
         from trainer.export.formats import FORMATS, ExportedModel
     except ImportError as error:
         raise EvaluationError(
-            f"{uri} cannot be run: {error}", fix=f"{install_extra('export')}, or score the checkpoint"
+            f"{uri} cannot be run: {error}", fix=f"{install_command('export')}, or score the checkpoint"
         ) from None
     kind, form = next(item for item in FORMATS.items() if item[1].file == name)
     failing = wrap_exceptions(EvaluationError, f"{uri} cannot be run", fix="export the model again")

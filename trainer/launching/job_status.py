@@ -28,7 +28,7 @@ def percent(done: int, total: int) -> int:
 def read_progress(lines: Iterable[str]) -> TrainingProgress | None:
     """Return the latest progress from the events in a training log; None if there is none."""
     share, seconds, metrics = None, None, dict[str, float]()
-    for event in events.select(lines):
+    for event in events.parse_lines(lines):
         if isinstance(event, events.Progress) and (event.task, event.unit) == (TASK, UNIT):
             eta = 0.0 if event.done >= (event.total or 0) else event.eta
             share, seconds = percent(event.done, event.total or 0), None if eta is None else round(eta)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from trainer import storage
-from trainer.base.errors import StorageError, first_line, install_extra
+from trainer.base.errors import StorageError, first_line, install_command
 from trainer.base.worker_pool import available_cores
 
 _CAP_IPC_LOCK = 14  # linux/capability.h
@@ -59,7 +59,7 @@ def check_local_machine(gpus: int = 0, data_root: str = "", root: Path = Path("/
         yield Check("system", "missing", detail, "use Linux, a container or WSL")
     if missing := [name for name in _PACKAGES if not find_spec(name)]:
         detail = f"not installed: {', '.join(missing)}"
-        yield Check("packages", "missing", detail, install_extra("train"))
+        yield Check("packages", "missing", detail, install_command("train"))
     else:
         shown = ", ".join(f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp"))
         yield Check("packages", "ok", f"{shown}, Python {platform.python_version()}")

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from pydantic import dataclasses as models
 
 from trainer import storage
-from trainer.base.errors import KubedetError, install_extra
+from trainer.base.errors import KubedetError, install_command
 from trainer.base.json_files import STRICT
 from trainer.config.parsing import flatten
 from trainer.config.schema import Config
@@ -103,7 +103,7 @@ def open_tracking(config: Config, output: str, fingerprint: str, *, resumed: boo
         try:
             trackers[name] = getattr(import_module(module), kind)()
         except ImportError as error:
-            _LOG.warning("nothing is sent to %s: %s; %s", name, error, install_extra(name))
+            _LOG.warning("nothing is sent to %s: %s; %s", name, error, install_command(name))
     folders = [part for part in output.split("/") if part]
     run = TrackedRun(
         # The run folder contains `train`.

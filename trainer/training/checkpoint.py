@@ -23,7 +23,7 @@ from torch import Tensor
 from trainer import storage
 from trainer.base import json_files
 from trainer.base.errors import CheckpointError, DamagedError, first_line
-from trainer.base.os_errors import check_resources, translate_oserror
+from trainer.base.os_errors import raise_if_exhausted, translate_oserror
 from trainer.config import parsing
 from trainer.config.schema import Config
 from trainer.model.architecture import Architecture, build
@@ -104,7 +104,7 @@ def read(uri: str) -> State:
             state: State = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises many kinds of errors.
             has_digest = hashing.result()
-            check_resources(error, f"checkpoint {uri}")
+            raise_if_exhausted(error, f"checkpoint {uri}")
             # Omit torch's message, which may recommend unsafe loading.
             if has_digest:
                 raise CheckpointError(

@@ -140,7 +140,7 @@ class _Run:
         graphs = compile_detector(
             self.state.detector, config.train.compile, world, sizes=1 + len(set(config.loader.sizes))
         )
-        self.keeps_gradients = graphs and self.loader.passes > 1
+        self.keeps_gradients = graphs and self.loader.pass_count > 1
         if self.keeps_gradients:
             allocate_gradients(self.state.parameters)
         model = self.state.wrap_ddp()
@@ -199,7 +199,7 @@ class _Run:
                 if schedule.ended or self._out_of_patience():
                     break
                 step_sums, stopping = self.train_step(
-                    [next(batches) for _ in range(self.loader.passes)], stop=stop.requested
+                    [next(batches) for _ in range(self.loader.pass_count)], stop=stop.requested
                 )
                 self.sums += step_sums
                 self.summed += 1

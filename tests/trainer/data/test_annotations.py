@@ -39,7 +39,8 @@ def rows(tmp_path):
         read = {}
         for split, counts in built.splits.items():
             kept = RawTable(str(tmp_path / folder / f"{split}.parquet"))
-            read[split] = [row for block in range(kept.blocks) for row in kept.read_block(block).to_pylist()]
+            blocks = map(kept.read_block, range(kept.block_count))
+            read[split] = [row for block in blocks for row in block.to_pylist()]
             boxes = sum(len(row["boxes"]) for row in read[split])
             assert counts == SplitCounts(len(read[split]), boxes) and len(kept) == len(read[split])
         return built.categories, read

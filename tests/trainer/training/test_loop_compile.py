@@ -34,7 +34,7 @@ def gradients_of(config, shards, output, world, count):
         )
         for _ in range(count):
             losses.append(step())
-        assert run.keeps_gradients == (config.train.compile == "graphs" and run.loader.passes > 1)
+        assert run.keeps_gradients == (config.train.compile == "graphs" and run.loader.pass_count > 1)
     return torch.stack(losses), torch.stack(gradients)
 
 

@@ -28,7 +28,7 @@ def test_the_host_waits_for_nothing_in_a_step(overrides, shards, tiny, tmp_path,
     with steps_of(tiny(**overrides), shards, str(tmp_path)) as (run, step):
         step(), step()
         # Collating is the host's own work; it makes tensors of lists and floats.
-        batches = [next(run.loader.batches(0)) for _ in range(run.loader.passes)]
+        batches = [next(run.loader.batches(0)) for _ in range(run.loader.pass_count)]
         with Counter() as counter:
             run.train_step(batches)
         assert counter.waiting == [] and counter.operations > 300
@@ -62,7 +62,8 @@ def test_gradients_outlive_the_next_pass_of_cuda_graphs(passes, shards, tiny, tm
         if name == "graphs":
             monkeypatch.setattr("trainer.training.loop.compile_detector", Graphs())
         with steps_of(config, shards, str(tmp_path / name)) as (run, step):
-            assert run.loader.passes == passes and run.keeps_gradients == (name == "graphs" and passes > 1)
+            assert run.loader.pass_count == passes
+            assert run.keeps_gradients == (name == "graphs" and passes > 1)
             step(), step()
             gradients.append(step())
             run.train_step.wait()
