@@ -218,7 +218,7 @@ def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests])
     """Check whether the nodes have the requested resources free for all pods; otherwise the pods wait."""
     free: dict[str, dict[str, Decimal]] = {}
     for wanted in pod_requests:
-        free = free or _free_resources(cluster)
+        free = free or _read_free_resources(cluster)
         quantities = wanted.requests.items()
         requests = {name: number for name, text in quantities if (number := parse_quantity(text))}
         if not requests:
@@ -241,11 +241,11 @@ def _check_free_resources(cluster: Cluster, pod_requests: Iterable[PodRequests])
         yield Check.from_bool(room >= wanted.pods, title, detail, fix)
 
 
-def _free_resources(cluster: Cluster) -> dict[str, dict[str, Decimal]]:
+def _read_free_resources(cluster: Cluster) -> dict[str, dict[str, Decimal]]:
     """Return the resources of each ready node that its pods do not request."""
     free = {
         name: {resource: parse_quantity(text) for resource, text in allocatable.items()}
-        for name, allocatable in _ready_nodes(cluster).items()
+        for name, allocatable in _read_ready_nodes(cluster).items()
     }
     listing = cluster.core.list_pod_for_all_namespaces
     unfinished = "status.phase!=Succeeded,status.phase!=Failed"
@@ -264,7 +264,7 @@ def _format_amount(number: Decimal) -> str:
     return f"{number / 2**30:.1f}Gi" if number >= 2**20 else f"{number.normalize():f}"
 
 
-def _ready_nodes(cluster: Cluster) -> dict[str, dict[str, str]]:
+def _read_ready_nodes(cluster: Cluster) -> dict[str, dict[str, str]]:
     """Return the allocatable resources of each ready node that accepts pods."""
     ready = {}
     for item in cluster.call("list", "nodes", cluster.core.list_node, patience=_TIMEOUT).items:
@@ -276,7 +276,7 @@ def _ready_nodes(cluster: Cluster) -> dict[str, dict[str, str]]:
 
 def _check_devices(cluster: Cluster, resources: Mapping[str, int], nodes: int) -> Iterator[Check]:
     """Check whether enough ready nodes have the devices, free or in use."""
-    ready = _ready_nodes(cluster).values()
+    ready = _read_ready_nodes(cluster).values()
     for name, number in resources.items():
         counts = [int(parse_quantity(allocatable.get(name, ""))) for allocatable in ready]
         fitting = sum(count >= max(number, 1) for count in counts)

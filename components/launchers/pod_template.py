@@ -92,7 +92,7 @@ def make_pod_template(
 
     `env` overrides the job's variables; `pod` are fields of V1PodSpec that depend on the kind of job.
     """
-    volumes, mounts = _volumes(job)
+    volumes, mounts = _make_volumes(job)
     annotations = {"sidecar.istio.io/inject": "false", MAIN_CONTAINER_KEY: container, **job.annotations}
     spec = V1PodSpec(
         scheduler_name=job.scheduler or ("runai-scheduler" if job.runai_queue else None),
@@ -132,7 +132,7 @@ def make_pod_template(
             seccomp_profile=V1SeccompProfile(type="RuntimeDefault"),
         ),
         termination_grace_period_seconds=math.ceil(job.grace_seconds),
-        containers=[_container(job, container, env or {}, mounts)],
+        containers=[_make_container(job, container, env or {}, mounts)],
         volumes=volumes or None,
         **pod,
     )
@@ -141,7 +141,7 @@ def make_pod_template(
     )
 
 
-def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1VolumeMount]) -> V1Container:
+def _make_container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1VolumeMount]) -> V1Container:
     # By default torchrun kills 30 s after SIGTERM, regardless of the pod's grace period.
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
     variables = [V1EnvVar(name, value) for name, value in (patience | process_variables(job) | env).items()]
@@ -168,7 +168,7 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1Volu
         command=list(job.command),
         working_dir=job.working_dir or None,
         env=variables,
-        resources=V1ResourceRequirements(limits=_non_empty(limits), requests=_non_empty(requests)),
+        resources=V1ResourceRequirements(limits=_drop_empty(limits), requests=_drop_empty(requests)),
         security_context=V1SecurityContext(
             run_as_non_root=job.run_as_non_root or None,
             allow_privilege_escalation=False,
@@ -179,12 +179,12 @@ def _container(job: JobSpec, name: str, env: dict[str, str], mounts: list[V1Volu
     )
 
 
-def _non_empty(amounts: dict[str, str]) -> dict[str, str] | None:
+def _drop_empty(amounts: dict[str, str]) -> dict[str, str] | None:
     """Return the non-empty amounts; None if there are none, so that the cluster's defaults apply."""
     return {name: amount for name, amount in amounts.items() if amount} or None
 
 
-def _volumes(job: JobSpec) -> tuple[list[V1Volume], list[V1VolumeMount]]:
+def _make_volumes(job: JobSpec) -> tuple[list[V1Volume], list[V1VolumeMount]]:
     """Return the volumes of a pod and the mounts of its container: claims, /dev/shm and /tmp."""
     volumes: list[V1Volume] = []
     mounts: list[V1VolumeMount] = []

@@ -11,7 +11,7 @@ EXPANDABLE = "expandable_segments:True"  # Prevents fragmentation of GPU memory 
 
 
 def process_variables(job: JobSpec) -> dict[str, str]:
-    """Return the variables of every process for network and allocator; the job's variables override them."""
+    """Return the variables for network and allocator of every process; the job's variables override them."""
     network = job.network
     named = {*job.env, *(item.name for item in job.secret_env)}
     nvidia = job.gpus > 0 and job.gpu_resource.startswith("nvidia.com/")

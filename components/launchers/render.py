@@ -40,7 +40,7 @@ def render(target: str, job: JobSpec) -> str:
     if target in KINDS:
         return _to_yaml(KINDS[target].manifests(job, lambda *_: True))
     if target == "indexed-job":
-        return _to_yaml(_indexed_job(job))
+        return _to_yaml(_make_indexed_job(job))
     unsupported = runai.unsupported_fields(job, target)
     lines = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}\n"] if unsupported else []
     command = runai.submit_command(job, target)
@@ -63,7 +63,7 @@ _RETRIED_EXIT_CODES = [130, 134, 135, 137, 139, 143]
 """Exit codes of processes that a signal ended: interrupt, abort, bus error, kill, fault, term."""
 
 
-def _indexed_job(job: JobSpec) -> list[Body]:
+def _make_indexed_job(job: JobSpec) -> list[Body]:
     """Return an indexed Job, whose pods are the nodes, and the Service for their host names."""
     metadata = pod_template.job_metadata(job)
     service = V1Service(

@@ -44,7 +44,7 @@ def submit_command(job: JobSpec, target: str) -> list[str]:
         )
     kind = "pytorch" if job.nodes > 1 else "standard"
     words = [*_OLDER_COMMANDS.get(target, ["runai", "training", kind, "submit"]), job.name]
-    for _, option, values in _options(job, older=target in _OLDER_COMMANDS):
+    for _, option, values in _make_options(job, older=target in _OLDER_COMMANDS):
         for value in values:
             if value is True:
                 words.append(f"--{option}")
@@ -59,7 +59,7 @@ def unsupported_fields(job: JobSpec, target: str) -> list[str]:
     # Defaults of the older commands: any user, and Kubernetes' grace period.
     usual = JobSpec(job.command, run_as_non_root=not older, grace_seconds=30.0 if older else 60.0)
     changed = [item.name for item in fields(JobSpec) if getattr(job, item.name) != getattr(usual, item.name)]
-    supported = {*_IMPLICIT_FIELDS, *(field for field, _, _ in _options(job, older=older))}
+    supported = {*_IMPLICIT_FIELDS, *(field for field, _, _ in _make_options(job, older=older))}
     partly = {
         "mounts' read_only": not older and any(mount.read_only for mount in job.mounts),
         "mounts' sub_path": any(mount.sub_path for mount in job.mounts),
@@ -69,7 +69,7 @@ def unsupported_fields(job: JobSpec, target: str) -> list[str]:
     return [name for name in changed if name not in supported] + [name for name, has in partly.items() if has]
 
 
-def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
+def _make_options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
     """Return (field, option, values); "" and None are omitted, True is a flag without value."""
     resources, gpus = dict(job.resources), job.gpus
     if gpus and job.gpu_resource != "nvidia.com/gpu":
@@ -123,12 +123,12 @@ def _format_pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
 
 
-_VERSION = "install the command line of v2.20 or later"
+_VERSION = "install Run:ai's command line v2.20 or later"
 _ERROR_FIXES = {  # Patterns of error messages that the user must act on, and the fixes.
     r"unknown (?:command|flag|shorthand flag)": f"{_VERSION}; for an older one, print the command: kubedet "
     "job render --target runai-submit-dist (or runai-submit-pytorch)",
     r"logged in|\blog ?in\b|(?:token|session)[^.\n]*(?:expired|invalid|missing)|unauthenticated|"
-    r"unauthori[sz]ed|\b401\b": "log in: `runai login`, or in a program `runai login application`",
+    r"unauthori[sz]ed|\b401\b": "log in with `runai login` (in a program: `runai login application`)",
     r"project[^.\n]*(?:not found|required|missing|not set|not exist)": "see `runai project list`",
 }
 _NOT_FOUND = re.compile(r"(?:workload|training|job)s? .*(?:not[ _-]?found|not exist)|\b404\b", re.I)
@@ -213,7 +213,7 @@ class RunaiBackend(Backend):
     def submit(self, job: JobSpec) -> str:
         if job.namespace:
             raise ConfigError(
-                "Run:ai takes no --namespace: a project has its own", fix="use --project instead"
+                "Run:ai does not accept --namespace: each project has its own", fix="use --project instead"
             )
         self.project = job.runai_queue or self.project
         job = replace(job, runai_queue=self.project)
@@ -311,7 +311,7 @@ class RunaiBackend(Backend):
                 continue
             except (ValueError, LookupError, TypeError, AttributeError):
                 raise LaunchError(
-                    f"workload {name} has unreadable output:\n{text[:400]}", fix=_VERSION
+                    f"cannot read runai's output on workload {name}:\n{text[:400]}", fix=_VERSION
                 ) from None
             self._kinds[name] = kind
             labels = values.get("labels")
@@ -355,7 +355,7 @@ class RunaiBackend(Backend):
         path = shutil.which("runai")
         if path is None:
             raise ConfigError(
-                "the program runai is not on the PATH", fix="install it from Run:ai's Help menu"
+                "the program runai is not on the PATH", fix="install runai from Run:ai's Help menu"
             )
         project = ["--project", self.project] if self.project else []
         return [path, *words[:4], *project, *words[4:]]

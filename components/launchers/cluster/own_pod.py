@@ -1,4 +1,4 @@
-"""The pod of this process: its image, the Workflow that owns its jobs, and whether its run has ended."""
+"""Reads the pod of this process: image, the Workflow that owns its jobs, and whether its run has ended."""
 
 import logging
 import os

@@ -52,7 +52,7 @@ def has_ended(workflow: Mapping[str, Any], now: datetime) -> bool:
 def start_deletion_guard(
     client: Any, namespace: str, workflow: str, pod: str, kinds: Iterable[tuple[str, str, str]], job: str
 ) -> subprocess.Popen[bytes]:
-    """Start the process; it ends when this process ends.
+    """Start the process that deletes the job; it ends when this process ends.
 
     `client` is the configuration of Kubernetes' client; `kinds` are (group, version, plural).
     """

@@ -142,7 +142,7 @@ def test_a_program_that_does_not_answer_or_prints_something_else(backend, runai)
         backend.submit(job())
     for said in ("segmentation fault", '{"pods": [1]}', '{"requestedPods": {}}'):
         (runai.folder / "runai").write_text(f"#!/bin/sh\necho '{said}'\n")
-        with pytest.raises(LaunchError, match="unreadable output"):
+        with pytest.raises(LaunchError, match="cannot read runai"):
             backend.status("train")
 
 
