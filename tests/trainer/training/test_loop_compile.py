@@ -103,7 +103,7 @@ def traced(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", trace)
-    monkeypatch.setattr(fused_functions, "configure", lambda enabled, device, tell: enabled)
+    monkeypatch.setattr(fused_functions, "configure", lambda enabled, device, log_result: enabled)
     return calls
 
 
