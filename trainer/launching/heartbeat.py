@@ -63,8 +63,9 @@ class Watch:
     """Decides from the heartbeat whether the launcher is gone.
 
     The time since the last change is measured with this machine's clock. If this process has seen no change
-    yet (a restarted pod), the age of the file by the writer's clock is added, but the file must also stay
-    unchanged for a third of the limit. Time during which storage cannot be read does not count.
+    yet (a restarted pod) or none since storage could not be read, the age of the file by the writer's clock
+    is added, but the file must also stay unchanged for a third of the limit: the launcher may have had the
+    same outage.
     """
 
     def __init__(
@@ -93,8 +94,8 @@ class Watch:
         except KubedetError:
             content = None
         now = self._clock.monotonic()
-        if content is None or now - began > self.timeout / 3:  # The launcher may have the same outage.
-            self._changed_at, self._earlier_age = now, 0.0
+        if content is None or now - began > self.timeout / 3:
+            self._content, self._changed_at, self._earlier_age = None, now, 0.0
             return 0.0
         if content != self._content:
             self._earlier_age = 0.0

@@ -35,6 +35,8 @@ DOWN = [
     {"delay": 40.0}, {"lost": True},
 ]  # fmt: skip
 """How an API server that is away answers."""
+RETRIES_EXHAUSTED = LaunchError("the step's pod was deleted too often", fix="Retry in Kubeflow")
+"""A finished training is not lost then: the next attempt finds its result."""
 
 
 class Store:
@@ -109,7 +111,7 @@ class Run:
             if self.outcome is not None or self.terminated:
                 return
             self.clock.sleep(30.0)
-        self.outcome = LaunchError("the step's pod was deleted too often", fix="Retry in Kubeflow")
+        self.outcome = RETRIES_EXHAUSTED
 
     def _run_pod(self, pod):
         """Do as the step's supervisor does: start the launcher again if it was killed."""
@@ -406,7 +408,7 @@ class Run:
         if not all(pod.ended for pod in self._pods()):
             self.violate("a pod outlives its run")
         if self.outcome != "succeeded" and not self.terminated:
-            if RESULT in self.store.files:
+            if RESULT in self.store.files and self.outcome is not RETRIES_EXHAUSTED:
                 self.violate(f"a finished training is lost: {self.outcome}")
             if not self.broken:
                 self.violate(f"a run fails without a cause: {self.outcome}")

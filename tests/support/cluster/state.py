@@ -37,6 +37,7 @@ class ClusterState:
         self.kueue = None
         self.observer = lambda kind, body, resource: None  # Called with each change.
         self._born = {}
+        self._removed = set()  # What is created with such an owner is collected, too.
         self._numbers = itertools.count(1)
         for namespace in ("default", "team", "kubeflow"):
             self.add("namespaces", "", {"metadata": {"name": namespace}})
@@ -81,6 +82,8 @@ class ClusterState:
             if resource == PODS:
                 self.pods[meta["uid"]] = Pod(self, body)
             self.changed("ADDED", body, resource)
+            for uid in self._removed & {owner["uid"] for owner in meta.get("ownerReferences") or []}:
+                self.later(self.collection_seconds, self._collect, uid)
         return body
 
     def changed(self, kind, body, resource):
@@ -97,6 +100,7 @@ class ClusterState:
             if resource == PODS:
                 return self.delete_pod(self.pods[body["metadata"]["uid"]], self.termination_seconds)
             del self.objects[resource, namespace, name]
+            self._removed.add(body["metadata"]["uid"])
             self.changed("DELETED", body, resource)
             if resource in self.controllers:
                 self.controllers[resource].deleted(body)

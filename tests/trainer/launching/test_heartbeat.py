@@ -87,8 +87,24 @@ def test_a_store_that_is_away_says_nothing_about_the_launcher(tmp_path, clock):
     for read in (away, slow):
         assert passes(watch, clock, 20) is None
         read = storage.read_bytes
+        assert passes(watch, clock, 50) is None
+        beat(tmp_path / "beat", clock)
         assert passes(watch, clock, 170) is None
     assert passes(watch, clock, 20) is not None
+
+
+def test_after_an_outage_the_launcher_has_a_third_of_the_limit(tmp_path, clock):
+    def away(uri):
+        raise StorageError("away")
+
+    read = storage.read_bytes
+    watch = Watch(str(tmp_path / "beat"), 180, clock=clock, read=lambda uri: read(uri))
+    beat(tmp_path / "beat", clock)
+    assert passes(watch, clock, 60) is None
+    read = away
+    assert passes(watch, clock, 600) is None
+    read = storage.read_bytes
+    assert passes(watch, clock, 300) == 60
 
 
 def test_the_heartbeat_is_written_until_the_launcher_ends(tmp_path):
