@@ -81,7 +81,7 @@ def test_workloads_of_others_are_not_touched(backend, runai):
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"elastic": {"max_nodes": 2}}, "not support elastic"), ({"namespace": "x"}, "its project's namespace")],
+    [({"elastic": {"max_nodes": 2}}, "not support elastic"), ({"namespace": "x"}, "not accept --namespace")],
 )
 def test_jobs_that_runai_cannot_run_are_refused_before_it_is_called(backend, runai, fields, said):
     with pytest.raises(ConfigError, match=said):

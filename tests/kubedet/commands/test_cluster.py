@@ -11,7 +11,7 @@ def files(folder):
 
 def test_it_writes_deploy(kubedet, tmp_path):
     code, out, _ = kubedet("cluster", "manifests", "-o", tmp_path / "a" / "deploy")
-    assert (code, out) == (0, f"wrote {tmp_path}/a/deploy: see {tmp_path}/a/deploy/README.md\n")
+    assert (code, out) == (0, f"wrote {tmp_path}/a/deploy: see its README.md\n")
     assert files(tmp_path / "a" / "deploy") == files(ROOT / "deploy")
 
 

@@ -126,8 +126,8 @@ def test_another_search_of_the_same_name_is_refused(tmp_path):
 
 
 def test_in_a_bucket_values_follow_from_seed_and_number(bucket):
-    first, again = (opened("s3://bucket/root", 4).begin(3).params for _ in range(2))
-    assert first == again != opened("s3://bucket/root", 4).begin(2).params
+    first, again = (opened("s3://bucket/root", 4).begin_trial(3).params for _ in range(2))
+    assert first == again != opened("s3://bucket/root", 4).begin_trial(2).params
     run("s3://bucket/root", 4)
     trials = run("s3://bucket/root", 8).trials()
     assert {trial.state for trial in trials} == {COMPLETE}  # Nothing is pruned.
@@ -152,7 +152,7 @@ def test_a_record_of_a_bucket_with_other_content_is_refused_with_its_name(bucket
         file.write_text(json.dumps(broken))
         with pytest.raises(FormatError, match=r"trials/00000\.json") as caught:
             study.trials()
-        assert "delete it" in caught.value.fix
+        assert "delete this file" in caught.value.fix
 
 
 def search_in(root, begun, is_endless):

@@ -144,9 +144,9 @@ def test_the_first_step_has_the_largest_size_and_all_occur(dataset):
     assert all(150 < count < 250 for count in Counter(sizes).values()) and set(sizes) == {96, 128, 160}
     often = dataclasses.replace(config, sizes=[96, 160, 160, 160])
     repeated = Augmentation(often, SampleStream([9], 0), np.full((9, 2), 50), seed=3, epochs=None)
-    assert 400 < [repeated.size(step, 0) for step in range(600)].count(160) < 500
+    assert 400 < [repeated.input_size(step, 0) for step in range(600)].count(160) < 500
     other = Augmentation(config, SampleStream([9], 0), np.full((9, 2), 50), seed=4, epochs=None)
-    assert [other.size(step, 0) for step in range(600)] != sizes
+    assert [other.input_size(step, 0) for step in range(600)] != sizes
 
 
 def test_the_last_epochs_are_plain(dataset):

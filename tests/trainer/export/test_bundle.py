@@ -40,7 +40,7 @@ def test_all_problems_are_listed(bundle_uri, tmp_path):
 def test_a_folder_without_checksums_is_no_bundle(bundle_uri, tmp_path):
     (tmp_path / "made" / "SHA256SUMS").unlink()
     assert not bundle.exists(bundle_uri)
-    with pytest.raises(StorageError, match="is not a bundle"):
+    with pytest.raises(StorageError, match="is not a complete bundle"):
         bundle.load(bundle_uri)
 
 

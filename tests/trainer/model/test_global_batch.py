@@ -23,7 +23,7 @@ def test_targets_are_counted_over_all_batches():
     first, second = batch_contexts([batch([3, 4], [2, 0]), batch([5], [7])], 1, 2, 3, SINGLE)
     assert (first.counts, second.counts) == ([2, 0], [7])
     for part in (first, second):
-        assert part.targets == 9 and part.max_targets == 7 and part.images == 3
+        assert part.target_count == 9 and part.max_targets == 7 and part.image_count == 3
     assert torch.equal(torch.cat([first.keys, second.keys]), random_keys(1, 2, [3, 4, 5], CPU))
 
 
@@ -31,7 +31,7 @@ def parts_of_rank(rank, folder, results):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/s", rank=rank, world_size=2)
     with OperatorCounter() as counted:
         (part,) = batch_contexts([batch([rank], [[2], [7]][rank])], 1, 2, 2, World(rank, 2, CPU))
-    results.put((part.counts, part.targets, part.max_targets, counted.waits))
+    results.put((part.counts, part.target_count, part.max_targets, counted.waits))
     torch.distributed.destroy_process_group()
 
 

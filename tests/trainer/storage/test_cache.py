@@ -158,14 +158,14 @@ def test_a_nearly_full_disk_counts_before_the_limit(monkeypatch, tmp_path):
     add(copies, NAMES[0])
     disk = SimpleNamespace(total=10**6, free=0)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: disk)
-    with pytest.raises(OSError, match="no room"):
+    with pytest.raises(OSError, match="the limit is reached"):
         add(copies, NAMES[1])
     assert not (tmp_path / NAMES[0]).exists()
 
 
 def test_needed_copies_exceed_the_limit_and_are_the_first_to_go(tmp_path):
     copies = CopyCache(tmp_path, 10)
-    with pytest.raises(OSError, match="no room"):
+    with pytest.raises(OSError, match="the limit is reached"):
         add(copies, NAMES[0])
     add(copies, NAMES[0], needed=True)
     add(copies, NAMES[1], needed=True)

@@ -95,9 +95,9 @@ def test_pods_that_stay_are_named(backend, simulated, job, endless_pods, first):
     simulated.termination_seconds = 600
     backend.submit(job())
     begun = simulated.clock.monotonic()
-    with pytest.raises(LaunchError, match="still: ") as error:
+    with pytest.raises(LaunchError, match="was deleted, but") as error:
         backend.stop("train")
-    assert plain(error.value.message).endswith(f"still: {first}")
+    assert plain(error.value.message).endswith(f": {first}")
     assert simulated.clock.monotonic() - begun < 60
     assert "--force" in error.value.fix
 

@@ -144,8 +144,8 @@ def test_what_a_split_names_but_is_not_there_is_a_fault(make_voc):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("<annotation><object>", "no XML"),
-        ("", "no XML"),
+        ("<annotation><object>", "no element found"),
+        ("", "no element found"),
         ("<html></html>", "the root is <html>"),
         ('<?xml version="1.0" encoding="gb2312"?><annotation/>', "gb2312: save it as UTF-8"),
         ('<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + xml(obj("&x;")), "DOCTYPE"),

@@ -155,5 +155,5 @@ def test_what_holds_a_job_back_is_read_of_job_jobset_and_trainjob(backend, job, 
     for title, name in (("TrainJob", "train"), ("JobSet", "train"), ("Job", FIRST[:-2])):
         simulated.event(name, "Failed", f"said of the {title}", kind=title)
     explanation = "\n".join(backend.explain(backend.status("train")))
-    assert "see that Kubeflow Trainer (v2.3) and JobSet runs" in explanation
+    assert "check Kubeflow Trainer (v2.3) and JobSet" in explanation
     assert all(f"said of the {title}" in explanation for title in ("TrainJob", "JobSet", "Job"))
