@@ -18,7 +18,7 @@ published; the gate refused it; there was no reason to train."""
 DECIDED_OUTCOMES = (PASSED, HELD_BACK, NOTHING_NEW)
 """Outcomes that a step decides. It records outcome and reason, on separate lines, in its pod's status."""
 
-TRAIN = "train"  # What the step `download` returns if a training follows; otherwise it returns NOTHING_NEW.
+TRAIN = "train"  # Returned by the step `download` if training follows; otherwise it returns NOTHING_NEW.
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def clean_up(launcher: str, run_id: str, state: str, path: str) -> dict[str, str
 
 
 def _termination_reason(state: str) -> str:
-    """Return that a user or the deadline ended the run; empty if its steps did.
+    """Return whether a user or the deadline ended the run, as a text; empty if its steps did.
 
     Kubeflow terminates a run by setting activeDeadlineSeconds of its Workflow to 0; Argo's own commands set
     `shutdown`. (`TerminateRun` and `patchWorkflow` in backend/src/apiserver of Kubeflow Pipelines 2.17.)

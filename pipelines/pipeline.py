@@ -221,7 +221,7 @@ def configure_pod(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> 
     kubernetes.use_field_path_as_env(task, environment.RUN_ID, f"metadata.labels['{environment.RUN_LABEL}']")
     # Set no user id: OpenShift assigns one per namespace, and elsewhere the image's user is used.
     kubernetes.set_security_context(task, run_as_non_root=True)
-    # Requests, not limits: a step that needs more for a large dataset is slowed down, not killed.
+    # Requests, not limits: a step may use more for a large dataset, and is not killed at a limit.
     task.set_cpu_request(cpu).set_memory_request(memory)
     # kfp 2.17 does not pass parameters of resource requests into groups, and its driver then rejects them.
     task.register_pipeline_channels([value for value in (cpu, memory) if not isinstance(value, str)])

@@ -23,7 +23,7 @@ Quantity = Annotated[str, AfterValidator(kubernetes_names.check_quantity)]
 Path = Annotated[str, AfterValidator(kubernetes_names.check_mount_path)]
 EnvName = Annotated[str, AfterValidator(kubernetes_names.check_variable)]
 Labels = Mapping[Annotated[str, AfterValidator(kubernetes_names.check_qualified_name)], str]
-START_TIMEOUT = 1800  # Default of the field with this name.
+START_TIMEOUT = 1800  # Default of `JobSpec.start_timeout`, in seconds.
 Nodes = Annotated[Positive, Field(le=4096)]
 
 

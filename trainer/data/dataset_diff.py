@@ -24,7 +24,7 @@ class DatasetDiff:
     other_exclusions: bool = False  # The content of data.exclude changed.
 
     @property
-    def images(self) -> int:
+    def image_count(self) -> int:
         """Number of new, changed and removed images together."""
         return self.new + self.changed + self.removed
 

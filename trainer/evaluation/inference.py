@@ -121,7 +121,7 @@ def predict_share(
 def join_detections(
     parts: Sequence[PredictionsAndWindows], sizes: Mapping[int, np.ndarray], tile: tuple[int, float]
 ) -> Predictions:
-    """Join detections, sorted by image id, and merge detections of one object in several tiles.
+    """Join detections in the order of image ids, and merge those of one object in several tiles.
 
     `sizes` are width and height of each image by id; for `tile` see `predict_share`.
     """

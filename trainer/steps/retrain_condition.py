@@ -49,8 +49,8 @@ def reason_to_skip(
             break
         differences = dataset_diff.compare(listed, before)
         is_other = differences.other_classes or differences.other_exclusions
-        if not is_other and differences.images < min_new_images:
-            too_few = f" (fewer than {min_new_images})" if differences.images else ""
+        if not is_other and differences.image_count < min_new_images:
+            too_few = f" (fewer than {min_new_images})" if differences.image_count else ""
             logger.info("nothing new since %s: %s%s", since, differences, too_few)
             return NothingNew(
                 data_root=data_root,

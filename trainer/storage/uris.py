@@ -100,7 +100,7 @@ def host_or_bucket(uri: str) -> str:
     try:
         address = parse_url(uri)
         if not address.host or address.port == 0:
-            raise ValueError("it has no valid host and port")
+            raise ValueError("its host or port is missing or invalid")
     except (ValueError, HTTPError) as error:
         raise MissingError(f"{uri} is not a valid address: {error}", fix="correct the address") from None
     return f"{address.host}:{address.port or _PORTS[kind]}"

@@ -231,7 +231,7 @@ class MergedLogs:
             self._clock.start(self._read, pod, uid, log)
 
     def lines(self, seconds: float) -> Iterator[LogLine]:
-        """Yield the lines that arrive within a time."""
+        """Yield the lines that arrive within `seconds`."""
         end = self._clock.monotonic() + seconds
         while (remaining := end - self._clock.monotonic()) > 0:
             if line := self._next(remaining):

@@ -37,7 +37,7 @@ def diff(coco, root, before, config=CONFIG):
 def test_new_changed_and_removed_images_are_counted_before_any_is_fetched(coco, root, edit_json, make_jpeg):
     (coco / "train" / "0003.jpg").write_bytes(b"no image")
     before = make(coco, root)
-    assert diff(coco, root, before).images == 0  # Also the one that was no use then.
+    assert diff(coco, root, before).image_count == 0  # Also the one that was no use then.
 
     def change(form):
         form["annotations"][14]["bbox"] = [1, 1, 30, 28]  # Of 0007.jpg.

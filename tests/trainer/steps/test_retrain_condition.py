@@ -61,7 +61,7 @@ def test_a_run_trains_if_enough_images_are_new(champion):
     larger = SOURCE.replace("24", "25")
     (raw,) = Path(champion, "raw").iterdir()
     listed = downloading.plan(larger, champion, recipes.load("debug", OVERRIDES).data)
-    changed = dataset_diff.compare(listed, read_manifest(str(raw))).images
+    changed = dataset_diff.compare(listed, read_manifest(str(raw))).image_count
     assert changed >= 1
     few = download(larger, champion, "debug", OVERRIDES, min_new_images=changed + 1)
     assert few.kind == "nothing new"

@@ -1,7 +1,7 @@
 """Reads COCO data sets: JSON files (https://cocodataset.org/#format-data), and images near them or at their
 `coco_url`.
 
-A JSON of any size is parsed as a stream, and sorted by image in a database on disk.
+JSON files of any size are parsed as streams, and their entries are sorted by image in a database on disk.
 
 COCO 2017 (https://cocodataset.org/#download) is read from its zips, or from a mirror with zips/ and
 annotations/. Its images are fetched one by one over many connections; the zips are not copied.

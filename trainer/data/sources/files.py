@@ -126,7 +126,7 @@ def _fold(name: str) -> str:
 
 
 _MAX_RATIO, _MIN_BOMB_BYTES = 200, 16 * 1024 * 1024  # Above both, compressed content counts as a bomb.
-_MIN_FREE_BYTES = 256 * 1024 * 1024  # Bytes of the disk that are left free.
+_MIN_FREE_BYTES = 256 * 1024 * 1024  # Free disk space to keep.
 _BLOCK = 1024 * 1024
 _UTF8_FLAG, _ENCRYPTED = 0x800, 0x1
 _UNPACK = "unpack it yourself, and use the folder"

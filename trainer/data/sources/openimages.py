@@ -200,7 +200,7 @@ _BLOCK = 4 * 1024 * 1024
 
 
 def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns in `types` of a CSV with a header, block by block as it arrives."""
+    """Read the columns in `types` from a CSV file with a header; yield them in blocks as they arrive."""
     read = pa_csv.ReadOptions(block_size=_BLOCK)
     convert = pa_csv.ConvertOptions(column_types=types, include_columns=list(types))
     try:

@@ -120,7 +120,7 @@ def nms_keep(
     group = labels + classes * torch.arange(len(labels), device=labels.device)[:, None]
     shifted = boxes.double() + (group * (boxes.amax().double() + 1))[:, :, None]
     kept = torch.zeros_like(scores)
-    # Each call waits for the GPU; on a CPU its time grows with the square of the number of boxes.
+    # Each call of `nms` waits for a GPU; on a CPU its time grows with the square of the number of boxes.
     images = max(1, _BOXES_AT_ONCE // scores.shape[1]) if scores.is_cuda else 1
     for part, score, mark in zip(*(tensor.split(images) for tensor in (shifted, scores, kept)), strict=True):
         candidates = torch.nonzero(score.flatten() > score_threshold).flatten()
