@@ -95,7 +95,7 @@ def list_jobs(target: JobTarget) -> list[JobStatus] | str:
     """Return the jobs of a namespace, or the list that Run:ai's command line prints."""
     backend = connect(target)
     if isinstance(backend, RunaiBackend):
-        return backend.trainings_text()
+        return backend.list_as_text()
     return [backend.with_progress(job) for job in backend.list_jobs()]
 
 

@@ -145,7 +145,7 @@ class RunRecord:
         succeeded = failed is None and not crash and set(progress.steps) - done <= optional
         interrupted = not succeeded and (stopped or (failed is not None and failed.state == "stopped"))
         self.status = "succeeded" if succeeded else "interrupted" if interrupted else "failed"
-        self.ended, self.nothing_new_since = records.utc_now(), progress.since
+        self.ended, self.nothing_new_since = records.utc_timestamp(), progress.since
         self.steps = [
             {
                 "name": step.name,
@@ -311,7 +311,7 @@ def execute(options: Options) -> tuple[RunRecord, RunProgress]:
         record = RunRecord(
             options.name,
             options.arguments(),
-            started=records.utc_now(),
+            started=records.utc_timestamp(),
             versions=versions,
             machine={"cores": cores, "system": platform.platform()},
         )

@@ -1,4 +1,4 @@
-"""The pod of a node, for every kind of job."""
+"""Builds the pod template for one node of a job, the same for every kind of job."""
 
 import math
 from functools import cache

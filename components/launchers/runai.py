@@ -236,7 +236,7 @@ class RunaiBackend(Backend):
     def status(self, name: str) -> JobStatus:
         return self._find(name)[0]
 
-    def trainings_text(self) -> str:
+    def list_as_text(self) -> str:
         """Return the list of the project's training workloads as printed by Run:ai."""
         return self._call("training", "list")
 

@@ -77,7 +77,7 @@ def _check_ascending(value: list[float]) -> list[float]:
     return value
 
 
-def _check_multiples_of_32(value: list[int]) -> list[int]:
+def _check_input_sides(value: list[int]) -> list[int]:
     wrong = [side for side in value if side % 32]
     if wrong:
         raise ValueError(f"{wrong[0]} is not a multiple of the stride 32: use {32 * round(wrong[0] / 32)}")
@@ -96,7 +96,7 @@ def _check_tile_side(value: int) -> int:
 
 TileSide = Annotated[Count, AfterValidator(_check_tile_side)]
 EvaluationTile = Annotated[int, BeforeValidator(as_integer), Field(ge=-1), AfterValidator(_check_tile_side)]
-InputSides = Annotated[list[Side], AfterValidator(_check_multiples_of_32)]
+InputSides = Annotated[list[Side], AfterValidator(_check_input_sides)]
 
 
 def _check_uri(value: str) -> str:

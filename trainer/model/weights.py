@@ -68,7 +68,7 @@ def select_outputs(layer: Tensor, classes: Sequence[int], total: int, anchors: i
     return outputs.flatten(0, 2)
 
 
-def class_outputs(total: int, count: int) -> list[int]:
+def class_output_indices(total: int, count: int) -> list[int]:
     """Return the indices of `count` class outputs among `total` outputs; output 0 is the background.
 
     The result is empty if the counts do not match. 91 outputs for 80 classes have COCO's ids.

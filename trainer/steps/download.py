@@ -8,7 +8,7 @@ from trainer.launching.shared_work import SharedWork
 from trainer.model import recipes
 from trainer.steps import retrain_condition, starting_weights
 from trainer.steps.manifests import NothingNew, RawData
-from trainer.steps.records import NothingNewRecord, utc_now
+from trainer.steps.records import NothingNewRecord, utc_timestamp
 
 
 def download(
@@ -43,7 +43,7 @@ def download(
         listed = downloading.plan(source, data_root, config.data)
         if skipped := retrain_condition.reason_to_skip(listed, data_root, config, min_new_images):
             if run_id:
-                NothingNewRecord(run_id, skipped.since, skipped.found, utc_now()).write(data_root)
+                NothingNewRecord(run_id, skipped.since, skipped.found, utc_timestamp()).write(data_root)
             return skipped
     if trains:
         starting_weights.fetch_and_check(recipe, overrides, data_root)

@@ -6,7 +6,7 @@ from trainer.config import parsing
 from trainer.evaluation.gate import split_rules
 from trainer.evaluators import shards
 from trainer.steps.manifests import Scores, TrainedModel
-from trainer.steps.records import VerdictRecord, utc_now
+from trainer.steps.records import VerdictRecord, utc_timestamp
 
 logger = logging.getLogger("gate")
 
@@ -34,5 +34,5 @@ def evaluate(model: TrainedModel, rules: str = "") -> Scores:
     )
     word = "pass" if scores.passed else "fail"
     logger.info("%s: %s", word, "; ".join(scores.reason.splitlines()))
-    VerdictRecord(model.run, scores.passed, scores.defined_metrics, utc_now()).write(model.data_root)
+    VerdictRecord(model.run, scores.passed, scores.defined_metrics, utc_timestamp()).write(model.data_root)
     return scores

@@ -5,7 +5,7 @@ from trainer.config import parsing
 from trainer.export import bundle, published_models
 from trainer.export import export as exporting
 from trainer.steps.manifests import Bundle, TrainedModel
-from trainer.steps.records import PublishedRecord, utc_now
+from trainer.steps.records import PublishedRecord, utc_timestamp
 
 
 def export(model: TrainedModel, *, signing_key: str = "", registry: str = "") -> Bundle:
@@ -27,7 +27,7 @@ def export(model: TrainedModel, *, signing_key: str = "", registry: str = "") ->
     )
     other_classes = config.export.other_classes
     published = published_models.publish(folder, model.data_root, name, other_classes=other_classes)
-    PublishedRecord(name, published.version, model.run, registry, utc_now()).write(model.data_root)
+    PublishedRecord(name, published.version, model.run, registry, utc_timestamp()).write(model.data_root)
     metadata = bundle.load(folder).metadata
     return Bundle(
         data_root=model.data_root,

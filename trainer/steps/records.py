@@ -87,7 +87,7 @@ class StepRecord:
         storage.write_bytes(self.record_uri(data_root, self.name), self.to_bytes())
 
 
-def utc_now() -> str:
+def utc_timestamp() -> str:
     """Return the current time in UTC, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -186,7 +186,7 @@ def record_run(
         overrides=overrides,
         weights=relative_to_root(weights, data_root),
         code=code,
-        started=utc_now(),
+        started=utc_timestamp(),
     )
     record.write(data_root)
 

@@ -19,7 +19,12 @@ from trainer.model.architecture import UpstreamWeights
 from trainer.model.deimv2.options import Deimv2Options
 from trainer.model.detr.criterion import Criterion, mal_loss
 from trainer.model.detr.detector import Detr
-from trainer.model.detr.modules import Fp32Integral, adapt_dtypes, initialize_weights, replace_modules
+from trainer.model.detr.modules import (
+    Fp32Integral,
+    initialize_weights,
+    replace_modules,
+    use_fast_dtype_modules,
+)
 from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, RenameRules, TensorRules
 
 _WEIGHTS = {"mal": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
@@ -89,7 +94,7 @@ class Deimv2(Detr):
         # The authors' `DEIMTransformer` selects queries among the locations themselves.
         self.model.enc_output = nn.Identity()
         adapt_layers(self.model)
-        adapt_dtypes(self.model)
+        use_fast_dtype_modules(self.model)
         if self.config.uses_dino:
             adapt_dino(self.backbone)
 

@@ -97,7 +97,7 @@ def find_autocast_layers(model: nn.Module, without: nn.Module | None = None) -> 
     return [part for part in modules if not isinstance(part, DepthwiseConv2d)]
 
 
-def adapt_dtypes(model: nn.Module) -> None:
+def use_fast_dtype_modules(model: nn.Module) -> None:
     """Make affine blocks and strided depthwise convolutions compute in the fastest types, in place.
 
     Weight names do not change.

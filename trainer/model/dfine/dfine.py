@@ -15,7 +15,7 @@ from transformers.models.rt_detr_v2 import modeling_rt_detr_v2 as rt_detr
 from trainer.model.batchnorm_folding import TRANSFORMERS_PAIRS, apply_in_convolutions
 from trainer.model.detr.criterion import Criterion
 from trainer.model.detr.detector import Detr
-from trainer.model.detr.modules import XAVIER, Fp32Integral, adapt_dtypes, initialize_weights
+from trainer.model.detr.modules import XAVIER, Fp32Integral, initialize_weights, use_fast_dtype_modules
 from trainer.model.detr.tensor_names import DFINE_MLP, HGNET, HYBRID, RenameRules, TensorRules
 from trainer.model.dfine.deformable_attention import sample_features
 from trainer.model.dfine.options import DFineOptions, RTDetrOptions
@@ -54,7 +54,7 @@ class DFine(Detr):
         # Without the outer model, which has the heads a second time under other names.
         self.model = whole.model
         initialize_weights(self.model, self.backbone)
-        adapt_dtypes(self.model)
+        use_fast_dtype_modules(self.model)
         apply_in_convolutions(self.backbone, (d_fine.DFineFrozenBatchNorm2d,), TRANSFORMERS_PAIRS)
         decoder = self.model.decoder
         decoder.integral = Fp32Integral(self.library_config)

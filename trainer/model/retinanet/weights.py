@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from trainer.base.errors import CheckpointError
-from trainer.model.weights import COCO_IDS, COCO_OUTPUTS, class_outputs, select_outputs
+from trainer.model.weights import COCO_IDS, COCO_OUTPUTS, class_output_indices, select_outputs
 
 BACKBONE = "backbone.body."  # prefix of the names of the backbone tensors
 _HEAD = "head.classification_head."
@@ -40,7 +40,7 @@ def rename_as_retinanet(state: dict[str, Tensor], source: str) -> dict[str, Tens
 def remove_unused_outputs(state: dict[str, Tensor], count: int, anchors: int) -> dict[str, Tensor]:
     """Remove the outputs for background and unused ids, if `count` outputs remain."""
     total = len(state.get(CLASS_LAYER + "bias", ())) // anchors
-    kept = class_outputs(total, count)
+    kept = class_output_indices(total, count)
     return {
         name: select_outputs(value, kept, total, anchors) if kept and name.startswith(CLASS_LAYER) else value
         for name, value in state.items()

@@ -20,7 +20,7 @@ from trainer.model.detr.detector import Detr
 from trainer.model.detr.modules import INITIAL_LOGIT, initialize_layers, to_python_ints
 from trainer.model.detr.tensor_names import RenameRules, TensorRules
 from trainer.model.rfdetr.options import RFDetrOptions
-from trainer.model.weights import class_outputs, select_outputs
+from trainer.model.weights import class_output_indices, select_outputs
 
 _WEIGHTS = {"ia_bce": 1.0, "bbox": 5.0, "giou": 2.0}
 _COMPONENT_DECAY = 0.7
@@ -167,7 +167,7 @@ class RFDetr(Detr):
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
         """Load a detector from the hub or its authors, without COCO's unused outputs."""
         total = len(state.get("class_embed.bias", ()))
-        kept = class_outputs(total, self.num_classes)
+        kept = class_output_indices(total, self.num_classes)
         fitting = {
             name: select_outputs(value, kept, total) if kept and "class_embed." in name else value
             for name, value in state.items()
