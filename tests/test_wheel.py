@@ -191,8 +191,8 @@ ROOT_URI = "--data-root s3://bucket/root --source coco:s3://bucket/set"
 @pytest.mark.parametrize(
     ("line", "code", "text", "made"),
     [
-        (f"submit --dry-run {ROOT_URI}", 0, "nothing is sent", ""),
-        (f"schedule create --cron '0 2 * * *' --dry-run {ROOT_URI}", 0, "nothing is sent", ""),
+        (f"submit --dry-run {ROOT_URI}", 0, "nothing was sent", ""),
+        (f"schedule create --cron '0 2 * * *' --dry-run {ROOT_URI}", 0, "nothing was sent", ""),
         ("cluster compile -o pipeline.yaml", 0, "wrote pipeline.yaml", "pipeline.yaml"),
         ("cluster manifests", 0, "wrote deploy", "deploy/trainer/runtime.yaml"),
         ("job render --name x --image y --nodes 2 -- python -m trainer", 0, "kind: PyTorchJob", ""),
