@@ -74,7 +74,10 @@ def job_error(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints:
     pod = first_failed_pod(status.pods)
     if pod is None:
         reason = ": ".join(filter(None, [status.reason, status.message]))
-        return LaunchError(f"the job {status.name} failed: {reason or 'the cluster reports no reason'}")
+        return LaunchError(
+            f"the job {status.name} failed: {reason or 'the cluster reports no reason'}",
+            fix=f"look for the cause in `kubedet job status {status.name}`",
+        )
     if pod.exit_code == EXIT_RETRY:
         return Interrupted(f"the training was stopped: {_describe_failure(pod)}", fix=RESUME_FIX)
     if pod.exit_code == EXIT_ABANDONED:
@@ -89,6 +92,8 @@ def job_error(status: JobStatus, last_lines: Mapping[str, Iterable[str]], hints:
     text = f"{_describe_failure(pod)}: {message}" if message else _describe_failure(pod) + _quote_tail(lines)
     # Some runtimes do not report OOMKilled, the usual cause of a kill.
     fix = find_remedy(pod.reason, pod.message) or (find_remedy("OOMKilled") if pod.exit_code == 137 else "")
+    if not (fix or lines):
+        fix = f"look for the cause in `kubedet job logs {status.name} --rank {pod.rank}`"
     return hints.make_error(text, fix, pod.exit_code)
 
 
