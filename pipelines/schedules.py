@@ -25,7 +25,7 @@ _DESCRIPTION_PREFIX = "made by kubedet schedule, "
 """The description of kubedet's recurring runs begins with this; a fingerprint follows."""
 
 _PREDECESSORS = ", after "
-"""Follows the fingerprint, if the ids of replaced recurring runs follow, whose runs belong to its history."""
+"""Separates the fingerprint from the ids of replaced recurring runs, which `history` includes."""
 
 _MAX_PREDECESSORS = 50  # Ids in a description.
 

@@ -45,7 +45,7 @@ def evaluate(
     User errors are raised before any prediction.
 
     Args:
-        model_uri: best.pt of a run, beside its metrics.jsonl; or any model of `loading.load_model`.
+        model_uri: best.pt of a run, next to its metrics.jsonl; or any model of `loading.load_model`.
         shards_uri: folder that the shard step wrote.
         output_uri: folder for the files of `write_results`.
         config: the evaluation section, workers of the loader, and the model's name.

@@ -98,7 +98,7 @@ def _open_verified_files(uri: str, checksums: dict[str, str], names: Iterable[st
             yield storage.local_path(uri)
             return
         for name, path in paths.items():
-            # Link the files in one folder: runtimes look for other files beside the first.
+            # Link the files in one folder: runtimes look for other files next to the first.
             os.symlink(path, temporary / name)
         yield temporary
 

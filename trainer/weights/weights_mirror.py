@@ -120,7 +120,7 @@ class WeightFile:
     uri: str
     path: Path
     config_json: Mapping[str, Any] = field(default_factory=dict)
-    """The config.json beside it, as `save_pretrained` writes it; empty without one."""
+    """The config.json next to it, as `save_pretrained` writes it; empty without one."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor by name; for a .safetensors file, only the header is read."""

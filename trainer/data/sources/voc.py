@@ -1,13 +1,13 @@
 """Reads PASCAL VOC data sets, which have an XML file for each image.
 
-VOC's own layout has Annotations, JPEGImages and ImageSets/Main. Others have XML files beside the images, as
+VOC's own layout has Annotations, JPEGImages and ImageSets/Main. Others have XML files next to the images, as
 LabelImg writes them, or in parallel folders; folders named train, valid and test are splits.
 
 VOC corners are pixels counted from 1, the last one included (VOC2012 development kit, annotations):
 
     x = xmin - 1, y = ymin - 1, width = xmax - xmin + 1, height = ymax - ymin + 1
 
-A box whose corners coincide is a mistake of the annotator, and has no area.
+A box whose corners coincide has no area: an annotation error.
 """
 
 import hashlib
@@ -269,7 +269,7 @@ class _Layout:
     def find_image(self, key: str, file_name: str = "") -> _Image | str:
         """Return a key's image, or the reason why there is none.
 
-        The image is beside the XML file, or else the nearest one of its split. If several have the same stem,
+        The image is next to the XML file, or else the nearest one of its split. If several have the stem,
         the annotation's `file_name` decides.
         """
         path = PurePosixPath(self.xml.get(key, key))
@@ -278,7 +278,7 @@ class _Layout:
         if split:
             images = [image for image in images if _split_of_path(image.path) == split]
         if not images:
-            return f"no file {stem}.* beside {key}.xml or in another folder of its split"
+            return f"no file {stem}.* next to {key}.xml or in another folder of its split"
 
         def rank(image: _Image) -> tuple[int, bool]:
             """Count the folders between the two files; the usual names of folders come first."""
@@ -290,7 +290,7 @@ class _Layout:
         wanted = PurePosixPath(file_name).name
         nearest = [image for image in nearest if PurePosixPath(image.path).name == wanted] or nearest
         if len({image.folder for image in nearest}) > 1:
-            return f"several images {stem}.*, and none beside {key}.xml"
+            return f"several images {stem}.*, and none next to {key}.xml"
         return nearest[0]
 
     def _read_splits(self) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@
 
 The description is data.yaml (https://docs.ultralytics.com/datasets/detect), classes.txt as labeling tools
 write it, or obj.names as Darknet has it. The labels of `images/train/a.jpg` are in `labels/train/a.txt` (the
-last folder named images is replaced), or beside the image. An image whose file is missing or empty has no
+last folder named images is replaced), or next to the image. An image whose file is missing or empty has no
 objects. Boxes are fractions of the sides of the image as it is displayed, one line for each object:
 
     class x y width height            a box by its center
@@ -59,7 +59,7 @@ _ROUNDING = 1e-5  # Coordinates this far outside are moved to the edge: labels a
 YAML = (".yaml", ".yml")
 _NAMES = ("classes.txt", "obj.names")
 _NAMES_FOLDERS = ("labels", "train", "images/train", "labels/train")
-"""Folders in which labeling tools leave classes.txt beside the label files."""
+"""Folders in which labeling tools leave classes.txt next to the label files."""
 _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _NULL_WORDS = ("", "~", "null", "None")
 _MAX_BYTES = 512 * 1024
@@ -381,9 +381,9 @@ def _may_be_pose(words: list[str]) -> bool:
 
 def _label_uris(image: str) -> list[str]:
     """Return where an image's label file may be, the likeliest first."""
-    beside = f"{image[: -len(PurePosixPath(image).suffix)]}.txt"
-    before, separator, after = beside.rpartition("/images/")
-    return [f"{before}/labels/{after}", beside] if separator else [beside]
+    adjacent = f"{image[: -len(PurePosixPath(image).suffix)]}.txt"
+    before, separator, after = adjacent.rpartition("/images/")
+    return [f"{before}/labels/{after}", adjacent] if separator else [adjacent]
 
 
 def _relative_name(origin: str, root: str) -> str:

@@ -255,10 +255,10 @@ def test_lists_decide_where_there_are_some(make_tree):
 def test_an_annotation_of_several_images_or_of_none_is_a_fault(make_tree):
     root = make_tree("labels/a.xml", "x/a.jpg", "y/a.jpg", "labels/b.xml", "labels/c.xml", "x/c.jpg")
     assert {entry.file_name: entry.fault for entry in entries(root)} == {
-        "labels/a": (reasons.IMAGE_MISSING, "several images a.*, and none beside labels/a.xml"),
+        "labels/a": (reasons.IMAGE_MISSING, "several images a.*, and none next to labels/a.xml"),
         "labels/b": (
             reasons.IMAGE_MISSING,
-            "no file b.* beside labels/b.xml or in another folder of its split",
+            "no file b.* next to labels/b.xml or in another folder of its split",
         ),
         "x/c.jpg": None,
     }
