@@ -20,7 +20,7 @@ _HEARTBEAT = "launcher.json"
 def train(
     shards: Shards, request: Request, output: str = "", *, rules: str = "", warm_start: str = ""
 ) -> TrainedModel:
-    """Start or resume a training with a launcher, and wait for its end.
+    """Start or resume a training run with a launcher, and wait for its end.
 
     `rules` are the gate's. See `trainer.steps.train` for `output` (`run_folder`) and `warm_start` (`train`).
     """

@@ -36,7 +36,7 @@ class Step:
     started: float = 0.0  # time.monotonic() at its start.
     seconds: float = 0.0  # Its duration, after its end.
     bar: Progress | None = None  # Its latest progress.
-    main_bar: Progress | None = None  # Progress of its first task; a training later predicts images.
+    main_bar: Progress | None = None  # Progress of its first task; a training run later predicts images.
     reused: bool = False  # Its work was finished by an earlier run.
     note: str = ""  # Why the step was skipped.
     message: str = ""  # Its error message; empty after a crash.
